@@ -1,0 +1,53 @@
+"""rlflow: reinforcement-learning algorithms for language models as dataflow graphs.
+
+Everything that an algorithm's file needs is exported here. Names that need torch are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rlflow.author.loss import loss
+from rlflow.author.stage import stage
+from rlflow.columns import columns, group, prompt, row, scalar, text, token
+from rlflow.dispatch import ALL, DP_COMPUTE, RANK0, register_dispatch
+from rlflow.errors import FlowError, PlanError, StageError
+
+if TYPE_CHECKING:
+    from rlflow.batch import Batch
+    from rlflow.maths import (
+        group_mean,
+        group_std,
+        kl,
+        leave_one_out,
+        masked_mean,
+        place_last,
+        truncated_weights,
+        whiten,
+    )
+
+_LAZY = {
+    "Batch": "rlflow.batch",
+    **dict.fromkeys(
+        ["group_mean", "group_std", "kl", "leave_one_out", "masked_mean", "place_last", "truncated_weights", "whiten"],
+        "rlflow.maths",
+    ),
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "columns", "group", "group_mean", "group_std", "kl",
+    "leave_one_out", "loss", "masked_mean", "place_last", "prompt", "register_dispatch", "row", "scalar", "stage", "text", "token",
+    "truncated_weights", "whiten",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'rlflow' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,81 @@
+"""@loss: a function of what the model computes now and of columns, to a value per token or per row and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, update_wrapper
+from typing import Any, Literal, overload
+
+from rlflow.author import signature, source
+from rlflow.author.signature import Signature
+from rlflow.errors import Place
+
+Quantity = Literal["logprobs", "entropy", "values", "scores"]
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A loss of an algorithm; made by ``@loss``. ``new`` lists what the model computes for it; the first says which head it has."""
+
+    function: Callable[..., Any]
+    new: tuple[Quantity, ...] = ("logprobs",)
+    rows: Literal["row", "group"] = "row"
+
+    def __post_init__(self) -> None:
+        update_wrapper(self, self.function)
+
+    def __call__(self, new: Any, *columns: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
+        """(value, metrics); a bare value has no metrics."""
+        result = self.function(new, *columns, **settings)
+        return result if isinstance(result, tuple) else (result, {})
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def head(self) -> Quantity:
+        """The head that the model needs: entropy comes from the same head as log-probs."""
+        return "logprobs" if self.new[0] == "entropy" else self.new[0]
+
+    @cached_property
+    def signature(self) -> Signature:
+        return signature.read(self.function, skip=1)
+
+    @property
+    def place(self) -> Place:
+        return source.definition_place(self.function)
+
+    @property
+    def digest(self) -> str:
+        return source.digest(self.function)
+
+
+@overload
+def loss(function: Callable[..., Any], /) -> Loss: ...
+@overload
+def loss(
+    *, new: Quantity | tuple[Quantity, ...] = "logprobs", rows: Literal["row", "group"] = "row"
+) -> Callable[[Callable[..., Any]], Loss]: ...
+def loss(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    new: Quantity | tuple[Quantity, ...] = "logprobs",
+    rows: Literal["row", "group"] = "row",
+) -> Any:
+    """Make ``f(new, columns…, *, settings) -> (value, metrics)`` a loss.
+
+    new: what the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or ("logprobs", "entropy").
+    rows="group": the loss sees whole adjacent groups (pairs).
+    """
+    names = (new,) if isinstance(new, str) else tuple(new)
+    unknown = [name for name in names if name not in ("logprobs", "entropy", "values", "scores")]
+    if unknown:
+        raise TypeError(f"@loss(new={new!r}): found {unknown[0]!r}, expected 'logprobs', 'values', 'scores' or ('logprobs', 'entropy')")
+
+    def make(function: Callable[..., Any]) -> Loss:
+        return Loss(function, names, rows)
+
+    return make(function) if function is not None else make

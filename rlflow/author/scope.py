@@ -1,0 +1,46 @@
+"""Who answers the calls in a flow: a tracer that records them, a session that runs them, or nobody but the stages themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rlflow.author.stage import Stage
+
+
+class Scope(Protocol):
+    """What a flow's calls of stages and of `repeat` are handed to. Role verbs go to the role objects."""
+
+    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any: ...
+
+    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any: ...
+
+
+_current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
+
+
+def current() -> Scope:
+    """The scope of the flow that is being called; outside any flow, one that runs stages at once."""
+    scope = _current.get()
+    if scope is None:
+        from rlflow.run.eager import Bare
+
+        return Bare()
+    return scope
+
+
+@contextlib.contextmanager
+def entered(scope: Scope) -> Iterator[None]:
+    token = _current.set(scope)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def batch_like(value: Any) -> bool:
+    """Whether a value is a batch, real or symbolic."""
+    return hasattr(value, "axis") and hasattr(value, "columns")

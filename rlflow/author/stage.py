@@ -1,0 +1,96 @@
+"""@stage: a function of columns with a dispatch mode. Called with a batch it gives a batch; called with tensors it is the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, update_wrapper
+from typing import Any, Literal, overload
+
+from rlflow.author import signature, source
+from rlflow.author.scope import batch_like
+from rlflow.author.signature import Signature
+from rlflow.columns import Kind, standard_kind
+from rlflow.dispatch import DP_COMPUTE, Dispatch
+from rlflow.errors import Place
+
+Gives = str | tuple[str, ...] | Mapping[str, Kind | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A stage of an algorithm; made by ``@stage``."""
+
+    function: Callable[..., Any]
+    gives: dict[str, Kind | None]
+    dispatch: Dispatch = DP_COMPUTE
+    on: str | None = None
+    rows: Literal["row", "group"] = "row"
+    timeout: float = 300.0
+    pure: bool = True
+
+    def __post_init__(self) -> None:
+        update_wrapper(self, self.function)
+
+    def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
+        """With a batch: a batch of what the stage gives, renamed by ``gives``. With anything else: the plain function."""
+        if len(arguments) == 1 and batch_like(arguments[0]):
+            from rlflow.author.scope import current
+
+            names = (gives,) if isinstance(gives, str) else gives
+            return current().stage(self, arguments[0], names, settings)
+        return self.function(*arguments, **settings)
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @cached_property
+    def signature(self) -> Signature:
+        return signature.read(self.function, skip=1 if self.on else 0)
+
+    @property
+    def place(self) -> Place:
+        return source.definition_place(self.function)
+
+    @property
+    def digest(self) -> str:
+        return source.digest(self.function)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the stage needs chance: it has the keyword-only parameter ``generator``."""
+        return "generator" in self.signature.settings
+
+
+@overload
+def stage(function: Callable[..., Any], /) -> Stage: ...
+@overload
+def stage(
+    *,
+    gives: Gives = (),
+    dispatch: Dispatch = DP_COMPUTE,
+    on: str | None = None,
+    rows: Literal["row", "group"] = "row",
+    timeout: float = 300.0,
+    pure: bool = True,
+) -> Callable[[Callable[..., Any]], Stage]: ...
+def stage(function: Callable[..., Any] | None = None, /, *, gives: Gives = (), **options: Any) -> Any:
+    """Make a function of columns a stage.
+
+    gives: the columns it returns, by name (standard ones take the table's kind) or name → kind such as ``row(torch.float32)``.
+    dispatch: DP_COMPUTE, ALL or RANK0. on: the role whose Trainer is the first parameter. rows="group": any number of whole
+    adjacent groups per call. timeout: seconds of running. pure=False: has side effects, never retried.
+    """
+
+    def make(function: Callable[..., Any]) -> Stage:
+        return Stage(function, given_kinds(gives), **options)
+
+    return make(function) if function is not None else make
+
+
+def given_kinds(gives: Gives) -> dict[str, Kind | None]:
+    """Name → kind for each column given; the table's kind for a bare standard name, None for a bare name of the author's own."""
+    if isinstance(gives, Mapping):
+        return dict(gives)
+    return {name: standard_kind(name) for name in ((gives,) if isinstance(gives, str) else gives)}

@@ -1,0 +1,321 @@
+"""Batch: named columns over one row axis, stored without padding.
+
+Stages and losses see tensors padded on the right to the longest row of the call; ``Data.padded`` makes them and
+``Data.trimmed`` takes what they return. Nothing may depend on the padding, so ``padding`` lets tests fill it with NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.columns import Kind, Level, standard_kind
+from rlflow.errors import FlowError, Problem, listed, nearest
+
+_fill: contextvars.ContextVar[float] = contextvars.ContextVar("padding", default=0.0)
+DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
+
+
+@contextlib.contextmanager
+def padding(value: float) -> Iterator[None]:
+    """Fill float padding with ``value`` inside the block, for tests that show that nothing depends on it."""
+    token = _fill.set(value)
+    try:
+        yield
+    finally:
+        _fill.reset(token)
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """The rows of a batch. Two batches have the same rows when they have the same Axis object.
+
+    keys: int64 [rows, 2], (position in the data stream, sample number). parent and index say which row of which axis each
+    row came from. grouped: whether rows of one position form a group.
+    """
+
+    keys: Tensor
+    parent: Axis | None = None
+    index: Tensor | None = None
+    grouped: bool = False
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """int64 [rows]: the number of the group each row belongs to, counted from 0 along the axis."""
+        if len(self) == 0:
+            return torch.zeros(0, dtype=torch.int64)
+        position = self.keys[:, 0]
+        return torch.cat([torch.zeros(1, dtype=torch.int64), (position[1:] != position[:-1]).long().cumsum(0)])
+
+    @cached_property
+    def heads(self) -> Tensor:
+        """int64 [groups]: the first row of each group."""
+        return torch.searchsorted(self.slots, torch.arange(self.groups))
+
+    @property
+    def groups(self) -> int:
+        return int(self.slots[-1]) + 1 if len(self) else 0
+
+    @staticmethod
+    def fresh(rows: int, start: int = 0) -> Axis:
+        """Rows at consecutive positions of the data stream."""
+        return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
+
+    def take(self, index: Tensor) -> Axis:
+        return Axis(self.keys[index], self, index, self.grouped)
+
+    def repeat(self, times: int) -> Axis:
+        """``times`` adjacent rows for each row, as samples 0 … times-1 of its position."""
+        index = torch.arange(len(self)).repeat_interleave(times)
+        sample = torch.arange(times).repeat(len(self)) + self.keys[index, 1] * times
+        return Axis(torch.stack([self.keys[index, 0], sample], 1), self, index, True)
+
+    def rows_of(self, other: Axis) -> Tensor | None:
+        """For each row of ``other`` the row of this axis whose columns it may read, or None when they are unrelated.
+
+        Related are an axis and what was made from it, and one-row-per-prompt rows with other rows of the same prompts.
+        """
+        index = torch.arange(len(other))
+        step: Axis | None = other
+        while step is not None:
+            if step is self:
+                return index
+            if step.parent is not None and step.parent is self.parent and self._one_per_parent:
+                assert step.index is not None
+                return step.index[index]
+            index = step.index[index] if step.index is not None else index
+            step = step.parent
+        return None
+
+    @cached_property
+    def _one_per_parent(self) -> bool:
+        return self.parent is not None and torch.equal(self.index, torch.arange(len(self.parent)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """One column, unpadded. Token and prompt columns are flat with int64 ``lengths`` [rows]; group columns hold one value per
+    group; scalars a 0-d tensor (a tuple of them from an ALL stage); text a tuple of str."""
+
+    kind: Kind
+    value: Any
+    lengths: Tensor | None = None
+
+    @property
+    def ragged(self) -> bool:
+        return self.kind.level in (Level.TOKEN, Level.PROMPT)
+
+    @property
+    def nbytes(self) -> int:
+        if isinstance(self.value, Tensor):
+            return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
+        return sum(len(v.encode()) if isinstance(v, str) else v.nbytes for v in self.value)
+
+    def padded(self, axis: Axis) -> Any:
+        """What a stage sees: [rows, longest] for tokens, [rows] for rows and groups, 0-d for scalars, list[str] for text."""
+        match self.kind.level:
+            case Level.TOKEN | Level.PROMPT:
+                return pad(self.value, self.lengths)  # type: ignore[arg-type]
+            case Level.GROUP:
+                return self.value[axis.slots]
+            case Level.TEXT:
+                return list(self.value)
+        return self.value
+
+    def take(self, index: Tensor, axis: Axis) -> Data:
+        """The rows at ``index`` of a column over ``axis``."""
+        match self.kind.level:
+            case Level.TOKEN | Level.PROMPT:
+                pieces = torch.split(self.value, self.lengths.tolist())  # type: ignore[union-attr]
+                chosen = [pieces[i] for i in index.tolist()]
+                value = torch.cat(chosen) if chosen else self.value[:0]
+                return replace(self, value=value, lengths=self.lengths[index])  # type: ignore[index]
+            case Level.TEXT:
+                return replace(self, value=tuple(self.value[i] for i in index.tolist()))
+            case Level.ROW:
+                return replace(self, value=self.value[index])
+            case Level.GROUP:
+                slots, keys = axis.slots[index], axis.keys[index, 0]
+                first = torch.ones(len(index), dtype=torch.bool)
+                first[1:] = keys[1:] != keys[:-1]
+                return replace(self, value=self.value[slots[first]])
+        return self
+
+    @staticmethod
+    def trimmed(kind: Kind, value: Any, axis: Axis, lengths: Tensor | None) -> Data:
+        """A stage's return value as a column: the opposite of ``padded``. ``lengths`` are those of the token columns it read."""
+        match kind.level:
+            case Level.TEXT:
+                return Data(kind, tuple(value))
+            case Level.TOKEN | Level.PROMPT:
+                assert lengths is not None
+                return Data(kind, flatten(value, lengths), lengths)
+            case Level.GROUP:
+                return Data(kind, value[axis.heads].contiguous())
+        return Data(kind, value)
+
+
+def pad(flat: Tensor, lengths: Tensor) -> Tensor:
+    """[rows, longest] from flat entries; floats are filled with the current padding, others with 0."""
+    width = int(lengths.max()) if len(lengths) else 0
+    if bool((lengths == width).all()):
+        return flat.reshape(len(lengths), width)
+    fill = _fill.get() if flat.is_floating_point() else 0
+    out = torch.full((len(lengths), width), fill, dtype=flat.dtype)
+    out[torch.arange(width) < lengths[:, None]] = flat
+    return out
+
+
+def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
+    """The first ``lengths[i]`` entries of each row, one row after another."""
+    return padded[torch.arange(padded.shape[1]) < lengths[:, None]]
+
+
+class Batch:
+    """Named columns over one row axis. Immutable; ``a | b`` merges, taking b's column where both have one."""
+
+    def __init__(self, axis: Axis, data: Mapping[str, Data]) -> None:
+        self.axis = axis
+        self.data = dict(data)
+
+    @staticmethod
+    def of(columns: Mapping[str, Any] | None = None, /, *, kinds: Mapping[str, Kind] | None = None, **more: Any) -> Batch:
+        """A batch from plain lists: lists of lists are token columns, of str text, of numbers row columns.
+
+        Standard columns take the table's kind, others ``kinds`` or what the values look like. Raises FlowError where row
+        counts differ.
+        """
+        values = {**(columns or {}), **more}
+        rows = {name: len(value) for name, value in values.items()}
+        if len(set(rows.values())) > 1:
+            raise FlowError(Problem("row-count", "columns of one batch differ in length", found=str(rows), expected="one row count"))
+        axis = Axis.fresh(next(iter(rows.values()), 0))
+        return Batch(axis, {name: _column(name, value, (kinds or {}).get(name)) for name, value in values.items()})
+
+    @property
+    def columns(self) -> dict[str, Kind]:
+        """Name → kind."""
+        return {name: data.kind for name, data in self.data.items()}
+
+    def __len__(self) -> int:
+        return len(self.axis)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.data
+
+    def __getitem__(self, name: str) -> Any:
+        """The padded tensor, or list[str] for text. Raises FlowError for a column that is not there."""
+        return self._data(name).padded(self.axis)
+
+    def _data(self, name: str) -> Data:
+        if name not in self.data:
+            raise FlowError(missing_column(name, self.data))
+        return self.data[name]
+
+    def select(self, *names: str) -> Batch:
+        return Batch(self.axis, {name: self._data(name) for name in names})
+
+    def drop(self, *names: str) -> Batch:
+        return Batch(self.axis, {name: data for name, data in self.data.items() if not (name in names and self._data(name))})
+
+    def rename(self, **names: str) -> Batch:
+        """``rename(old="new")``."""
+        for old in names:
+            self._data(old)
+        return Batch(self.axis, {names.get(name, name): data for name, data in self.data.items()})
+
+    def __or__(self, other: Batch) -> Batch:
+        if not isinstance(other, Batch):
+            return NotImplemented
+        if other.axis is self.axis:
+            return Batch(self.axis, self.data | other.data)
+        index = other.axis.rows_of(self.axis)
+        if index is None or any(data.kind.level is Level.TOKEN for data in other.data.values()):
+            raise FlowError(other_axis(other.data))
+        return Batch(self.axis, self.data | {name: data.take(index, other.axis) for name, data in other.data.items()})
+
+    def rows(self, index: Sequence[int] | Tensor) -> Batch:
+        """The rows at ``index`` (ints, or a bool per row), in that order."""
+        where = torch.as_tensor(index)
+        where = where.nonzero()[:, 0] if where.dtype is torch.bool else where.long()
+        return Batch(self.axis.take(where), {name: data.take(where, self.axis) for name, data in self.data.items()})
+
+    def repeat(self, times: int) -> Batch:
+        """``times`` adjacent rows for each row; adds ``group``."""
+        axis = self.axis.repeat(times)
+        assert axis.index is not None
+        data = {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
+        return Batch(axis, data | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})  # type: ignore[arg-type]
+
+    def chunk(self, count: int) -> list[Batch]:
+        """At most ``count`` batches of adjacent rows whose sizes differ by at most one."""
+        return [self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)]
+
+    @staticmethod
+    def concat(batches: Sequence[Batch]) -> Batch:
+        """The rows of all batches, one after another. Raises FlowError where their columns differ."""
+        first, *others = batches
+        for other in others:
+            if set(other.data) != set(first.data):
+                raise FlowError(Problem("concat-columns", "batches to join have different columns",
+                                        found=listed(other.data), expected=listed(first.data)))
+        axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
+        return Batch(axis, {name: _joined([batch.data[name] for batch in batches]) for name in first.data})
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{name}: {data.kind}" for name, data in self.data.items())
+        return f"Batch({len(self)} rows; {kinds})"
+
+
+def _joined(pieces: Sequence[Data]) -> Data:
+    first = pieces[0]
+    if first.kind.level is Level.SCALAR:
+        return pieces[-1]
+    if first.kind.level is Level.TEXT:
+        return replace(first, value=sum((piece.value for piece in pieces), ()))
+    lengths = torch.cat([piece.lengths for piece in pieces]) if first.ragged else None  # type: ignore[misc]
+    return replace(first, value=torch.cat([piece.value for piece in pieces]), lengths=lengths)
+
+
+def _column(name: str, value: Sequence[Any], kind: Kind | None) -> Data:
+    if len(value) and isinstance(value[0], str):
+        return Data(kind or Kind(Level.TEXT), tuple(value))
+    kind = kind or standard_kind(name) or Kind(Level.TOKEN if len(value) and isinstance(value[0], Sequence | Tensor) else Level.ROW)
+    if kind.level in (Level.TOKEN, Level.PROMPT):
+        pieces = [torch.as_tensor(row) for row in value]
+        flat = torch.cat(pieces) if pieces else torch.zeros(0)
+        return Data(*_typed(kind, flat), torch.tensor([len(piece) for piece in pieces], dtype=torch.int64))
+    if kind.level is Level.TEXT:
+        return Data(kind, tuple(value))
+    return Data(*_typed(kind, torch.as_tensor(value)))
+
+
+def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
+    dtype = DTYPES.get(kind.family or "")
+    if dtype is not None and not (value.is_floating_point() and kind.family == "float"):
+        value = value.to(dtype)
+    return Kind(kind.level, str(value.dtype).removeprefix("torch.")), value
+
+
+def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
+    """The problem of reading a column that a batch has not."""
+    return Problem("missing-column", f"the batch has no column '{name}'", found=listed(columns), expected=name,
+                   nearest=nearest(name, columns), remedy=f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)")
+
+
+def other_axis(columns: Mapping[str, object]) -> Problem:
+    """The problem of merging columns of other rows."""
+    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", found=listed(columns),
+                   expected="columns of the same rows, or one row-level value per prompt of the same prompts",
+                   remedy="merge only what a stage gave for these rows; for a baseline per prompt merge its scores alone: "
+                          "batch |= reward(greedy, gives='baseline')")

@@ -1,0 +1,121 @@
+"""Columns: the levels and dtypes they may have, and the table of standard ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    """What one entry of a column speaks of."""
+
+    TOKEN = "token"
+    PROMPT = "prompt"
+    ROW = "row"
+    GROUP = "group"
+    SCALAR = "scalar"
+    TEXT = "text"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Level and dtype of a column; a dtype of None is any. ``row(torch.float32)`` and ``row("float32")`` are the same kind."""
+
+    level: Level
+    dtype: str | None = None
+
+    def __call__(self, dtype: Any) -> Kind:
+        if self.level is Level.TEXT:
+            raise TypeError("text has no dtype: write `text`")
+        return Kind(self.level, str(dtype).removeprefix("torch."))
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.level.value, self.dtype)))
+
+    @property
+    def family(self) -> str | None:
+        """float, int or bool: dtypes within a family are converted silently, others never."""
+        if self.dtype is None:
+            return None
+        return next((name for name in ("float", "uint", "int", "bool") if name in self.dtype), self.dtype)
+
+
+token = Kind(Level.TOKEN)
+prompt = Kind(Level.PROMPT)
+row = Kind(Level.ROW)
+group = Kind(Level.GROUP)
+scalar = Kind(Level.SCALAR)
+text = Kind(Level.TEXT)
+
+
+@dataclass(frozen=True)
+class Standard:
+    """A column of the table: its kind and what it means."""
+
+    kind: Kind
+    meaning: str
+
+
+TABLE: dict[str, Standard] = {
+    "prompt": Standard(text, "the question, as the data has it"),
+    "answer": Standard(text, "what the data holds to be right"),
+    "completion": Standard(text, "the response, decoded once for rewards; never encoded again"),
+    "finish": Standard(text, '"stop" at EOS or a stop string, "length" at max_tokens'),
+    "prompt_tokens": Standard(prompt("int64"), "token ids of the prompt"),
+    "tokens": Standard(token("int64"), "token ids after the prompt, EOS included"),
+    "mask": Standard(token("bool"), "True where the policy chose the token and it counts"),
+    "sampled_logprobs": Standard(token("float32"), "log-probs at sampling time, by the generator; 0 at holes of mask"),
+    "logprobs": Standard(token("float32"), "log-probs by the trainer, before this iteration's updates"),
+    "ref_logprobs": Standard(token("float32"), "log-probs by the reference"),
+    "entropy": Standard(token("float32"), "entropy of the next-token distribution, in nats"),
+    "values": Standard(token("float32"), "value of the prefix before each token"),
+    "rewards": Standard(token("float32"), "reward of each token"),
+    "advantages": Standard(token("float32"), "advantage of each token"),
+    "returns": Standard(token("float32"), "return from each token on"),
+    "weights": Standard(token("float32"), "importance weight between sampler and trainer"),
+    "scores": Standard(row("float32"), "reward of the whole response; NaN is missing"),
+    "temperature": Standard(row("float32"), "sampling temperature; greedy rows have 1.0"),
+    "group": Standard(row("int64"), "rows of one prompt share it; they are adjacent"),
+    "chosen": Standard(row("bool"), "True for the preferred response of a pair"),
+    "keep": Standard(group("bool"), "whether `repeat` keeps the group"),
+    "policy_version": Standard(token("int64"), "number of updates behind the weights that sampled the token; -1 at holes"),
+}
+
+
+class Columns(Mapping[str, Standard]):
+    """The table of standard columns, as ``rlflow.columns()`` shows it."""
+
+    def __getitem__(self, name: str) -> Standard:
+        return TABLE[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(TABLE)
+
+    def __len__(self) -> int:
+        return len(TABLE)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<17} {entry.kind!s:<14} {entry.meaning}" for name, entry in TABLE.items())
+
+    __repr__ = __str__
+
+
+def columns() -> Columns:
+    """The standard columns: name → (kind, meaning). Prints one line each."""
+    return Columns()
+
+
+def standard_kind(name: str) -> Kind | None:
+    """Kind of a standard column, None for a column of the author's own."""
+    entry = TABLE.get(name)
+    return entry.kind if entry else None
+
+
+def fits(given: Kind | None, expected: Kind | None) -> bool:
+    """Whether a column of one kind may be read as another. Groups are read by rows as repeated."""
+    if given is None or expected is None:
+        return True
+    same_level = given.level is expected.level or (given.level, expected.level) == (Level.GROUP, Level.ROW)
+    return same_level and (given.family is None or expected.family is None or given.family == expected.family)

@@ -1,0 +1,1 @@
+"""Learning, apart from any engine: the protocols of backends, minibatches, divisors and metrics."""

@@ -1,0 +1,91 @@
+"""The two protocols of a backend. A backend is one module in ``backends/`` that defines ``Trainer``, ``Generator`` or both,
+each with a frozen dataclass ``Settings`` of what a user may set (``--ROLE.NAME``), every field commented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from rlflow.author.loss import Loss
+from rlflow.batch import Batch
+
+Head = Literal["logprobs", "values", "scores"]
+Mean = Literal["tokens", "rows", "row-tokens"] | float
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a role needs of its model. folder: a Hugging Face model folder (None: the backend needs none). trained: whether an
+    optimizer is needed. updates: optimizer steps expected over the run, for schedules that end (0: unknown)."""
+
+    folder: Path | None
+    head: Head = "logprobs"
+    trained: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
+    seed: int = 0
+    updates: int = 0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How `generate` samples. temperature 0 is greedy; top_p 1 and top_k 0 are off; stop strings end a row and are kept in it."""
+
+    samples: int = 1
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+
+class Trainer(Protocol):
+    """Holds one model's weights and learns; one instance per rank."""
+
+    def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
+
+    def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
+        """Columns of ``want`` (logprobs, entropy, values: token level; scores: row level) from prompt_tokens, tokens and, where
+        present, temperature. Same axis as ``batch``."""
+
+    def update(
+        self, batch: Batch, loss: Loss, *, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens", seed: int = 0,
+        **settings: Any,
+    ) -> dict[str, float]:
+        """Minibatches of ``loss`` in an order drawn from ``seed``; metrics are means over the rows seen, ``_max`` maxima."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) of the language model, without heads of our own."""
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder."""
+
+    def load(self, folder: Path) -> None: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Generator(Protocol):
+    """Samples from a model that someone else trains."""
+
+    def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
+
+    def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
+        """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version over ``prompts.axis.repeat(samples)``;
+        ``seeds`` has one number per row, and a row's tokens depend on its prompt and its seed alone."""
+
+    def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Take new weights; ``version`` is the number of updates behind them."""
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+Metrics = Mapping[str, float]
