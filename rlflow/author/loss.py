@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, update_wrapper
+from functools import cached_property
 from typing import Any, Literal, overload
 
 from rlflow.author import signature, source
@@ -23,7 +23,7 @@ class Loss:
     rows: Literal["row", "group"] = "row"
 
     def __post_init__(self) -> None:
-        update_wrapper(self, self.function)
+        vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
 
     def __call__(self, new: Any, *columns: Any, **settings: Any) -> tuple[Any, dict[str, Any]]:
         """(value, metrics); a bare value has no metrics."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, update_wrapper
+from functools import cached_property
 from typing import Any, Literal, overload
 
 from rlflow.author import signature, source
@@ -30,7 +30,7 @@ class Stage:
     pure: bool = True
 
     def __post_init__(self) -> None:
-        update_wrapper(self, self.function)
+        vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
 
     def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
         """With a batch: a batch of what the stage gives, renamed by ``gives``. With anything else: the plain function."""
