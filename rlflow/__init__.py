@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rlflow.author.flow import flow, repeat
 from rlflow.author.loss import loss
 from rlflow.author.stage import stage
 from rlflow.columns import columns, group, prompt, row, scalar, text, token
@@ -37,8 +38,8 @@ _LAZY = {
 
 __version__ = "0.1.0"
 __all__ = [
-    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "columns", "group", "group_mean", "group_std", "kl",
-    "leave_one_out", "loss", "masked_mean", "place_last", "prompt", "register_dispatch", "row", "scalar", "stage", "text", "token",
+    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "columns", "flow", "group", "group_mean", "group_std", "kl",
+    "leave_one_out", "loss", "masked_mean", "place_last", "prompt", "register_dispatch", "repeat", "row", "scalar", "stage", "text", "token",
     "truncated_weights", "whiten",
 ]  # fmt: skip
 

@@ -1,0 +1,81 @@
+"""Proximal Policy Optimization for language models (Schulman et al. 2017; Ouyang et al. 2022).
+
+Token level, with a learned critic, GAE, whitened advantages, a KL charge in the reward (k1), and importance weights between
+sampler and trainer. Differs from the papers in the truncated weights (Yao et al. 2025) and in whitening over the whole batch.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import DP_COMPUTE, RANK0, flow, kl, loss, place_last, stage, truncated_weights, whiten
+
+
+@dataclass(frozen=True)
+class PPO:
+    samples: Annotated[int, Ge(1)] = 1  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    beta: Annotated[float, Ge(0)] = 0.05  # price of one nat of KL to the reference; 0 needs no reference
+    gamma: float = 1.0  # discount per token
+    lam: float = 0.95  # GAE: 0 trusts the critic, 1 trusts the return
+    clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
+    value_clip: Annotated[float, Gt(0)] = 0.5  # how far a value may move from the old one in one iteration
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks
+
+
+@stage(gives="rewards", dispatch=DP_COMPUTE)
+def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):  # an optional column: absent when beta is 0
+    charge = 0 if ref_logprobs is None else beta * kl(logprobs, ref_logprobs, "k1")
+    return place_last(scores, mask) - torch.where(mask, charge, 0.0)
+
+
+@stage(gives=("advantages", "returns"), dispatch=DP_COMPUTE)
+def gae(rewards, values, mask, *, gamma, lam):
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16). At holes of the mask everything is carried over."""
+    advantages = torch.zeros_like(rewards)
+    ahead = torch.zeros_like(rewards[:, 0])  # advantage of the next token of the policy
+    next_value = torch.zeros_like(ahead)
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        ahead = torch.where(mask[:, t], delta + gamma * lam * ahead, ahead)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        advantages[:, t] = ahead
+    return advantages, advantages + values
+
+
+@stage(gives="advantages", dispatch=RANK0)  # mean and deviation are over the whole batch
+def normalise(advantages, mask):
+    return whiten(advantages, mask)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, *, clip):
+    ratio = (new.logprobs - logprobs).exp()
+    gain = torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    return -weights * gain, {"clipped": (ratio - 1).abs() > clip}
+
+
+@loss(new="values")
+def value_loss(new, values, returns, *, clip):
+    near = values + (new.values - values).clamp(-clip, clip)
+    return 0.5 * torch.max((new.values - returns).square(), (near - returns).square()), {}
+
+
+@flow
+def ppo(prompts, actor, critic, reference, reward, hp=PPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    if hp.beta:
+        batch |= reference.logprobs(batch, gives="ref_logprobs")
+    batch |= critic.values(batch)
+    batch |= charge_kl(batch, beta=hp.beta)
+    batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
+    batch |= normalise(batch)
+    critic.update(batch, value_loss, clip=hp.value_clip, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(batch, policy_loss, clip=hp.clip, epochs=hp.epochs, minibatch=hp.minibatch)

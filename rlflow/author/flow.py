@@ -1,0 +1,96 @@
+"""@flow: one iteration of an algorithm as a function of prompts, roles and settings; and `repeat`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, overload
+
+from rlflow.author import source
+from rlflow.author.scope import current
+from rlflow.columns import Kind
+from rlflow.errors import FlowError, Place, Problem
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A flow's parameters by what they are: the data, the roles in order, the variadic roles, and whether settings are taken."""
+
+    data: str
+    roles: tuple[str, ...]
+    rest: str | None = None
+    hp: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """A flow; made by ``@flow``. Calling it runs one iteration on real batches with the objects of ``rlflow.roles``."""
+
+    function: Callable[..., Any]
+    data: Mapping[str, Kind] = field(default_factory=dict)
+    state: Callable[[Any], Mapping[str, float]] | None = None
+
+    def __post_init__(self) -> None:
+        vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
+
+    def __call__(self, prompts: Any, /, *roles: Any, **named: Any) -> Any:
+        """One eager iteration on a real batch. Called inside another flow it is that flow's lines."""
+        from rlflow.run.eager import call
+
+        return call(self, prompts, roles, named)
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def place(self) -> Place:
+        return source.definition_place(self.function)
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """Raises FlowError for a flow without a data parameter."""
+        listed = list(inspect.signature(self.function).parameters.values())
+        if not listed or listed[0].kind not in (listed[0].POSITIONAL_ONLY, listed[0].POSITIONAL_OR_KEYWORD) or listed[0].name == "hp":
+            raise FlowError(Problem("flow-parameters", f"flow '{self.name}' has no parameter for the data", self.place,
+                                    found=f"({', '.join(p.name for p in listed)})", expected="the data first, then roles",
+                                    remedy=f"write def {self.name}(prompts, actor, …, hp=Settings())"))  # fmt: skip
+        rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)
+        roles = tuple(p.name for p in listed[1:] if p.name != "hp" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        hp = next((p.default for p in listed if p.name == "hp"), None)
+        return Parameters(listed[0].name, roles, rest, None if hp is inspect.Parameter.empty else hp)
+
+
+@overload
+def flow(function: Callable[..., Any], /) -> Flow: ...
+@overload
+def flow(
+    *, data: Mapping[str, Kind] | None = None, state: Callable[[Any], Mapping[str, float]] | None = None
+) -> Callable[[Callable[..., Any]], Flow]: ...
+def flow(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    data: Mapping[str, Kind] | None = None,
+    state: Callable[[Any], Mapping[str, float]] | None = None,
+) -> Any:
+    """Make a function of (prompts, roles…, hp) a flow.
+
+    data: columns of the data beyond prompt and answer, name → kind. state: settings → scalars that live across iterations.
+    """
+
+    def make(function: Callable[..., Any]) -> Flow:
+        return Flow(function, dict(data or {}), state)
+
+    return make(function) if function is not None else make
+
+
+def repeat(body: Callable[..., Any], prompts: Any, *, groups: int, tries: int) -> Any:
+    """Run ``body(prompts) -> batch`` on these prompts, then on fresh ones, until ``groups`` groups with ``keep`` are found.
+
+    ``body`` gives the group column ``keep``. At most ``tries`` runs; kept groups are joined in prompt order. Too few: train on
+    those, with a warning; none: the iteration is skipped.
+    """
+    return current().repeat(body, prompts, groups, tries)

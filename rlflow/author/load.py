@@ -1,0 +1,110 @@
+"""Loading an algorithm's file, once, and finding the flow in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+from rlflow.author.flow import Flow
+from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a user named: the file, and the flow in it where the file has several."""
+
+    path: Path
+    flow: str | None = None
+
+
+def algorithms_folder() -> Path:
+    """Where the installed algorithms lie."""
+    import rlflow.algorithms
+
+    return Path(next(iter(rlflow.algorithms.__path__)))
+
+
+def target(text: str) -> Target:
+    """``FILE``, ``FILE::flow`` or an installed algorithm's name. Raises PlanError for what is not there."""
+    name, _, flow = text.partition("::")
+    path = Path(name)
+    if not path.exists() and path.suffix == "" and (algorithms_folder() / f"{name}.py").is_file():
+        path = algorithms_folder() / f"{name}.py"
+    if not path.is_file():
+        known = [p.stem for p in sorted(algorithms_folder().glob("*.py")) if p.stem != "__init__"]
+        siblings = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise PlanError.of("no-file", f"there is no algorithm file '{name}'", found="a folder" if path.is_dir() else "nothing there",
+                           expected=f"a Python file, or one of {listed(known)}", nearest=nearest(name, [*siblings, *known]),
+                           remedy="name a file; `rlflow new NAME` writes one to start from")  # fmt: skip
+    return Target(path.resolve(), flow or None)
+
+
+def load_flow(text: str) -> Flow:
+    """The one flow that the file defines, or the one named. Raises FlowError or PlanError."""
+    where = target(text)
+    flows = flows_of(load(where.path))
+    if where.flow is not None:
+        if where.flow not in flows:
+            raise PlanError.of("no-flow", f"there is no flow '{where.flow}' in this file", place=Place(str(where.path), 1), found=listed(flows),
+                               expected=where.flow, nearest=nearest(where.flow, flows), remedy="name a flow of the file")  # fmt: skip
+        return flows[where.flow]
+    if len(flows) != 1:
+        raise FlowError(_not_one(where.path, flows))
+    return next(iter(flows.values()))
+
+
+def flows_of(module: ModuleType) -> dict[str, Flow]:
+    """Flows defined in the module; imported ones do not count."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Flow)}
+    return {name: flow for name, flow in found.items() if flow.function.__module__ == module.__name__}
+
+
+def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
+    if not flows:
+        return Problem("no-flow", "the file defines no flow", Place(str(path), 1), found="no function with @flow", expected="one",
+                       remedy="decorate the function of one iteration with @flow")  # fmt: skip
+    second = list(flows.values())[1]
+    return Problem("two-flows", f"the file defines {len(flows)} flows", second.place, list(flows.values())[0].place, found=listed(flows),
+                   expected="one, or one named", remedy=f"name one: {path.name}::{next(iter(flows))}")  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def load(path: Path) -> ModuleType:
+    """The module of a file, loaded once; its folder is importable. Raises FlowError where the file raises."""
+    name = f"rlflow_file_{path.stem}_{zlib.crc32(str(path).encode()):x}"
+    if path.parent == algorithms_folder():
+        name = f"rlflow.algorithms.{path.stem}"
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _load_error(path, error) from error
+    return module
+
+
+def _load_error(path: Path, error: Exception) -> FlowError:
+    if isinstance(error, FlowError):
+        return error
+    if isinstance(error, SyntaxError) and error.filename:
+        place = Place(error.filename, error.lineno or 1)
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        place = Place(str(path), frames[-1].lineno or 1 if frames else 1)
+    close = None
+    if isinstance(error, ImportError) and error.name == "rlflow":
+        import rlflow
+
+        close = nearest(str(error).partition("name '")[2].partition("'")[0], rlflow.__all__)
+    return FlowError(Problem("file-raised", f"the file cannot be loaded: {type(error).__name__}: {error}", place, nearest=close,
+                             found=type(error).__name__, expected="a file that loads", remedy="correct this line"))  # fmt: skip

@@ -1,0 +1,149 @@
+"""Settings dataclasses: their fields with comments, values from text, ranges, and the variants that `check` judges."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import io
+import tokenize
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlflow.errors import Place, PlanError, Problem, listed, nearest
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting: its type, default, the comment on its line and where that is."""
+
+    name: str
+    type: Any
+    default: Any
+    comment: str
+    place: Place | None
+
+
+def fields(settings: type) -> dict[str, Field]:
+    """The fields of a settings dataclass, in order."""
+    comments = _comments(settings)
+    hints = typing.get_type_hints(settings, include_extras=True)
+    found = {}
+    for entry in dataclasses.fields(settings):
+        line, comment = comments.get(entry.name, (None, ""))
+        default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
+        found[entry.name] = Field(entry.name, hints[entry.name], default, comment, line)
+    return found
+
+
+def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:
+    try:
+        lines, start = inspect.getsourcelines(settings)
+        path = inspect.getsourcefile(settings) or ""
+        tokens = list(tokenize.generate_tokens(io.StringIO(inspect.cleandoc("".join(lines))).readline))
+    except (OSError, TypeError, tokenize.TokenError):
+        return {}
+    remarks = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    names = {t.string: t.start[0] for t, after in zip(tokens, tokens[1:], strict=False) if t.type == tokenize.NAME and after.string == ":"}
+    return {name: (Place(path, start + row - 1), remarks.get(row, "")) for name, row in reversed(names.items())}
+
+
+def override(settings: Any, given: Mapping[str, Any], prefix: str) -> Any:
+    """The dataclass instance with the given values, parsed from text where they are text, and its ranges checked.
+
+    Raises PlanError for unknown names and unsuitable values, all at once.
+    """
+    known = fields(type(settings))
+    problems = [_unknown(name, known, prefix) for name in given if name not in known]
+    values = {name: getattr(settings, name) for name in known} | {name: value for name, value in given.items() if name in known}
+    parsed = {}
+    for name, value in values.items():
+        try:
+            parsed[name] = parse(known[name].type, value)
+        except ValueError as error:
+            place = known[name].place if name not in given else None
+            problems.append(Problem("setting-range", f"the setting '{prefix}{name}' does not fit", place, found=repr(value),
+                                    expected=str(error), remedy=f"change --{prefix}{name}" if not place else "change the default"))  # fmt: skip
+    if problems:
+        raise PlanError(*problems)
+    try:
+        return type(settings)(**parsed)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise PlanError.of("setting-range", f"the settings do not fit together: {error}", found=str(parsed), expected="settings that "
+                           f"{type(settings).__name__} accepts", remedy=f"change --{prefix}…") from error  # fmt: skip
+
+
+def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
+    return Problem("unknown-setting", f"there is no setting '{prefix}{name}'", found=name, expected=f"one of {listed(known)}",
+                   nearest=nearest(name, known), remedy="see --help for all settings with their defaults")  # fmt: skip
+
+
+def parse(type_: Any, value: Any) -> Any:
+    """A value of the annotated type, from text or as it is. Raises ValueError that says what was expected."""
+    from pydantic import ValidationError
+
+    if isinstance(value, str) and value.lower() in ("none", "null") and _optional(type_):
+        value = None
+    try:
+        adapter = _adapter(type_)
+        return adapter.validate_strings(value) if isinstance(value, str) else adapter.validate_python(value)
+    except ValidationError as error:
+        reasons = "; ".join(dict.fromkeys(detail["msg"][0].lower() + detail["msg"][1:] for detail in error.errors()))
+        raise ValueError(f"{described(type_)}: {reasons}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _adapter(type_: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(type_)
+
+
+def _optional(type_: Any) -> bool:
+    base = typing.get_args(type_)[0] if typing.get_origin(type_) is typing.Annotated else type_
+    return type(None) in typing.get_args(base)
+
+
+def described(type_: Any) -> str:
+    """A type and its range in words: ``float > 0``."""
+    if typing.get_origin(type_) is typing.Annotated:
+        base, *limits = typing.get_args(type_)
+        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+        ranges = [f"{signs[key]} {value}" for limit in limits for key, value in _limits(limit) if key in signs]
+        return " ".join([described(base), " and ".join(ranges)]).strip()
+    if typing.get_origin(type_) is Literal:
+        return " | ".join(repr(choice) for choice in typing.get_args(type_))
+    if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union:
+        return " | ".join(described(part) for part in typing.get_args(type_))
+    return "None" if type_ is type(None) else getattr(type_, "__name__", str(type_))
+
+
+def _limits(limit: Any) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(limit):
+        yield from ((entry.name, getattr(limit, entry.name)) for entry in dataclasses.fields(limit))
+
+
+def variants(settings: Any) -> Iterator[tuple[str, Any]]:
+    """(what was changed, the settings): every boolean flipped, every Literal's other values, every number at 0 where its range
+    allows."""
+    if settings is None:
+        return
+    for entry in fields(type(settings)).values():
+        for value in _others(entry.type, getattr(settings, entry.name)):
+            try:
+                parse(entry.type, value)
+                yield f"{entry.name}={value!r}", dataclasses.replace(settings, **{entry.name: value})
+            except Exception:  # the range, or a __post_init__, forbids it
+                continue
+
+
+def _others(type_: Any, value: Any) -> list[Any]:
+    base = typing.get_args(type_)[0] if typing.get_origin(type_) is typing.Annotated else type_
+    if typing.get_origin(base) is Literal:
+        return [choice for choice in typing.get_args(base) if choice != value]
+    if isinstance(value, bool):
+        return [not value]
+    return [type(value)(0)] if isinstance(value, int | float) and value else []

@@ -1,0 +1,84 @@
+"""The model verbs: what each reads and gives, and its settings with their ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlflow.author.signature import REQUIRED
+from rlflow.columns import standard_kind
+from rlflow.errors import FlowError, Place, Problem, listed, nearest
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a verb: its default, the test that a value must pass, and that test in words."""
+
+    default: Any
+    test: Callable[[Any], bool]
+    expected: str
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+COUNT = "an integer of at least 1"
+GENERATE = {
+    "samples": Setting(1, _count, COUNT),
+    "max_tokens": Setting(REQUIRED, _count, COUNT),
+    "temperature": Setting(1.0, lambda v: _number(v) and v >= 0, "a number of at least 0 (0 is greedy)"),
+    "top_p": Setting(1.0, lambda v: _number(v) and 0 < v <= 1, "a number above 0 and at most 1 (1 is off)"),
+    "top_k": Setting(0, lambda v: isinstance(v, int) and v >= 0, "an integer of at least 0 (0 is off)"),
+    "stop": Setting((), lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v), "a tuple of strings"),
+}
+UPDATE = {
+    "epochs": Setting(1, _count, COUNT),
+    "minibatch": Setting(None, lambda v: v is None or _count(v), COUNT + ", or None for all rows"),
+    "mean": Setting(
+        "tokens", lambda v: v in ("tokens", "rows", "row-tokens") or (_number(v) and v > 0), '"tokens", "rows", "row-tokens" or a number above 0'
+    ),
+    "after": Setting(0, lambda v: isinstance(v, int) and v >= 0, "a number of iterations, at least 0"),
+}
+REPEAT = {"groups": Setting(REQUIRED, _count, COUNT), "tries": Setting(REQUIRED, _count, COUNT)}
+
+GENERATE_GIVES = ("tokens", "mask", "completion", "finish", "sampled_logprobs", "temperature", "policy_version")
+MODEL_READS = ("prompt_tokens", "tokens")
+VERBS = ("generate", "logprobs", "values", "update")
+DEADLINES = {"generate": 1800.0, "update": 1800.0, "logprobs": 600.0, "values": 600.0, "reward": 600.0}
+KINDS = {name: standard_kind(name) for name in (*GENERATE_GIVES, "group", "logprobs", "entropy", "values", "scores")}
+
+
+def bind(what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
+    """Settings of a verb with defaults filled in. Raises FlowError for unknown, missing and out-of-range ones, all at once."""
+    problems = [unknown_setting(what, name, specification, place) for name in given if name not in specification]
+    bound = {name: given.get(name, setting.default) for name, setting in specification.items()}
+    for name, value in bound.items():
+        setting = specification[name]
+        if value is REQUIRED:
+            problems.append(missing_setting(what, name, setting.expected, place))
+        elif not setting.test(value):
+            problems.append(
+                Problem("setting-range", f"{what} has a setting out of range", place, found=f"{name}={value!r}",
+                        expected=f"{name}: {setting.expected}", remedy=f"change {name}")
+            )  # fmt: skip
+    if problems:
+        raise FlowError(*problems)
+    return bound | {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}
+
+
+def unknown_setting(what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None) -> Problem:
+    close = nearest(name, known)
+    remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
+    return Problem("unknown-setting", f"{what} has no setting '{name}'", place, definition, found=name,
+                   expected=f"one of {listed(known)}", nearest=close, remedy=remedy)  # fmt: skip
+
+
+def missing_setting(what: str, name: str, expected: str, place: Place | None, definition: Place | None = None) -> Problem:
+    return Problem("missing-setting", f"{what} needs the setting '{name}'", place, definition, found="nothing",
+                   expected=f"{name}: {expected}", remedy=f"pass {name}= at the call")  # fmt: skip

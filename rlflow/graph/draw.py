@@ -1,0 +1,74 @@
+"""A graph for people: text, Mermaid, DOT; and JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+
+import networkx as nx
+
+from rlflow.graph.model import Graph, Node, Op
+
+SHAPES = {Op.DATA: ("[(", ")]"), Op.STATE: ("[(", ")]"), Op.UPDATE: ("[[", "]]"), Op.REPEAT: ("{{", "}}")}
+
+
+def text(graph: Graph) -> str:
+    """One line per node: its name, what it reads and from whom, what it gives."""
+    lines = [f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else "")]
+    lines += _text_nodes(graph, "  ")
+    lines += [f"  state {slot.name} = {slot.initial:g}, then {graph.nodes[slot.final.node].name}.{slot.final.name}" for slot in graph.state]
+    return "\n".join(lines)
+
+
+def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
+    width = max(len(node.name) for node in graph.nodes)
+    for node in graph.nodes:
+        reads = ", ".join(_reads(graph, node))
+        gives = ", ".join(f"{output.name}: {output.kind}" if output.kind else output.name for output in node.outputs)
+        mode = "" if node.op in (Op.DATA, Op.STATE, Op.REPEAT) else f" [{node.dispatch if node.op is not Op.UPDATE else 'UPDATE'}]"
+        yield f"{indent}{node.name:<{width}}{mode}" + (f"  ({reads})" if reads else "") + (f" -> {gives}" if gives else "")
+        if node.body:
+            yield from _text_nodes(node.body, indent + "  | ")
+
+
+def _reads(graph: Graph, node: Node) -> Iterator[str]:
+    for item in node.inputs:
+        giver = graph.nodes[item.column.node]
+        renamed = f"{item.parameter}=" if item.parameter != item.column.name else ""
+        yield f"{renamed}{giver.name}.{item.column.name}"
+
+
+def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
+    """Edges that are not implied by others, with what they carry."""
+    for before, after in sorted(nx.transitive_reduction(graph.order).edges):
+        reasons = graph.order.edges[before, after]
+        label = ", ".join(reasons["columns"]) or "weights of " + ", ".join(reasons["weights"])
+        yield graph.nodes[before], graph.nodes[after], label
+
+
+def mermaid(graph: Graph) -> str:
+    lines = ["flowchart TD"]
+    for node in graph.nodes:
+        opening, closing = SHAPES.get(node.op, ("[", "]"))
+        lines.append(f'  n{node.id}{opening}"{_quoted(node.name)}"{closing}')
+    lines += [f'  n{a.id} -->|"{_quoted(label)}"| n{b.id}' for a, b, label in _reduced(graph)]
+    return "\n".join(lines)
+
+
+def _quoted(label: str) -> str:
+    return label.replace("#", "#35;").replace('"', "#quot;")
+
+
+def dot(graph: Graph) -> str:
+    lines = [f"digraph {json.dumps(graph.name)} {{", "  node [shape=box];"]
+    lines += [f"  n{node.id} [label={json.dumps(node.name)}];" for node in graph.nodes]
+    lines += [f"  n{a.id} -> n{b.id} [label={json.dumps(label)}];" for a, b, label in _reduced(graph)]
+    return "\n".join([*lines, "}"])
+
+
+def as_json(graph: Graph) -> str:
+    return json.dumps(dataclasses.asdict(graph), indent=1)
+
+
+FORMATS: dict[str, Callable[[Graph], str]] = {"text": text, "mermaid": mermaid, "dot": dot, "json": as_json}

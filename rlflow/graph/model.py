@@ -1,0 +1,213 @@
+"""The graph of one iteration: frozen data, and the orders that follow from it. Algorithms on it are networkx's.
+
+Edges are columns: an input names the node that gives it. Weights are versioned state: a model is read before it is written and
+after its last write, and two writes keep program order; those orders are edges as well, derived here and stored nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import networkx as nx
+
+from rlflow.columns import Kind
+from rlflow.errors import Place
+
+Value = bool | int | float | str | None | tuple[str, ...]
+
+
+class Op(StrEnum):
+    """What a node does. DATA and STATE are where columns come from; the others run something."""
+
+    DATA = "data"
+    STATE = "state"
+    STAGE = "stage"
+    GENERATE = "generate"
+    LOGPROBS = "logprobs"
+    VALUES = "values"
+    REWARD = "reward"
+    UPDATE = "update"
+    REPEAT = "repeat"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A reference to one output of one node."""
+
+    node: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """The column that a parameter reads."""
+
+    parameter: str
+    column: Column
+
+
+@dataclass(frozen=True)
+class Output:
+    """A column that a node gives; ``source`` is the name that the function or the verb knows it by."""
+
+    name: str
+    kind: Kind | None
+    source: str
+
+
+@dataclass(frozen=True)
+class RowAxis:
+    """Rows of the graph. parent: the axis they were sampled from, ``samples`` rows each (0: unknown until run)."""
+
+    parent: int | None = None
+    samples: int = 0
+    grouped: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """One call of a flow.
+
+    axis: rows of its inputs; makes: rows of its outputs where they are others. call: its number in program order, from which
+    chance is derived. digest: of the function's source. places are not part of its identity.
+    """
+
+    id: int
+    op: Op
+    name: str
+    axis: int
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    settings: tuple[tuple[str, Value], ...] = ()
+    role: str | None = None
+    dispatch: str = "DP_COMPUTE"
+    rows: str = "row"
+    makes: int | None = None
+    call: int = 0
+    digest: str = ""
+    timeout: float = 300.0
+    pure: bool = True
+    place: Place | None = None
+    definition: Place | None = None
+    body: Graph | None = None
+
+    @property
+    def rows_axis(self) -> int:
+        """The axis of the outputs."""
+        return self.axis if self.makes is None else self.makes
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Roles whose weights this node may change."""
+        own = {self.role} if self.role and (self.op is Op.UPDATE or (self.op is Op.STAGE and not self.pure)) else set()
+        return frozenset(own | {role for node in (self.body.nodes if self.body else ()) for role in node.writes})
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Roles whose weights this node reads."""
+        own = {self.role} if self.role else set()
+        return frozenset(own | {role for node in (self.body.nodes if self.body else ()) for role in node.reads})
+
+    def output(self, name: str) -> Output:
+        return next(output for output in self.outputs if output.name == name)
+
+
+@dataclass(frozen=True)
+class RoleUse:
+    """What a role is used for: trained, its head, whether it samples, whether it is called as a reward."""
+
+    name: str
+    trained: bool = False
+    head: str = "logprobs"
+    generates: bool = False
+    rewards: bool = False
+
+
+@dataclass(frozen=True)
+class StateSlot:
+    """A scalar that lives across iterations: its initial value, and the column that holds it at the end of an iteration."""
+
+    name: str
+    initial: float
+    final: Column
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One iteration of an algorithm at given settings. ``results`` are the columns that a `repeat` body gives."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    axes: tuple[RowAxis, ...]
+    hp: tuple[tuple[str, Value], ...] = ()
+    roles: tuple[RoleUse, ...] = ()
+    state: tuple[StateSlot, ...] = ()
+    results: tuple[Input, ...] = ()
+
+    def __str__(self) -> str:
+        from rlflow.graph.draw import text
+
+        return text(self)
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def order(self) -> nx.DiGraph:
+        """Nodes by id; an edge for each reason to wait: ``columns`` read, or ``weights`` of a role."""
+        graph = nx.DiGraph()
+        graph.add_nodes_from(node.id for node in self.nodes)
+        for node in self.nodes:
+            for item in node.inputs:
+                _edge(graph, item.column.node, node.id, "columns", item.parameter)
+        for before, after, role in weight_order(self.nodes):
+            _edge(graph, before, after, "weights", role)
+        return graph
+
+    def readers(self) -> dict[Column, list[int]]:
+        """For each column that is read, the nodes that read it."""
+        readers: dict[Column, list[int]] = {}
+        for node in self.nodes:
+            for item in node.inputs:
+                readers.setdefault(item.column, []).append(node.id)
+        return readers
+
+    def before(self, name: str) -> set[str]:
+        """Names of all nodes that run before the one named."""
+        return {self.nodes[i].name for i in nx.ancestors(self.order, self.by_name[name].id)}
+
+    def concurrent(self, one: str, other: str) -> bool:
+        """Whether neither of two nodes has to wait for the other."""
+        return one not in self.before(other) and other not in self.before(one)
+
+    def longest_path(self) -> list[str]:
+        """Names along a longest chain of nodes."""
+        return [self.nodes[i].name for i in nx.dag_longest_path(self.order, weight="")]
+
+
+def _edge(graph: nx.DiGraph, before: int, after: int, why: str, name: str) -> None:
+    if not graph.has_edge(before, after):
+        graph.add_edge(before, after, columns=[], weights=[])
+    reasons = graph.edges[before, after][why]
+    if name not in reasons:
+        reasons.append(name)
+
+
+def weight_order(nodes: tuple[Node, ...]) -> Iterator[tuple[int, int, str]]:
+    """(before, after, role) for each pair of nodes that a role's weights put in order."""
+    last_write: dict[str, int] = {}
+    read_since: dict[str, list[int]] = {}
+    for node in nodes:
+        for role in sorted(node.reads | node.writes):
+            if role in last_write:
+                yield last_write[role], node.id, role
+            if role in node.writes:
+                for reader in read_since.pop(role, []):  # a model is read before it is written
+                    yield reader, node.id, role
+                last_write[role] = node.id
+            else:
+                read_since.setdefault(role, []).append(node.id)

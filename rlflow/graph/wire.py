@@ -1,0 +1,56 @@
+"""Graphs as bytes: msgpack with a version field, checked strictly when read; and a graph's identity."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from rlflow.errors import PlanError
+from rlflow.graph.model import Graph, Node
+
+VERSION = 1
+
+
+def pack(graph: Graph) -> bytes:
+    return bytes(msgpack.packb({"format": "rlflow-graph", "version": VERSION, "graph": dataclasses.asdict(graph)}))
+
+
+def unpack(data: bytes) -> Graph:
+    """The graph of ``pack``. Raises PlanError for anything else: other versions, damaged bytes, unknown or missing fields."""
+    from pydantic import ValidationError
+
+    try:
+        envelope = msgpack.unpackb(data)
+        if envelope["format"] != "rlflow-graph" or envelope["version"] != VERSION:
+            raise ValueError(f"format {envelope['format']!r} version {envelope['version']!r}")
+        graph: Graph = _adapter().validate_json(json.dumps(envelope["graph"]), strict=True)
+        return graph
+    except (ValueError, KeyError, TypeError, IndexError, msgpack.UnpackException, ValidationError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PlanError.of("graph-bytes", "these bytes are not a graph of this version", found=reason,
+                           expected=f"rlflow-graph version {VERSION}", remedy="write the graph again with this version") from error  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> Any:
+    from pydantic import ConfigDict, TypeAdapter, with_config
+
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(Graph))
+
+
+def identity(graph: Graph) -> str:
+    """16 hex digits that change with what an iteration computes, sources of functions included, and with nothing else."""
+    return hashlib.sha256(pack(_placeless(graph))).hexdigest()[:16]
+
+
+def _placeless(graph: Graph) -> Graph:
+    return dataclasses.replace(graph, nodes=tuple(_placeless_node(node) for node in graph.nodes))
+
+
+def _placeless_node(node: Node) -> Node:
+    return dataclasses.replace(node, place=None, definition=None, body=_placeless(node.body) if node.body else None)

@@ -1,0 +1,231 @@
+"""From a flow and its settings to a program: the graph of one iteration, and the functions that its nodes call."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlflow.author.flow import Flow
+from rlflow.author.loss import Loss
+from rlflow.author.scope import entered
+from rlflow.author.stage import Stage
+from rlflow.columns import Kind, scalar, standard_kind
+from rlflow.errors import FlowError, Place, Problem, listed
+from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
+from rlflow.trace import rules
+from rlflow.trace.symbols import Held, SymbolicBatch, SymbolicRole
+from rlflow.trace.tracer import Context, Tracer
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of the run's options shapes the graph: how many rewards bind to ``*rewards``, and the columns reward functions read."""
+
+    rewards: int = 1
+    reward_reads: tuple[str, ...] = ("completion", "answer")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced flow. ``functions`` maps the name of a node to its Stage or Loss."""
+
+    flow: Flow
+    hp: Any
+    graph: Graph
+    functions: Mapping[str, Stage | Loss] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What a trace found: the program as far as it goes, and every problem on the way."""
+
+    program: Program | None
+    problems: tuple[Problem, ...]
+
+
+def compile_flow(flow: Flow, hp: Any = None, options: Options | None = None) -> Program:
+    """Trace a flow. Raises FlowError with every error found."""
+    traced = trace(flow, hp, options)
+    errors = [problem for problem in traced.problems if problem.severity == "error"]
+    if errors or traced.program is None:
+        raise FlowError(*errors)
+    return traced.program
+
+
+def trace(flow: Flow, hp: Any = None, options: Options | None = None) -> Traced:
+    """Trace a flow at given settings (None: its own defaults), collecting problems instead of stopping at the first."""
+    options = options or Options()
+    try:
+        parameters = flow.parameters
+    except FlowError as error:
+        return Traced(None, error.problems)
+    hp = hp if hp is not None else parameters.hp
+    names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
+    tracer = Tracer(Context(names, options.reward_reads))
+    roles = role_names(flow, options.rewards)
+    initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
+    result, stopped = _call(tracer, flow, hp, roles, initial)
+    tracer.problems += stopped
+    graph = _graph(tracer, flow, hp, roles, initial, result)
+    found = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
+    return Traced(Program(flow, hp, graph, tracer.functions), tuple(_distinct([*tracer.problems, *found])))
+
+
+def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
+    """Each role parameter → the names of the roles bound to it; only ``*rewards`` has several."""
+    parameters = flow.parameters
+    names = {name: [name] for name in parameters.roles}
+    if parameters.rest:
+        names[parameters.rest] = [f"{parameters.rest}_{i}" for i in range(rewards)]
+    return names
+
+
+def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments of the flow's function after the data; ``make(name)`` gives a role."""
+    names = role_names(flow, rewards)
+    rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
+    settings = {"hp": hp} if flow.parameters.hp is not None or _takes_hp(flow) else {}
+    if rest:  # what stands before *rewards must go by position
+        return [*(make(name) for name in names if name in _before_rest(flow)), *rest], {
+            **{name: make(name) for name in names if name not in _before_rest(flow)}, **settings
+        }  # fmt: skip
+    return [], {name: make(name) for name in names} | settings
+
+
+def _takes_hp(flow: Flow) -> bool:
+    return "hp" in inspect.signature(flow.function).parameters
+
+
+def _before_rest(flow: Flow) -> list[str]:
+    listed_parameters = inspect.signature(flow.function).parameters.values()
+    return [p.name for p in listed_parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def _call(tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float]) -> tuple[Any, list[Problem]]:
+    """Run the flow's function on symbols; the problems that stopped it, if any."""
+    axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
+    prompts = tracer.batch(axis, _data(tracer, flow, axis))
+    tracer.state = tracer.held_state({name: scalar("float32") for name in initial})
+    rewards = len(roles.get(flow.parameters.rest or "", []))
+    positional, named = arguments(flow, lambda name: SymbolicRole(tracer, name), hp, rewards)
+    try:
+        with entered(tracer):
+            return flow.function(prompts, *positional, **named), []
+    except FlowError as error:
+        return None, list(error.problems)
+    except Exception as error:
+        return None, [_raised(flow, error)]
+
+
+def _data(tracer: Tracer, flow: Flow, axis: int) -> dict[str, Held]:
+    """The node that gives the data's columns."""
+    names: dict[str, Kind | None] = {name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")}
+    names |= {name: kind for name, kind in flow.data.items() if name not in ("chosen", "rejected")}
+    if {"completion", "chosen"} & set(flow.data):
+        names |= {name: standard_kind(name) for name in ("tokens", "mask", "finish")}
+    if "chosen" in flow.data:
+        names |= {name: standard_kind(name) for name in ("group", "chosen", "completion")}
+    node = Node(0, Op.DATA, flow.parameters.data, axis, outputs=tuple(Output(name, kind, name) for name, kind in names.items()))
+    tracer.recorded.nodes.append(node)
+    return tracer.symbols(node).held
+
+
+def _raised(flow: Flow, error: Exception) -> Problem:
+    """A plain Python exception in the flow's lines, at the last of them that is the user's."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == flow.function.__code__.co_filename]
+    place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else flow.place
+    return Problem("flow-raised", f"the flow raised {type(error).__name__}: {error}", place, flow.place,
+                   found=f"{type(error).__name__} while the flow was traced", expected="a flow that can be called on symbolic batches",
+                   remedy="correct this line; computations on values belong into a @stage")  # fmt: skip
+
+
+def _graph(tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], result: Any) -> Graph:
+    nodes = tuple(tracer.recorded.nodes)
+    settings = tuple((f.name, rules.plain(getattr(hp, f.name))) for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
+    slots = tuple(StateSlot(name, initial[name], tracer.state[name].column) for name in initial)
+    uses = tuple(role_use(name, nodes, tracer.functions) for names in roles.values() for name in names)
+    results: tuple[Any, ...] = ()
+    if isinstance(result, SymbolicBatch) and result.recorded is tracer.recorded:
+        results = tuple(Input(name, held.column) for name, held in result.held.items())
+    return Graph(flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results)
+
+
+def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """The nodes and those of `repeat` bodies."""
+    for node in nodes:
+        yield node
+        yield from all_nodes(node.body.nodes if node.body else ())
+
+
+def role_use(name: str, nodes: tuple[Node, ...], functions: Mapping[str, Stage | Loss]) -> RoleUse:
+    """A role is what it is used for."""
+    mine = [node for node in all_nodes(nodes) if node.role == name]
+    losses = [loss for node in mine if node.op is Op.UPDATE and isinstance(loss := functions.get(node.name), Loss)]
+    heads = [loss.head for loss in losses] or ["values" for node in mine if node.op is Op.VALUES] or ["scores" for n in mine if n.op is Op.REWARD]
+    return RoleUse(name, bool(losses), heads[0] if heads else "logprobs", any(n.op is Op.GENERATE for n in mine),
+                   any(n.op is Op.REWARD for n in mine))  # fmt: skip
+
+
+def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterator[Problem]:
+    """What can only be judged when the whole flow is known."""
+    readers = graph.readers() | {item.column: [] for item in graph.results}
+    for column, merged in tracer.replaced:
+        giver = graph.nodes[column.node] if column.node < len(graph.nodes) else None
+        if column not in readers and giver and giver.op is not Op.DATA:
+            yield _replaced(column, giver, merged)
+    yield from rules.never_read(graph, tracer.functions)
+    if not any(node.writes for node in graph.nodes):
+        yield Problem("nothing-updated", f"flow '{graph.name}' updates nothing", place, found="no update of any role",
+                      expected="at least one", remedy="end with actor.update(batch, loss, …)")  # fmt: skip
+    yield from _heads(graph, tracer.functions)
+    yield from _truncated(graph, tracer.functions)
+    for use in graph.roles:
+        if not any(node.role == use.name for node in all_nodes(graph.nodes)):
+            yield Problem("role-unused", f"role '{use.name}' is not used at these settings, so it is not loaded", place,
+                          found="no verb", expected="a verb, or none", remedy="nothing, if that is meant", severity="note")  # fmt: skip
+
+
+def _replaced(column: Column, giver: Node, place: Place | None) -> Problem:
+    return Problem("replaced-unread", f"column '{column.name}' of '{giver.name}' is replaced before anything read it", place, giver.place,
+                   found=f"a second '{column.name}'", expected="a reader between the two, or one of them",
+                   remedy=f'rename one of them: gives="…", or drop("{column.name}")')  # fmt: skip
+
+
+def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
+    """One model has one head."""
+    for use in graph.roles:
+        heads: dict[str, Node] = {}
+        for node in all_nodes(graph.nodes):
+            loss = functions.get(node.name)
+            head = {Op.LOGPROBS: "logprobs", Op.GENERATE: "logprobs", Op.VALUES: "values"}.get(node.op)
+            if node.op is Op.UPDATE and isinstance(loss, Loss):
+                head = loss.head
+            if node.role == use.name and head:
+                heads.setdefault(head, node)
+        if len(heads) > 1:
+            last = list(heads.values())[-1]
+            yield Problem("two-heads", f"role '{use.name}' is used with {len(heads)} heads", last.place, found=listed(heads),
+                          expected="one of logprobs, values, scores", remedy="use two roles")  # fmt: skip
+
+
+def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
+    """Log-probs after top-p or top-k meet full ones: their ratio is biased."""
+    nodes = list(all_nodes(graph.nodes))
+    cut = [n for n in nodes if n.op is Op.GENERATE and (dict(n.settings)["top_p"] != 1 or dict(n.settings)["top_k"] != 0)]
+    for node in nodes if cut else ():
+        names = {item.parameter for item in node.inputs}
+        loss = functions.get(node.name)
+        if "sampled_logprobs" in names and ("logprobs" in names or (isinstance(loss, Loss) and "logprobs" in loss.new)):
+            yield Problem("truncated-ratio", f"'{node.name}' compares log-probs with sampled ones that top-p or top-k renormalised",
+                          node.place, cut[0].place, found="sampled_logprobs after truncation, logprobs without",
+                          expected="top_p=1 and top_k=0 where they meet in a ratio", remedy="sample without truncation",
+                          severity="warning")  # fmt: skip
+
+
+def _distinct(problems: list[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+

@@ -1,0 +1,179 @@
+"""The legal flows, rule by rule: what each kind of call must satisfy, and the problem that says so when it does not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rlflow.author.loss import Loss
+from rlflow.author.signature import ColumnParameter
+from rlflow.author.stage import Stage
+from rlflow.columns import TABLE, Kind, Level
+from rlflow.dispatch import ALL, RANK0
+from rlflow.errors import Place, Problem, listed, nearest
+from rlflow.graph.model import Column, Graph, Op, Output, RowAxis, Value
+
+
+def missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None, settings: Iterable[str]) -> Problem:
+    """A column that a call reads and the batch has not; or a setting that was written where columns stand."""
+    close = nearest(name, columns)
+    if name in settings and name not in TABLE:
+        return Problem("positional-setting", f"{what} takes '{name}' as a column, but '{name}' is a setting", place, definition,
+                       found=f"the positional parameter '{name}'", expected=f"one of {listed(columns)}", nearest=close,
+                       remedy=f"put '{name}' after '*' in the function's parameters and pass it by name: {name}=hp.{name}")  # fmt: skip
+    if name not in TABLE and close is None:
+        remedy = f"merge the stage that gives '{name}' first, or put '{name}' after '*' if it is a setting"
+    else:
+        remedy = f"read '{close}'" if close and name not in TABLE else f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
+    return Problem("missing-column", f"{what} needs column '{name}', which the batch has not", place, definition,
+                   found=f"columns {listed(columns)}", expected=f"column '{name}'", nearest=close, remedy=remedy)  # fmt: skip
+
+
+def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    return Problem("optional-absent", f"{what} runs without its optional column '{name}'", place, definition, found="no such column",
+                   expected=f"column '{name}' or none", remedy="nothing, if that is meant", severity="note")  # fmt: skip
+
+
+def wrong_kind(what: str, parameter: ColumnParameter, found: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+    return Problem("wrong-kind", f"{what} reads column '{parameter.name}' as another kind than it has", place, definition,
+                   found=f"{parameter.name}: {found}", expected=f"{parameter.name}: {parameter.kind}",
+                   remedy="change the stage that gives it, or annotate the parameter with the kind that is meant")  # fmt: skip
+
+
+def table_kind(what: str, name: str, found: Kind | None, table: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+    return Problem("table-kind", f"{what} gives '{name}' another kind than the table of columns", place, definition,
+                   found=f"{name}: {found}", expected=f"{name}: {table}",
+                   remedy="give it a name of your own, or make it of the table's kind")  # fmt: skip
+
+
+def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    close = nearest(name, TABLE)
+    return Problem("own-column", f"{what} gives the column '{name}', which the table does not know; its kind is taken from the first "
+                   "real batch", place, definition, found=name, expected="a column of the table, or a declared kind", nearest=close,
+                   remedy=f'declare it: gives={{"{name}": row(torch.float32)}}', severity="note")  # fmt: skip
+
+
+def gives_count(what: str, names: Sequence[str], given: Iterable[str], place: Place | None, definition: Place | None) -> Problem:
+    given = list(given)
+    return Problem("gives-count", f"{what} gives {len(given)} columns, not {len(names)}", place, definition,
+                   found=f"gives={tuple(names)!r}", expected=f"{len(given)} names, for {listed(given)}",
+                   remedy="name each column that the stage gives")  # fmt: skip
+
+
+def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
+    return Problem("not-a-batch", f"{what} was called with something that is not a batch", place, found=type(value).__name__,
+                   expected="a batch", remedy="pass the batch; settings go by name")  # fmt: skip
+
+
+def leaked(place: Place | None) -> Problem:
+    return Problem("leaked-symbol", "a batch of another trace is used here: it was kept outside its flow, or crosses the edge of a `repeat` "
+                   "body", place, found="a symbolic batch from elsewhere", expected="batches made by this flow, or given to this body",
+                   remedy="pass batches through calls; keep none in globals, defaults or closures")  # fmt: skip
+
+
+def not_prompts(what: str, place: Place | None) -> Problem:
+    return Problem("not-prompts", f"{what} samples from rows that were sampled already", place, found="rows of a group",
+                   expected="the prompts", remedy=f"call {what}(prompts, …)")  # fmt: skip
+
+
+def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
+    return Problem("not-a-loss", f"{what} takes a loss after the batch", place, found=getattr(value, "__name__", type(value).__name__),
+                   expected="a function decorated with @loss", remedy="decorate it with @loss")  # fmt: skip
+
+
+def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
+    found = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
+    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", place, found=found,
+                   expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
+                   remedy="merge only what was given for these rows; for a baseline per prompt merge its scores alone: "
+                          "batch |= reward(greedy, gives=\"baseline\")")  # fmt: skip
+
+
+def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
+    return Problem("repeat-keep", f"the repeat body '{name}' does not give 'keep'", place, definition, found=listed(columns),
+                   expected="the group column keep: bool", nearest=nearest("keep", columns),
+                   remedy='merge a stage with rows="group" that gives "keep" before the body returns')  # fmt: skip
+
+
+def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
+    return Problem("repeat-result", f"the repeat body '{name}' does not return a batch", place, definition, found=type(value).__name__,
+                   expected="a batch with the group column keep", remedy="return the batch")  # fmt: skip
+
+
+def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
+    return Problem("repeat-state", f"{what} sets state inside a repeat body", place, found=listed(names), expected="state that is only read",
+                   remedy="set it after the repeat")  # fmt: skip
+
+
+def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None) -> Iterator[Problem]:
+    """What dispatch, levels and groups demand of a stage."""
+    what = f"stage '{stage.name}'"
+    reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
+    levels = {output.name: output.kind.level for output in outputs if output.kind}
+    rowwise = [name for name, level in levels.items() if level is not Level.SCALAR]
+    if stage.dispatch == ALL and rowwise:
+        yield Problem("all-gives-rows", f"{what} runs on every rank (ALL) but gives rows", place, stage.place, found=listed(rowwise),
+                      expected="scalar columns only", remedy="use DP_COMPUTE for rows, or give a scalar")  # fmt: skip
+    scalars = [name for name, level in levels.items() if level is Level.SCALAR]
+    if scalars and stage.dispatch not in (ALL, RANK0):
+        yield Problem("scalar-dispatch", f"{what} gives one value for the whole batch but sees only its share of the rows", place,
+                      stage.place, found=f"{listed(scalars)} under {stage.dispatch}", expected="RANK0 or ALL",
+                      remedy="write dispatch=RANK0")  # fmt: skip
+    grouped = [name for name, level in levels.items() if level is Level.GROUP]
+    if grouped and stage.dispatch != RANK0 and stage.rows != "group":
+        yield Problem("group-dispatch", f"{what} gives group columns but may see a part of a group", place, stage.place,
+                      found=listed(grouped), expected='rows="group" or RANK0', remedy='write rows="group"')  # fmt: skip
+    if (reads_groups or grouped) and not axis.grouped:
+        yield Problem("no-groups", f"{what} works on groups, but these rows have none", place, stage.place, found="rows of the prompts",
+                      expected="rows made by generate, or pairs", remedy="call it on the batch that generate gives")  # fmt: skip
+    elif reads_groups and axis.samples == 1:
+        yield Problem("single-groups", f"{what} works on groups, but each group has one row", place, stage.place, found="samples=1",
+                      expected="samples of at least 2", remedy="sample more responses per prompt: generate(…, samples=8)")  # fmt: skip
+    elif reads_groups and stage.rows == "row" and stage.dispatch != RANK0:
+        yield Problem("group-split", f"{what} reads 'group' but is given rows one by one, so a group may be split over ranks", place,
+                      stage.place, found='rows="row"', expected='rows="group" or RANK0', remedy='write rows="group"', severity="warning")  # fmt: skip
+
+
+def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
+    """What a loss demands of the rows it is given."""
+    if loss.rows == "group" and not axis.grouped:
+        yield Problem("no-groups", f"loss '{loss.name}' works on groups, but these rows have none", place, loss.place,
+                      found="rows of the prompts", expected="rows made by generate, or pairs",
+                      remedy=f"pass {what} the batch that generate gives")  # fmt: skip
+    elif loss.rows == "group" and axis.samples == 1:
+        yield Problem("single-groups", f"loss '{loss.name}' works on groups, but each group has one row", place, loss.place,
+                      found="samples=1", expected="samples of at least 2", remedy="sample more responses per prompt")  # fmt: skip
+
+
+def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
+    """A repeat body may run any number of times, so it must not learn."""
+    for node in graph.nodes:
+        if node.writes:
+            yield Problem("repeat-update", f"'{node.name}' changes weights inside a repeat body", node.place, place,
+                          found=node.name, expected="sampling, scoring and stages", remedy="update after the repeat")  # fmt: skip
+
+
+def plain(value: Any) -> Value:
+    """A setting as the graph stores it: numbers and text as they are, anything else by its name or repr."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    with contextlib.suppress(AttributeError):
+        return str(value.__qualname__)
+    return repr(value)
+
+
+def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
+    """Columns that the author's own stages give and nothing reads."""
+    readers = graph.readers()
+    results = {item.column for item in graph.results}
+    for node in graph.nodes:
+        columns = [Column(node.id, output.name) for output in node.outputs]
+        unread = [c.name for c in columns if c not in readers and c not in results]
+        unread = [name for name in unread if name not in {slot.name for slot in graph.state}]
+        if node.op is Op.STAGE and node.name in own and unread:
+            yield Problem("never-read", f"stage '{node.name}' gives {listed(unread)}, which nothing reads", node.place, node.definition,
+                          found=listed(unread), expected="a later stage, loss or verb that reads it",
+                          remedy="remove it, or read it", severity="warning")  # fmt: skip

@@ -1,0 +1,185 @@
+"""What a flow is called with while it is traced: batches and roles that stand for those of a run.
+
+A symbolic batch maps a column's name to the node that gives it. It has no rows: using it as a value is a FlowError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rlflow.author.source import call_place
+from rlflow.author.verbs import VERBS
+from rlflow.columns import Kind
+from rlflow.errors import FlowError, Problem, nearest
+from rlflow.graph.model import Column
+
+if TYPE_CHECKING:
+    from rlflow.author.loss import Loss
+    from rlflow.trace.tracer import Recorded, Tracer
+
+
+@dataclass(frozen=True)
+class Held:
+    """A column as a symbolic batch has it: where it comes from and its kind as far as known."""
+
+    column: Column
+    kind: Kind | None
+
+
+def refuse(use: str, remedy: str) -> NoReturn:
+    raise FlowError(
+        Problem("symbol-as-value", f"a batch has no rows while the flow is traced, so it cannot be used {use}", call_place(),
+                found=f"a batch used {use}", expected="stages, verbs, merges and settings only", remedy=remedy)
+    )  # fmt: skip
+
+
+INTO_STAGE = "put the computation inside a @stage"
+DECISION = "put the decision inside a @stage, or base it on a setting"
+
+
+class Symbol:
+    """Refuses every use as a value, whichever way Python or torch tries it."""
+
+    def __bool__(self) -> bool:
+        refuse("in a condition", DECISION)
+
+    def __len__(self) -> int:
+        refuse("with len()", "base the number on a setting")
+
+    def __iter__(self) -> Any:
+        refuse("in a loop", "loop over a setting, or inside a @stage")
+
+    def __float__(self) -> float:
+        refuse("as a number", INTO_STAGE)
+
+    def __int__(self) -> int:
+        refuse("as a number", INTO_STAGE)
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        refuse("as an array", INTO_STAGE)
+
+    @classmethod
+    def __torch_function__(cls, *arguments: Any, **options: Any) -> Any:
+        refuse("in a torch function", INTO_STAGE)
+
+
+def _arithmetic(self: Any, *others: Any) -> Any:
+    refuse("in arithmetic", INTO_STAGE)
+
+
+def _comparison(self: Any, other: Any) -> Any:
+    refuse("in a comparison", DECISION)
+
+
+_OPERATORS = "add sub mul matmul truediv floordiv mod pow and xor lshift rshift".split()
+for _name in _OPERATORS:
+    setattr(Symbol, f"__{_name}__", _arithmetic)
+    setattr(Symbol, f"__r{_name}__", _arithmetic)
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Symbol, f"__{_name}__", _arithmetic)
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Symbol, f"__{_name}__", _comparison)
+
+
+class SymbolicColumn(Symbol):
+    """What ``batch["name"]`` is while tracing."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        refuse("in a comparison", DECISION)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<column {self.name}, not known while tracing>"
+
+
+class SymbolicBatch(Symbol):
+    """A batch while tracing: its row axis and, per column, the node that gives it."""
+
+    def __init__(self, tracer: Tracer, recorded: Recorded, axis: int, held: Mapping[str, Held]) -> None:
+        self.tracer = tracer
+        self.recorded = recorded
+        self.axis = axis
+        self.held = dict(held)
+
+    @property
+    def columns(self) -> dict[str, Kind | None]:
+        return {name: held.kind for name, held in self.held.items()}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.held
+
+    def __getitem__(self, name: str) -> SymbolicColumn:
+        self.tracer.find(self, name, "batch[…]")
+        return SymbolicColumn(name)
+
+    def select(self, *names: str) -> SymbolicBatch:
+        return self._with({name: held for name in names if (held := self.tracer.find(self, name, "select"))})
+
+    def drop(self, *names: str) -> SymbolicBatch:
+        for name in names:
+            self.tracer.find(self, name, "drop")
+        return self._with({name: held for name, held in self.held.items() if name not in names})
+
+    def rename(self, **names: str) -> SymbolicBatch:
+        """``rename(old="new")``."""
+        return self.tracer.rename(self, names)
+
+    def __or__(self, other: Any) -> Any:
+        if not isinstance(other, SymbolicBatch):
+            refuse("with '|' on something that is not a batch", "merge what a stage gives: batch |= stage(batch)")
+        return self.tracer.merge(self, other)
+
+    def _with(self, held: Mapping[str, Held]) -> SymbolicBatch:
+        return SymbolicBatch(self.tracer, self.recorded, self.axis, held)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("rows", "repeat", "chunk", "concat"):
+            refuse(f"with .{name}()", INTO_STAGE)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        options = ("select", "drop", "rename", "columns")
+        raise FlowError(Problem("unknown-attribute", f"a batch has no '{name}'", call_place(), found=name, expected=", ".join(options),
+                                nearest=nearest(name, options), remedy="read columns inside a @stage"))  # fmt: skip
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{name}: {kind or 'own'}" for name, kind in self.columns.items())
+        return f"Batch(traced; {kinds})"
+
+
+class SymbolicRole:
+    """A role while tracing: its verbs add nodes."""
+
+    def __init__(self, tracer: Tracer, name: str) -> None:
+        self._tracer = tracer
+        self._name = name
+
+    def generate(self, prompts: Any, **settings: Any) -> Any:
+        return self._tracer.generate(self._name, prompts, settings)
+
+    def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs") -> Any:
+        return self._tracer.forward(self._name, "logprobs", batch, gives)
+
+    def values(self, batch: Any, *, gives: str | tuple[str, ...] = "values") -> Any:
+        return self._tracer.forward(self._name, "values", batch, gives)
+
+    def __call__(self, batch: Any, *, gives: str | tuple[str, ...] = "scores") -> Any:
+        return self._tracer.reward(self._name, batch, gives)
+
+    def update(self, batch: Any, loss: Loss, **settings: Any) -> None:
+        self._tracer.update(self._name, batch, loss, settings)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise FlowError(Problem("unknown-verb", f"role '{self._name}' has no verb '{name}'", call_place(), found=name,
+                                expected=", ".join((*VERBS, f"{self._name}(batch)")), nearest=nearest(name, VERBS),
+                                remedy="write one of the verbs, or a @stage(on=\"…\") of your own"))  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<role {self._name}>"

@@ -1,0 +1,330 @@
+"""The tracer: a flow called on symbols becomes a graph.
+
+Stage calls and verbs are recorded, tensor operations never. A mistake is noted as a problem and the trace goes on where it can: a
+missing column is reported once and then taken as given, so that later, independent mistakes are found in the same run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlflow.author import verbs
+from rlflow.author.loss import Loss
+from rlflow.author.scope import current
+from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
+from rlflow.author.source import call_place, definition_place, digest
+from rlflow.author.stage import Stage
+from rlflow.author.verbs import missing_setting, unknown_setting
+from rlflow.columns import Kind, Level, fits, standard_kind
+from rlflow.errors import FlowError, Place, Problem
+from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis, Value
+from rlflow.trace import rules
+from rlflow.trace.symbols import Held, SymbolicBatch
+
+
+@dataclass(frozen=True)
+class Context:
+    """What tracing knows of the run: names of the settings (for hints), and what reward functions read."""
+
+    settings: tuple[str, ...] = ()
+    reward_reads: tuple[str, ...] = ("completion", "answer")
+
+
+@dataclass
+class Recorded:
+    """Nodes of the flow, or of a `repeat` body, in program order."""
+
+    nodes: list[Node] = field(default_factory=list)
+    axes: list[RowAxis] = field(default_factory=list)
+
+
+class Tracer:
+    """Answers a flow's calls while it is traced."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.recorded = Recorded()
+        self.problems: list[Problem] = []
+        self.functions: dict[str, Stage | Loss] = {}
+        self.state: dict[str, Held] = {}
+        self.replaced: list[tuple[Column, Place | None]] = []
+        self.calls = 0
+        self._poisoned: set[tuple[int, str]] = set()
+        self._names: dict[str, int] = {}
+        self.depth = 0
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------------
+
+    def axis(self, axis: RowAxis) -> int:
+        self.recorded.axes.append(axis)
+        return len(self.recorded.axes) - 1
+
+    def add(self, op: Op, name: str, axis: int, **fields: Any) -> Node:
+        """Append a node under a name that no other node has."""
+        count = self._names[name] = self._names.get(name, 0) + 1
+        unique = name if count == 1 else f"{name}#{count}"
+        node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, **fields)
+        self.recorded.nodes.append(node)
+        self.calls += 1
+        return node
+
+    def symbols(self, node: Node) -> SymbolicBatch:
+        """The columns that a node gives, over their axis."""
+        return self.batch(node.rows_axis, {o.name: Held(Column(node.id, o.name), o.kind) for o in node.outputs})
+
+    def batch(self, axis: int, held: Mapping[str, Held]) -> SymbolicBatch:
+        return SymbolicBatch(self, self.recorded, axis, held)
+
+    def report(self, problem: Problem) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    # -- reading columns -----------------------------------------------------------------------------------------------------
+
+    def mine(self, batch: Any, what: str) -> SymbolicBatch:
+        """The batch, if it belongs to this trace. Raises FlowError for anything else."""
+        if not isinstance(batch, SymbolicBatch):
+            raise FlowError(rules.not_a_batch(what, batch, call_place()))
+        if current() is not self or batch.recorded is not self.recorded:
+            raise FlowError(rules.leaked(call_place()))
+        return batch
+
+    def find(self, batch: SymbolicBatch, name: str, what: str) -> Held | None:
+        """The column, or None after reporting that it is missing."""
+        self.mine(batch, what)
+        held = self.state.get(name) or batch.held.get(name)
+        if held is None and (batch.axis, name) not in self._poisoned:
+            self._poisoned.add((batch.axis, name))
+            self.report(rules.missing(what, name, self.visible(batch), call_place(), None, self.context.settings))
+        return held
+
+    def visible(self, batch: SymbolicBatch) -> list[str]:
+        return [*batch.held, *(name for name in self.state if name not in batch.held)]
+
+    def inputs(self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None) -> tuple[Input, ...]:
+        """The columns of a call, with what is wrong about them reported."""
+        found, place = [], call_place()
+        for parameter in parameters:
+            held = self.state.get(parameter.name) or batch.held.get(parameter.name)
+            if held is None:
+                self._absent(batch, parameter, what, place, definition)
+                continue
+            if not fits(held.kind, parameter.kind):
+                self.report(rules.wrong_kind(what, parameter, held.kind, place, definition))
+            found.append(Input(parameter.name, held.column))
+        return tuple(found)
+
+    def _absent(self, batch: SymbolicBatch, parameter: ColumnParameter, what: str, place: Place | None, definition: Place | None) -> None:
+        if parameter.optional:
+            self.report(rules.optional_absent(what, parameter.name, place, definition))
+        elif (batch.axis, parameter.name) not in self._poisoned:
+            self._poisoned.add((batch.axis, parameter.name))
+            self.report(rules.missing(what, parameter.name, self.visible(batch), place, definition, self.context.settings))
+
+    # -- calls ---------------------------------------------------------------------------------------------------------------
+
+    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> SymbolicBatch:
+        what, place = f"stage '{stage.name}'", call_place()
+        batch = self.mine(batch, what)
+        outputs = self._outputs(what, stage.gives, gives, place, stage.place)
+        axis = self.recorded.axes[batch.axis]
+        for problem in rules.stage_rules(stage, outputs, axis, place):
+            self.report(problem)
+        bound = self._settings(what, stage.signature, settings, place, stage.place, ("generator",))
+        inputs = self.inputs(batch, stage.signature.columns, what, stage.place)
+        node = self.add(
+            Op.STAGE, stage.name, batch.axis, inputs=inputs, outputs=outputs, settings=bound, role=stage.on, dispatch=str(stage.dispatch),
+            rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place, definition=stage.place,
+        )  # fmt: skip
+        self.functions[node.name] = stage
+        result = self.symbols(node)
+        self.state |= {name: held for name, held in result.held.items() if name in self.state}
+        if self.depth and (changed := [output.name for output in outputs if output.name in self.state]):
+            self.report(rules.state_in_body(what, changed, place))
+        return result
+
+    def _outputs(
+        self, what: str, given: Mapping[str, Kind | None], names: tuple[str, ...] | None, place: Place | None, definition: Place | None
+    ) -> tuple[Output, ...]:
+        """Outputs under the names that the call asks for, checked against the table."""
+        if names is not None and len(names) != len(given):
+            self.report(rules.gives_count(what, names, given, place, definition))
+            names = None
+        outputs = []
+        for source, name in zip(given, names or given, strict=True):
+            kind, table = given[source], standard_kind(name)
+            if kind is not None and table is not None and not fits(kind, table):
+                self.report(rules.table_kind(what, name, kind, table, place, definition))
+            if kind is None and table is None:
+                self.report(rules.own_column(what, name, place, definition))
+            outputs.append(Output(name, kind if kind is not None else table, source))
+        return tuple(outputs)
+
+    def _settings(
+        self, what: str, signature: Signature, given: Mapping[str, Any], place: Place | None, definition: Place | None, skip: tuple[str, ...] = ()
+    ) -> tuple[tuple[str, Value], ...]:
+        known = {name: default for name, default in signature.settings.items() if name not in skip}
+        for name in given:
+            if name not in known and not signature.open_settings:
+                self.report(unknown_setting(what, name, known, place, definition))
+        for name, default in known.items():
+            if default is REQUIRED and name not in given:
+                self.report(missing_setting(what, name, "a value", place, definition))
+        values = {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
+        return tuple((name, rules.plain(value)) for name, value in values.items())
+
+    def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
+        what, place = f"{role}.generate", call_place()
+        prompts = self.mine(prompts, what)
+        bound = verbs.bind(what, verbs.GENERATE, settings, place)
+        if self.recorded.axes[prompts.axis].grouped:
+            self.report(rules.not_prompts(what, place))
+        inputs = self.inputs(prompts, [ColumnParameter("prompt_tokens", verbs.KINDS.get("prompt_tokens"), False)], what, None)
+        makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
+        outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
+        node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs, outputs=outputs, settings=tuple(bound.items()), role=role,
+                        makes=makes, timeout=verbs.DEADLINES["generate"], place=place)  # fmt: skip
+        return self.batch(makes, prompts.held | self.symbols(node).held)
+
+    def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
+        """`logprobs` (a second name asks for the entropy) or `values`."""
+        what, place = f"{role}.{verb}", call_place()
+        batch = self.mine(batch, what)
+        names = (gives,) if isinstance(gives, str) else tuple(gives)
+        sources = {"logprobs": ("logprobs", "entropy"), "values": ("values",)}[verb][: len(names)]
+        outputs = self._outputs(what, {source: verbs.KINDS[source] for source in sources}, names, place, None)
+        inputs = self._model_inputs(batch, what, ("temperature",) if verb == "logprobs" else ())
+        op = Op.LOGPROBS if verb == "logprobs" else Op.VALUES
+        node = self.add(op, what, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=verbs.DEADLINES[verb], place=place)
+        return self.symbols(node)
+
+    def _model_inputs(self, batch: SymbolicBatch, what: str, optional: tuple[str, ...]) -> tuple[Input, ...]:
+        """What a model reads; optional columns are taken where they are, without a word where they are not."""
+        needs = [ColumnParameter(name, standard_kind(name), False) for name in verbs.MODEL_READS]
+        needs += [ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.held]
+        return self.inputs(batch, needs, what, None)
+
+    def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
+        what, place = role, call_place()
+        batch = self.mine(batch, what)
+        outputs = self._outputs(what, {"scores": verbs.KINDS["scores"]}, (gives,) if isinstance(gives, str) else tuple(gives), place, None)
+        model = "completion" not in batch.held and "tokens" in batch.held
+        reads = verbs.MODEL_READS if model else self.context.reward_reads
+        needs = [ColumnParameter(name, standard_kind(name), False) for name in reads]
+        more = [n for n in (*verbs.MODEL_READS, "prompt", "entry") if n in batch.held and n not in reads]
+        inputs = self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)
+        node = self.add(Op.REWARD, role, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=verbs.DEADLINES["reward"], place=place)
+        return self.symbols(node)
+
+    def update(self, role: str, batch: Any, loss: Any, settings: dict[str, Any]) -> None:
+        what, place = f"{role}.update", call_place()
+        batch = self.mine(batch, what)
+        if not isinstance(loss, Loss):
+            raise FlowError(rules.not_a_loss(what, loss, place))
+        own = {name: value for name, value in settings.items() if name in verbs.UPDATE}
+        bound = verbs.bind(what, verbs.UPDATE, own, place)
+        rest = {name: value for name, value in settings.items() if name not in verbs.UPDATE}
+        known = Signature((), loss.signature.settings, loss.signature.open_settings)
+        bound_loss = self._settings(f"loss '{loss.name}'", known, rest, place, loss.place)
+        inputs = self._model_inputs(batch, what, ("mask", "temperature", "group"))
+        inputs += tuple(
+            item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
+            if item.parameter not in {known.parameter for known in inputs}
+        )  # fmt: skip
+        for problem in rules.update_rules(loss, self.recorded.axes[batch.axis], what, place):
+            self.report(problem)
+        node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings=(*((f"update.{k}", v) for k, v in bound.items()), *bound_loss),
+                        role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
+                        definition=loss.place)  # fmt: skip
+        self.functions[node.name] = loss
+
+    # -- merging -------------------------------------------------------------------------------------------------------------
+
+    def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
+        for old, new in names.items():
+            held = self.find(batch, old, "rename")
+            table = standard_kind(new)
+            if held and not fits(held.kind, table):
+                self.report(rules.table_kind("rename", new, held.kind, table, call_place(), None))
+        return batch._with({names.get(name, name): held for name, held in batch.held.items()})
+
+    def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
+        self.mine(batch, "|"), self.mine(other, "|")
+        place = call_place()
+        if other.axis != batch.axis and (problem := self._unrelated(batch.axis, other, place)):
+            self.report(problem)
+            self._poisoned |= {(batch.axis, name) for name in other.held if name not in batch.held}
+            return batch
+        for name, held in other.held.items():
+            old = batch.held.get(name)
+            if old and old.column != held.column:
+                self.replaced.append((old.column, place))
+        return batch._with(batch.held | other.held)
+
+    def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> Problem | None:
+        """The problem of merging rows of another axis, unless they are of the same prompts with one row for each."""
+        axes = self.recorded.axes
+        ancestors, step = set(), axes[axis].parent
+        while step is not None:
+            ancestors.add(step)
+            step = axes[step].parent
+        one_each = axes[other.axis].samples == 1 and axes[other.axis].parent is not None and axes[other.axis].parent == axes[axis].parent
+        tokens = [name for name, held in other.held.items() if held.kind and held.kind.level is Level.TOKEN]
+        if (other.axis in ancestors or one_each) and not tokens:
+            return None
+        return rules.other_rows(other.held, tokens, place)
+
+    # -- repetition ----------------------------------------------------------------------------------------------------------
+
+    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
+        place = call_place()
+        prompts = self.mine(prompts, "repeat")
+        bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
+        name, call = getattr(body, "__name__", "body"), self.calls
+        with self._inside(prompts) as inner:
+            result = body(inner)
+            if not isinstance(result, SymbolicBatch):
+                raise FlowError(rules.body_result(name, result, place, definition_place(body)))
+            self.mine(result, "repeat")
+            if "keep" not in result.held:
+                self.report(rules.no_keep(name, list(result.held), place, definition_place(body)))
+            graph = Graph(name, tuple(self.recorded.nodes), tuple(self.recorded.axes),
+                          results=tuple(Input(n, held.column) for n, held in result.held.items()))  # fmt: skip
+            kinds, axis = result.columns, self.recorded.axes[result.axis]
+        for problem in rules.body_rules(graph, place):
+            self.report(problem)
+        inputs = tuple(Input(n, held.column) for n, held in prompts.held.items())
+        makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
+        outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
+        node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=tuple(bound.items()),
+                        makes=makes, body=graph, digest=digest(body), timeout=float("inf"), place=place,
+                        definition=definition_place(body))  # fmt: skip
+        self.recorded.nodes[-1] = node = replace(node, call=call)
+        return self.symbols(node)
+
+    @contextlib.contextmanager
+    def _inside(self, prompts: SymbolicBatch) -> Iterator[SymbolicBatch]:
+        """Record into a graph of its own whose data are the prompts. Names stay unique over both."""
+        outer, poisoned, state = self.recorded, self._poisoned, self.state
+        self.recorded, self._poisoned, self.depth = Recorded(), set(), self.depth + 1
+        axis = self.axis(RowAxis())
+        outputs = tuple(Output(name, held.kind, name) for name, held in prompts.held.items())
+        node = Node(0, Op.DATA, "prompts", axis, outputs=outputs, call=self.calls)
+        self.recorded.nodes.append(node)
+        self.state = self.held_state({name: held.kind for name, held in state.items()})
+        try:
+            yield self.symbols(node)
+        finally:
+            self.recorded, self._poisoned, self.state, self.depth = outer, poisoned, state, self.depth - 1
+
+    def held_state(self, kinds: Mapping[str, Kind | None]) -> dict[str, Held]:
+        """A node that gives the state's scalars, if there are any, and its columns."""
+        if not kinds:
+            return {}
+        outputs = tuple(Output(name, kind, name) for name, kind in kinds.items())
+        node = Node(len(self.recorded.nodes), Op.STATE, "state", 0, outputs=outputs)
+        self.recorded.nodes.append(node)
+        return self.symbols(node).held
