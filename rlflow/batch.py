@@ -136,10 +136,10 @@ class Data:
         """The rows at ``index`` of a column over ``axis``."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
-                pieces = torch.split(self.value, self.lengths.tolist())  # type: ignore[union-attr]
-                chosen = [pieces[i] for i in index.tolist()]
-                value = torch.cat(chosen) if chosen else self.value[:0]
-                return replace(self, value=value, lengths=self.lengths[index])  # type: ignore[index]
+                assert self.lengths is not None
+                lengths = self.lengths[index]
+                starts = (self.lengths.cumsum(0) - self.lengths)[index]
+                return replace(self, value=self.value[starts.repeat_interleave(lengths) + ramp(lengths)], lengths=lengths)
             case Level.TEXT:
                 return replace(self, value=tuple(self.value[i] for i in index.tolist()))
             case Level.ROW:
@@ -171,7 +171,7 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
     if bool((lengths == width).all()):
         return flat.reshape(len(lengths), width)
     fill = _fill.get() if flat.is_floating_point() else 0
-    out = torch.full((len(lengths), width), fill, dtype=flat.dtype)
+    out = torch.full((len(lengths), width), fill, dtype=flat.dtype, device=flat.device)
     out[torch.arange(width) < lengths[:, None]] = flat
     return out
 
@@ -179,6 +179,12 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
 def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
     """The first ``lengths[i]`` entries of each row, one row after another."""
     return padded[torch.arange(padded.shape[1]) < lengths[:, None]]
+
+
+def ramp(lengths: Tensor) -> Tensor:
+    """0 … lengths[i]-1 for each row, one row after another: the place of each flat entry in its row."""
+    starts = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
 
 
 class Batch:

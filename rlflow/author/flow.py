@@ -37,7 +37,7 @@ class Flow:
 
     def __call__(self, prompts: Any, /, *roles: Any, **named: Any) -> Any:
         """One eager iteration on a real batch. Called inside another flow it is that flow's lines."""
-        from rlflow.run.eager import call
+        from rlflow.execution.eager import call
 
         return call(self, prompts, roles, named)
 

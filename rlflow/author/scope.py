@@ -26,7 +26,7 @@ def current() -> Scope:
     """The scope of the flow that is being called; outside any flow, one that runs stages at once."""
     scope = _current.get()
     if scope is None:
-        from rlflow.run.eager import Bare
+        from rlflow.execution.eager import Bare
 
         return Bare()
     return scope

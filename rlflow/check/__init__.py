@@ -1,0 +1,1 @@
+"""Judging an algorithm before anything is started."""

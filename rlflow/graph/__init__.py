@@ -1,0 +1,1 @@
+"""The graph of an algorithm: data, drawings, bytes and differences."""

@@ -31,12 +31,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Program:
-    """A traced flow. ``functions`` maps the name of a node to its Stage or Loss."""
+    """A traced flow. ``functions`` maps the name of a node to its Stage or Loss, ``settings`` to the values it was called with."""
 
     flow: Flow
     hp: Any
     graph: Graph
     functions: Mapping[str, Stage | Loss] = field(repr=False)
+    settings: Mapping[str, Mapping[str, Any]] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def trace(flow: Flow, hp: Any = None, options: Options | None = None) -> Traced:
     tracer.problems += stopped
     graph = _graph(tracer, flow, hp, roles, initial, result)
     found = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
-    return Traced(Program(flow, hp, graph, tracer.functions), tuple(_distinct([*tracer.problems, *found])))
+    return Traced(Program(flow, hp, graph, tracer.functions, tracer.bound), tuple(_distinct([*tracer.problems, *found])))
 
 
 def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from rlflow.author.stage import Stage
 from rlflow.author.verbs import missing_setting, unknown_setting
 from rlflow.columns import Kind, Level, fits, standard_kind
 from rlflow.errors import FlowError, Place, Problem
-from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis, Value
+from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
 from rlflow.trace.symbols import Held, SymbolicBatch
 
@@ -49,6 +49,7 @@ class Tracer:
         self.recorded = Recorded()
         self.problems: list[Problem] = []
         self.functions: dict[str, Stage | Loss] = {}
+        self.bound: dict[str, dict[str, Any]] = {}
         self.state: dict[str, Held] = {}
         self.replaced: list[tuple[Column, Place | None]] = []
         self.calls = 0
@@ -62,11 +63,13 @@ class Tracer:
         self.recorded.axes.append(axis)
         return len(self.recorded.axes) - 1
 
-    def add(self, op: Op, name: str, axis: int, **fields: Any) -> Node:
-        """Append a node under a name that no other node has."""
+    def add(self, op: Op, name: str, axis: int, settings: Mapping[str, Any] | None = None, **fields: Any) -> Node:
+        """Append a node under a name that no other node has; its settings as they are go into ``bound``, as text into the node."""
         count = self._names[name] = self._names.get(name, 0) + 1
         unique = name if count == 1 else f"{name}#{count}"
-        node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, **fields)
+        self.bound[unique] = dict(settings or {})
+        shown = tuple((key, rules.plain(value)) for key, value in self.bound[unique].items())
+        node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=shown, **fields)
         self.recorded.nodes.append(node)
         self.calls += 1
         return node
@@ -165,7 +168,7 @@ class Tracer:
 
     def _settings(
         self, what: str, signature: Signature, given: Mapping[str, Any], place: Place | None, definition: Place | None, skip: tuple[str, ...] = ()
-    ) -> tuple[tuple[str, Value], ...]:
+    ) -> dict[str, Any]:
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in given:
             if name not in known and not signature.open_settings:
@@ -173,8 +176,7 @@ class Tracer:
         for name, default in known.items():
             if default is REQUIRED and name not in given:
                 self.report(missing_setting(what, name, "a value", place, definition))
-        values = {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
-        return tuple((name, rules.plain(value)) for name, value in values.items())
+        return {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
 
     def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
         what, place = f"{role}.generate", call_place()
@@ -185,7 +187,7 @@ class Tracer:
         inputs = self.inputs(prompts, [ColumnParameter("prompt_tokens", verbs.KINDS.get("prompt_tokens"), False)], what, None)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
-        node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs, outputs=outputs, settings=tuple(bound.items()), role=role,
+        node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs, outputs=outputs, settings=bound, role=role,
                         makes=makes, timeout=verbs.DEADLINES["generate"], place=place)  # fmt: skip
         return self.batch(makes, prompts.held | self.symbols(node).held)
 
@@ -236,7 +238,7 @@ class Tracer:
         )  # fmt: skip
         for problem in rules.update_rules(loss, self.recorded.axes[batch.axis], what, place):
             self.report(problem)
-        node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings=(*((f"update.{k}", v) for k, v in bound.items()), *bound_loss),
+        node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings={**bound, **bound_loss},
                         role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
                         definition=loss.place)  # fmt: skip
         self.functions[node.name] = loss
@@ -299,7 +301,7 @@ class Tracer:
         inputs = tuple(Input(n, held.column) for n, held in prompts.held.items())
         makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
         outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
-        node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=tuple(bound.items()),
+        node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=bound,
                         makes=makes, body=graph, digest=digest(body), timeout=float("inf"), place=place,
                         definition=definition_place(body))  # fmt: skip
         self.recorded.nodes[-1] = node = replace(node, call=call)

@@ -1,0 +1,60 @@
+"""The key-value cache of a decode loop: rows can leave it, and a step writes only its own entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+SPARE = 64  # tokens of room at first; buffers then grow by half
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values [rows, heads, tokens, size] as views of buffers with room to spare.
+
+    The cache that comes with transformers copies all that came before at every step, which for small models is most of the time.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.rooms = _room(key_states), _room(value_states)
+            self.length = 0
+        end = self.length + key_states.shape[-2]
+        if end > self.rooms[0].shape[-2]:
+            self.rooms = _room(self.keys, end), _room(self.values, end)
+        for room, new in zip(self.rooms, (key_states, value_states), strict=True):
+            room[:, :, self.length : end] = new
+        self._show(end)
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the rows at these indices, in this order; a row may be kept several times."""
+        self.rooms = tuple(_room(shown.index_select(0, beam_idx)) for shown in (self.keys, self.values))
+        self._show(self.length)
+
+    def _show(self, end: int) -> None:
+        self.length = end
+        self.keys, self.values = (room[:, :, :end] for room in self.rooms)
+
+
+def new_cache(config: Any) -> Cache:
+    """An empty cache for a model. Layers with a sliding window keep everything: their attention mask takes care of the window.
+    Layers that are not attention (linear, state space) get what transformers has for them."""
+    cache = DynamicCache(config=config)
+    cache.layers = [GrowingLayer() if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
+    if cache.layer_class_to_replicate is not None:
+        cache.layer_class_to_replicate = GrowingLayer
+    return cache
+
+
+def _room(content: Tensor, needed: int = 0) -> Tensor:
+    """A buffer that starts with ``content`` and has room to grow."""
+    rows, heads, length, size = content.shape
+    capacity = max(length, needed) * 3 // 2 + SPARE
+    room = torch.empty(rows, heads, capacity, size, dtype=content.dtype, device=content.device)
+    room[:, :, :length] = content
+    return room

@@ -1,0 +1,124 @@
+"""The local Generator: samples with its own copy of a model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.backends.local.decode import Drawn, decode
+from rlflow.backends.local.endings import Endings
+from rlflow.backends.local.network import Network, load_network
+from rlflow.backends.local.settings import GeneratorSettings
+from rlflow.backends.local.tokenizer import load_tokenizer, texts
+from rlflow.batch import Batch, Data, flatten
+from rlflow.columns import Kind, Level, standard_kind
+from rlflow.training.chance import uniforms
+from rlflow.training.minibatches import microbatches
+from rlflow.training.protocols import ModelSpec, Sampling
+
+
+class Generator:
+    """Samples responses; whoever trains the model sends its weights with ``receive``."""
+
+    Settings = GeneratorSettings
+
+    def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
+        self.spec, self.settings = spec, settings or GeneratorSettings()
+        self.network = load_network(ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed))
+        self.tokenizer = load_tokenizer(spec.folder)
+        self.eos = eos_ids(self.network, self.tokenizer)
+        self.version = 0
+
+    def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
+        """Sample ``sampling.samples`` responses to each prompt; ``seeds`` has one number per row.
+
+        Gives tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over
+        ``prompts.axis.repeat(samples)``, without the prompts' own columns. A row's tokens are a function of its prompt, its seed
+        and the weights. Other rows have a say only through the rounding of matrix products (about 1e-7 in float32), which moves
+        a token when a cumulative probability comes that close to its uniform number.
+        """
+        axis = prompts.axis.repeat(sampling.samples)
+        if len(seeds) != len(axis):
+            raise ValueError(f"generate: found {len(seeds)} seeds, expected one per row: {len(axis)}")
+        parts = [(rows, self._sample(prompts, rows, sampling, seeds)) for rows in self._batches(prompts, len(axis), sampling)]
+        drawn = _in_order(parts, len(axis), sampling.max_tokens)
+        columns = _columns(drawn, sampling, self.version) | self._text(drawn)
+        columns["group"] = Data(standard_kind("group"), axis.keys[:, 0].clone())
+        return Batch(axis, columns)
+
+    def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the number of updates behind
+        them. Raises ValueError where a name is unknown or missing."""
+        self.network.copy(weights)
+        self.version = version
+
+    def sleep(self) -> None:
+        """Move the weights to host memory. On a CPU they are there already, and nothing is freed."""
+        self.network.to("cpu")
+
+    def wake(self) -> None:
+        """Move the weights back to the device."""
+        self.network.to(self.spec.device)
+
+    def _batches(self, prompts: Batch, rows: int, sampling: Sampling) -> Iterator[Tensor]:
+        """Rows with prompts of similar lengths, as many as the cache has room for."""
+        lengths = prompts.data["prompt_tokens"].lengths.repeat_interleave(sampling.samples)
+        if rows and int(lengths.min()) == 0:
+            raise ValueError("prompt_tokens: found an empty prompt, expected at least one token (such as the tokenizer's BOS token)")
+        units = list(torch.arange(rows).split(1)) if rows else []
+        for unit in microbatches(units, lengths + sampling.max_tokens, tokens=self.settings.batch_tokens):
+            yield torch.cat(unit)
+
+    def _sample(self, prompts: Batch, rows: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Drawn:
+        which, of = torch.unique_consecutive(rows // sampling.samples, return_inverse=True)
+        column = prompts.data["prompt_tokens"].take(which, prompts.axis)
+        pieces = column.value.split(column.lengths.tolist())
+        uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(self.network.device)
+        ends = Endings(torch.tensor(self.eos, device=self.network.device), sampling.stop, self.tokenizer)
+        return decode(self.network, pieces, of.to(self.network.device), uniform, sampling, ends)
+
+    def _text(self, drawn: Drawn) -> dict[str, Data]:
+        rows = [row[:length] for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)]
+        rows = [row[:-1] if row and row[-1] in self.eos else row for row in rows]
+        finish = ("stop" if stopped else "length" for stopped in drawn.stopped.tolist())
+        return {"completion": Data(Kind(Level.TEXT), tuple(texts(self.tokenizer, rows))), "finish": Data(Kind(Level.TEXT), tuple(finish))}
+
+
+def eos_ids(network: Network, tokenizer: Any) -> list[int]:
+    """Every token that ends a response: of the generation config and of the config; the tokenizer's where those name none."""
+    module = network.module
+    vocabulary = module.get_output_embeddings().weight.shape[0]
+    found: set[int] = set()
+    for config in (module.generation_config, module.config, module.config.get_text_config()):
+        ids = getattr(config, "eos_token_id", None)
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    found = {token for token in found if 0 <= token < vocabulary}
+    return sorted(found) or [token for token in [tokenizer.eos_token_id] if token is not None]
+
+
+def _in_order(parts: list[tuple[Tensor, Drawn]], rows: int, width: int) -> Drawn:
+    """The rows of all parts, where they belong, on the CPU. Copies, since what inference mode made cannot be trained on."""
+    logprobs = parts[0][1].logprobs.dtype if parts else torch.float32
+    out = Drawn(torch.zeros(rows, width, dtype=torch.int64), torch.zeros(rows, width, dtype=logprobs),
+                torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool))
+    for index, part in parts:
+        for name in vars(out):
+            getattr(out, name)[index] = getattr(part, name).cpu()
+    return out
+
+
+def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:
+    lengths = drawn.lengths
+    tokens, logprobs = flatten(drawn.tokens, lengths), flatten(drawn.logprobs, lengths)
+    temperature = torch.full((len(lengths),), sampling.temperature or 1.0)
+    token_level = {
+        "tokens": tokens,
+        "mask": torch.ones(len(tokens), dtype=torch.bool),
+        "sampled_logprobs": logprobs,
+        "policy_version": torch.full((len(tokens),), version, dtype=torch.int64),
+    }
+    columns = {name: Data(Kind(Level.TOKEN, str(x.dtype).removeprefix("torch.")), x, lengths) for name, x in token_level.items()}
+    return columns | {"temperature": Data(standard_kind("temperature"), temperature)}

@@ -1,0 +1,238 @@
+"""A Hugging Face causal model cut in two: the backbone, which gives hidden states, and a head that is read at chosen places."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging
+
+from rlflow.errors import PlanError, listed
+from rlflow.training.protocols import Head, ModelSpec
+
+VALUE_HEAD = "value_head.safetensors"
+Transform = Callable[[Tensor], Tensor]
+
+
+class Network:
+    """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
+    scores, None for log-probs. amp: the dtype of autocast, None without."""
+
+    def __init__(self, module: Any, kind: Head, head: nn.Linear | None, amp: torch.dtype | None) -> None:
+        self.module, self.kind, self.head, self.amp = module, kind, head, amp
+        self.backbone = module.base_model
+        self.takes_positions = "position_ids" in inspect.signature(self.backbone.forward).parameters
+        self.transform = _logit_transform(self) if kind == "logprobs" else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.module.device
+
+    def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
+        """[rows, L, hidden] for ids [rows, L] at ``positions`` [rows or 1, L]."""
+        if self.takes_positions:
+            options["position_ids"] = positions
+        with self.precision():
+            return self.backbone(input_ids=ids, **options).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[…, vocabulary] in float32 (float64 for a float64 model), with the model's own scaling or soft capping."""
+        with self.precision():
+            logits = self.module.get_output_embeddings()(hidden)
+        return self.transform(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits)
+
+    def numbers(self, hidden: Tensor) -> Tensor:
+        """[…] from the linear head, in its own dtype: a value or a score is never rounded to bfloat16."""
+        return self.head(hidden.to(self.head.weight.dtype))[..., 0]
+
+    def precision(self) -> contextlib.AbstractContextManager[None]:
+        return torch.autocast(self.device.type, self.amp) if self.amp else contextlib.nullcontext()
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Everything that learns: Hugging Face name → parameter, tied ones once, and the value head. The language-model head of
+        a critic does not learn."""
+        named = dict(self.module.named_parameters())
+        if self.kind == "values":
+            unused = self.module.get_output_embeddings().weight
+            tied = self.module.get_input_embeddings().weight is unused
+            named = {name: p for name, p in named.items() if tied or p is not unused}
+            named |= {f"value_head.{name}": p for name, p in self.head.named_parameters()}
+        return named
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once."""
+        seen = set()
+        for name, tensor in self.module.state_dict().items():
+            if (tensor.data_ptr(), tensor.shape) not in seen or tensor.numel() == 0:
+                seen.add((tensor.data_ptr(), tensor.shape))
+                yield name, tensor
+
+    def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """Take the weights of ``tensors`` by name, in place. Raises ValueError where a name is unknown or one is missing."""
+        own = self.module.state_dict()
+        missing = {tensor.data_ptr(): name for name, tensor in self.tensors()}
+        with torch.no_grad():
+            for name, tensor in tensors:
+                if name not in own or own[name].shape != tensor.shape:
+                    raise ValueError(f"weights: found '{name}' {list(tensor.shape)}, expected one of {listed(own, 8)}"
+                                     if name not in own else
+                                     f"weights: found '{name}' {list(tensor.shape)}, expected the shape {list(own[name].shape)}")
+                own[name].copy_(tensor)
+                missing.pop(own[name].data_ptr(), None)
+        if missing:
+            raise ValueError(f"weights: found no {listed(missing.values(), 8)}, expected every weight of the model")
+
+    def to(self, device: torch.device | str) -> None:
+        self.module.to(device)
+        if self.head is not None:
+            self.head.to(device)
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder, and the value head beside it."""
+        self.module.save_pretrained(folder)
+        if self.kind == "values":
+            save_file({name: p.detach().cpu().contiguous() for name, p in self.head.state_dict().items()}, folder / VALUE_HEAD)
+
+
+def load_network(spec: ModelSpec) -> Network:
+    """The model in ``spec.folder`` with the head that ``spec`` asks for. Runs no code from the folder and fetches nothing.
+
+    Frozen models have ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes in bfloat16. Raises PlanError
+    where the folder does not hold such a model.
+    """
+    config = _config(spec)
+    low = spec.dtype == "bfloat16" and spec.trained
+    if spec.trained and spec.dtype == "float16":
+        raise PlanError.of("dtype", "float16 cannot be trained without loss scaling", found="float16", expected="bfloat16 or float32")
+    dtype = torch.float32 if low else getattr(torch, spec.dtype)
+    module = _scorer(spec, config, dtype) if spec.head == "scores" else _language_model(spec, dtype)
+    head = {"logprobs": lambda: None, "scores": lambda: module.score, "values": lambda: value_head(module, spec.folder)}[spec.head]()
+    module.eval().requires_grad_(spec.trained)
+    network = Network(module, spec.head, head.requires_grad_(spec.trained) if head is not None else None, None)
+    network.to(spec.device)
+    network.amp = torch.bfloat16 if low else None
+    return network
+
+
+def value_head(module: Any, folder: Path) -> nn.Linear:
+    """A linear map from hidden states to one value: as saved in ``folder``, else zero."""
+    weight = module.get_output_embeddings().weight
+    head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32))
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    if (folder / VALUE_HEAD).is_file():
+        head.load_state_dict(load_file(folder / VALUE_HEAD))
+    return head
+
+
+def checkpoint_layers(module: Any) -> None:
+    """Recompute each layer in the backward pass. Layers check their own ``training``, so that alone is set: dropout stays off."""
+    module.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    for layer in module.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.training = True
+            for name, value in list(vars(layer).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(layer, name, 0.0)
+
+
+def _config(spec: ModelSpec) -> Any:
+    if spec.folder is None or not (spec.folder / "config.json").is_file():
+        raise PlanError.of("no-model", "the local backend needs a Hugging Face model folder", found=str(spec.folder),
+                           expected="a folder with config.json and safetensors")
+    return AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=False)
+
+
+def _load(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...] = (), **options: Any) -> Any:
+    """A model whose every weight, but those ``allowed`` to be new, is in the folder."""
+    options |= {"dtype": dtype, "local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+    with _quiet():  # what is missing is an error below; the rest is expected
+        module, info = kind.from_pretrained(spec.folder, **options)
+    missing = sorted(set(info["missing_keys"]) - set(allowed))
+    if missing:
+        raise PlanError.of("weights-missing", f"the model folder {spec.folder} lacks weights", found=f"no {listed(missing, 8)}",
+                           expected=f"a {type(module).__name__}")
+    return module
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the reports and progress bars of transformers."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _language_model(spec: ModelSpec, dtype: torch.dtype) -> Any:
+    module = _load(AutoModelForCausalLM, spec, dtype)
+    if module.get_output_embeddings() is None or module.base_model is module:
+        raise PlanError.of("no-backbone", f"{type(module).__name__} has no separate backbone and language-model head",
+                           found=str(spec.folder), expected="a decoder such as Llama, Qwen or Gemma")
+    return module
+
+
+def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype) -> Any:
+    """A sequence classifier with one label; a language model gets a zero head, if it is to be trained."""
+    has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    if not has_head and not spec.trained:
+        raise PlanError.of("no-score-head", "a frozen reward model without a score head would score everything alike",
+                           found=f"{spec.folder}: {listed(config.architectures or ())}", expected="a …ForSequenceClassification")
+    if has_head and config.num_labels != 1:
+        raise PlanError.of("labels", "a reward model gives one number", found=f"{config.num_labels} labels in {spec.folder}",
+                           expected="num_labels = 1")
+    module = _load(AutoModelForSequenceClassification, spec, dtype, () if has_head else ("score.weight",), num_labels=1)
+    if not hasattr(module, "score"):
+        raise PlanError.of("no-score-head", f"{type(module).__name__} has no linear head named 'score'", found=str(spec.folder),
+                           expected="a decoder such as Llama, Qwen or Gemma")
+    if not has_head:
+        nn.init.zeros_(module.score.weight)
+    return module
+
+
+def _candidates(config: Any) -> Iterator[Transform]:
+    """What models do to logits after the head, as their configs tell: soft capping (Gemma), scaling (Cohere, Granite)."""
+    cap, scale, divisor = (getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"))
+    if cap:
+        yield lambda logits: (logits / cap).tanh() * cap
+    if scale:
+        yield lambda logits: logits * scale
+    if divisor:
+        yield lambda logits: logits / divisor
+        yield lambda logits: logits * divisor
+    yield lambda logits: logits
+
+
+@torch.no_grad()
+def _logit_transform(network: Network) -> Transform:
+    """What the model does to logits after its head, found by trying: the one that gives the model's own logits on a few tokens.
+
+    The head's output is spread over [-30, 30] for the trial, so that a soft cap shows on small weights too.
+    """
+    module = network.module
+    ids = torch.arange(4, device=network.device)[None] % module.get_output_embeddings().weight.shape[0]
+    spread = module.get_output_embeddings().register_forward_hook(lambda _, __, x: x + torch.linspace(-30, 30, x.shape[-1]).to(x))
+    try:
+        own = module(input_ids=ids, use_cache=False).logits.float()
+        raw = module.get_output_embeddings()(network.hidden(ids, torch.arange(4, device=network.device)[None])).float()
+    finally:
+        spread.remove()
+    error = 0.02 if raw.dtype != module.dtype else 1e-4
+    for transform in _candidates(module.config.get_text_config()):
+        if torch.allclose(transform(raw), own, rtol=error, atol=error * float(own.abs().max())):
+            return transform
+    raise PlanError.of("logits", f"{type(module).__name__} does something to its logits that is not known here",
+                       found="logits other than those of its head", expected="soft capping or a scale that its config names")

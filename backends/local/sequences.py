@@ -1,0 +1,49 @@
+"""Rows laid out for a model: prompt and response in one sequence, padded on the right.
+
+A causal model needs no attention mask for padding on the right: no position reads what stands after it. What the model makes of
+the padding itself is never read. So rows without a mask use the fastest attention there is, and positions count from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlflow.batch import Batch, ramp
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """ids: int64 [rows, L]. lengths: int64 [rows] of the response. targets: int64 [entries], the response tokens, flat.
+
+    before: int64 [entries], where in the flattened [rows × L] the token before each response token stands. last: int64 [rows],
+    where the last token of each row stands.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    targets: Tensor
+    before: Tensor
+    last: Tensor
+
+
+def sequences(rows: Batch, device: torch.device) -> Sequences:
+    """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt: its first token has no prefix to be
+    predicted from."""
+    prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
+    start, lengths = prompt.lengths, response.lengths
+    if len(start) and int(start.min()) == 0:
+        raise ValueError(f"prompt_tokens: found an empty prompt in row {int(start.argmin())}, expected at least one token "
+                         "(for example the tokenizer's BOS token)")
+    width = int((start + lengths).max()) if len(start) else 0
+    place = torch.arange(width)
+    ids = torch.zeros(len(start), width, dtype=torch.int64)
+    ids[place < start[:, None]] = prompt.value
+    ids[(place >= start[:, None]) & (place < (start + lengths)[:, None])] = response.value
+    first = torch.arange(len(start)) * width
+    before = (first + start - 1).repeat_interleave(lengths) + ramp(lengths)
+    moved = (tensor.to(device) for tensor in (ids, response.value, before, first + start + lengths - 1))
+    ids, targets, before, last = moved
+    return Sequences(ids, lengths, targets, before, last)

@@ -1,0 +1,32 @@
+"""What a user may set of the local backend: ``--ROLE.NAME``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """AdamW (Loshchilov and Hutter 2019), its schedule, and how much is computed at once."""
+
+    lr: Annotated[float, Ge(0)] = 1e-6  # learning rate; more learns faster, until it diverges
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how the rate falls to 0 over the run; constant never falls
+    warmup: Annotated[int, Ge(0)] = 0  # optimizer steps over which the rate rises to lr; more protects a fresh optimizer
+    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9  # memory of the gradient's mean; more smooths and lags
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.999  # memory of the gradient's square; less adapts faster to its scale
+    eps: Annotated[float, Gt(0)] = 1e-8  # floor of the gradient's scale; more slows parameters with tiny gradients
+    weight_decay: Annotated[float, Ge(0)] = 0.0  # pulls weight matrices towards 0; biases and norms never decay
+    max_grad_norm: Annotated[float, Gt(0)] = 1.0  # longer gradients are cut to this length; inf never cuts
+    micro_tokens: Annotated[int, Ge(1)] = 16384  # padded tokens per forward and backward; more is faster and takes more memory
+    logit_tokens: Annotated[int, Ge(0)] = 0  # tokens whose logits exist at once; less saves memory; 0: as many as fit in 512 MiB
+    gradient_checkpointing: bool = False  # true recomputes layers in the backward pass: a third slower, far less memory
+
+
+@dataclass(frozen=True)
+class GeneratorSettings:
+    """How much is sampled at once."""
+
+    batch_tokens: Annotated[int, Ge(1)] = 65536  # tokens of key-value cache at once; more is faster and takes more memory

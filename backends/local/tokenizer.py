@@ -1,0 +1,41 @@
+"""The tokenizer of a model folder."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from rlflow.errors import PlanError
+
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a model folder. Runs no code from it and fetches nothing. Raises PlanError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise PlanError.of("no-tokenizer", f"the model folder {folder} has no tokenizer that can be loaded", found=str(error),
+                           expected="tokenizer.json and tokenizer_config.json",
+                           remedy="save the tokenizer beside the model: tokenizer.save_pretrained(folder)") from error
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer's files, byte by byte, where ``source`` has any."""
+    for name in FILES:
+        if (source / name).is_file() and source.resolve() != target.resolve():
+            shutil.copyfile(source / name, target / name)
+
+
+def texts(tokenizer: Any, rows: Iterable[Sequence[int]]) -> list[str]:
+    """The text of each row of token ids, without special tokens."""
+    return [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=False) for row in rows]

@@ -1,0 +1,203 @@
+"""The local Trainer: forward passes and AdamW on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.author.loss import Loss, Quantity
+from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
+from rlflow.backends.local.network import checkpoint_layers, load_network
+from rlflow.backends.local.sequences import Sequences, sequences
+from rlflow.backends.local.settings import TrainerSettings
+from rlflow.backends.local.tokenizer import copy_tokenizer
+from rlflow.batch import Batch, Data, pad, ramp
+from rlflow.columns import Kind, Level
+from rlflow.training.learning import Passes, Step, learn
+from rlflow.training.minibatches import microbatches
+from rlflow.training.objective import New
+from rlflow.training.protocols import Mean, ModelSpec
+from rlflow.training.rows import token_counts
+from rlflow.training.schedule import Schedule
+
+QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "scores": ("scores",)}
+
+
+class Trainer:
+    """One model, its head and, if it is trained, its optimizer."""
+
+    Settings = TrainerSettings
+
+    def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
+        self.spec, self.settings = spec, settings or TrainerSettings()
+        self.network = load_network(spec)
+        self.schedule = Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, spec.updates)
+        self.steps = 0
+        self.optimizer = self._optimizer() if spec.trained else None
+        if spec.trained and self.settings.gradient_checkpointing:
+            checkpoint_layers(self.network.module)
+
+    @property
+    def device(self) -> torch.device:
+        return self.network.device
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
+        """Columns of ``want`` (default: the head's first) over the batch's axis, from prompt_tokens, tokens and temperature.
+
+        Token columns: entry t speaks of tokens[:, t]. Scores are read after the last token. A row's numbers depend on the rows
+        computed with it only by the rounding of matrix products.
+        """
+        want = want or QUANTITIES[self.spec.head][:1]
+        lengths = batch.data["tokens"].lengths
+        starts = lengths.cumsum(0) - lengths
+        out: dict[str, Tensor] = {}
+        for micro in self._micros(batch):
+            place = starts[micro].repeat_interleave(lengths[micro]) + ramp(lengths[micro])
+            for name, flat in self._compute(batch.rows(micro), want).items():
+                out.setdefault(name, torch.zeros(len(batch) if name == "scores" else int(lengths.sum()), dtype=flat.dtype))
+                out[name][micro if name == "scores" else place] = flat.cpu()
+        return Batch(batch.axis, {name: self._column(name, out.get(name, torch.zeros(0)), lengths) for name in want})
+
+    def update(
+        self,
+        batch: Batch,
+        loss: Loss,
+        *,
+        epochs: int = 1,
+        minibatch: int | None = None,
+        mean: Mean = "tokens",
+        seed: int = 0,
+        **settings: Any,
+    ) -> dict[str, float]:
+        """Minimise ``loss``; see ``rlflow.training.learning`` for order, averaging and metrics."""
+        if self.optimizer is None:
+            raise ValueError("update: found a frozen model, expected one with ModelSpec(trained=True)")
+        passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens)
+        return {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
+
+    def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
+        """The quantities of ``want``, differentiable, token columns padded as ``rows["tokens"]``."""
+        lengths = rows.data["tokens"].lengths
+        flat = self._compute(rows, want)
+        return New(**{name: x if name == "scores" else pad(x, lengths) for name, x in flat.items()})
+
+    def backward(self, objective: Tensor) -> None:
+        objective.backward()
+
+    def step(self) -> Step:
+        """Clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
+        learning = list(self.network.parameters().values())
+        norm = float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
+        lr, finite = self.schedule.rate(self.steps), norm < torch.inf
+        if finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+            self.steps += 1
+        self.optimizer.zero_grad()
+        return Step(finite, norm, lr)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) of the model, tied weights once; views of what is trained, not copies."""
+        return self.network.tensors()
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder: config, safetensors, the source folder's tokenizer, and a critic's value head. Weights
+        are written in the dtype in which they are trained."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.network.save(folder)
+        copy_tokenizer(self.spec.folder, folder)
+
+    def load(self, folder: Path) -> None:
+        """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
+        other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
+        self.network.copy(other.tensors())
+        if self.spec.head == "values":
+            self.network.head.load_state_dict(other.head.state_dict())
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, ``steps``.
+
+        Live tensors: copy what has to outlast the next update.
+        """
+        out = {f"parameters/{name}": tensor for name, tensor in self.weights()} | {"steps": torch.tensor(self.steps)}
+        for name, parameter in self.network.parameters().items() if self.optimizer else ():
+            if name.startswith("value_head."):
+                out[f"parameters/{name}"] = parameter.detach()
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if moment in self.optimizer.state[parameter]:
+                    out[f"{moment}/{name}"] = self.optimizer.state[parameter][moment]
+        return out
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from what ``state`` gave."""
+        own = {name.removeprefix("parameters/"): t for name, t in state.items() if name.startswith("parameters/")}
+        self.network.copy((name, t) for name, t in own.items() if not name.startswith("value_head."))
+        self.steps = int(state["steps"])
+        if self.optimizer is None:
+            return
+        self.optimizer.state.clear()
+        for name, parameter in self.network.parameters().items():
+            if name.startswith("value_head."):
+                parameter.data.copy_(own[name])
+            if f"exp_avg/{name}" in state:
+                moments = {moment: state[f"{moment}/{name}"].to(parameter, copy=True) for moment in ("exp_avg", "exp_avg_sq")}
+                step = torch.tensor(float(self.steps), device=parameter.device if self.device.type == "cuda" else "cpu")
+                self.optimizer.state[parameter] = moments | {"step": step}
+
+    def sleep(self) -> None:
+        """Move weights and optimizer state to host memory. On a CPU they are there already, and nothing is freed."""
+        self._move("cpu")
+
+    def wake(self) -> None:
+        """Move everything back to the device."""
+        self._move(self.spec.device)
+
+    def _move(self, device: str) -> None:
+        self.network.to(device)
+        for state in self.optimizer.state.values() if self.optimizer else ():
+            state.update({name: tensor.to(device) for name, tensor in state.items()})
+
+    def _optimizer(self) -> torch.optim.AdamW:
+        learning = list(self.network.parameters().values())
+        matrices = [p for p in learning if p.dim() >= 2]
+        rest = [p for p in learning if p.dim() < 2]
+        groups = [{"params": matrices, "weight_decay": self.settings.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.settings.lr, eps=self.settings.eps,
+                                 betas=(self.settings.beta1, self.settings.beta2), fused=True)
+
+    def _micros(self, batch: Batch) -> Iterator[Tensor]:
+        units = list(torch.arange(len(batch)).split(1)) if len(batch) else []
+        for micro in microbatches(units, token_counts(batch), tokens=self.settings.micro_tokens):
+            yield torch.cat(micro)
+
+    def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
+        """Flat token quantities [entries] and scores [rows], on the device."""
+        unknown = [name for name in want if name not in QUANTITIES[self.spec.head]]
+        if unknown:
+            raise ValueError(f"found a wish for {unknown[0]!r} from a model with the head {self.spec.head!r}, expected "
+                             f"{' or '.join(QUANTITIES[self.spec.head])}")
+        layout = sequences(rows, self.device)
+        positions = torch.arange(layout.ids.shape[1], device=self.device)[None]
+        hidden = self.network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)
+        if self.spec.head == "logprobs":
+            return self._logprobs(rows, layout, hidden[layout.before], "entropy" in want, want)
+        places = layout.last if self.spec.head == "scores" else layout.before
+        return {self.spec.head: self.network.numbers(hidden[places])}
+
+    def _logprobs(self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]) -> dict[str, Tensor]:
+        each = rows["temperature"] if "temperature" in rows else torch.ones(len(rows))
+        temperature = each.repeat_interleave(layout.lengths).to(hidden.device)
+        vocabulary = self.network.module.get_output_embeddings().weight.shape[0]
+        tokens = tokens_at_once(self.settings.logit_tokens, vocabulary)
+        both = logprobs_and_entropy(self.network.logits, hidden, layout.targets, temperature, tokens=tokens, entropy=entropy)
+        return {name: x for name, x in zip(("logprobs", "entropy"), both, strict=True) if name in want}
+
+    def _column(self, name: str, value: Tensor, lengths: Tensor) -> Data:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return Data(Kind(Level.ROW, dtype), value) if name == "scores" else Data(Kind(Level.TOKEN, dtype), value, lengths)

@@ -1,0 +1,152 @@
+"""The null backend: no model. Columns are functions of the row key, so that a lost, doubled or reordered row changes a digest;
+calls take the times that are declared. The whole engine runs on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from rlflow.author.loss import Loss
+from rlflow.batch import Batch, Data
+from rlflow.columns import Kind, Level, standard_kind
+from rlflow.execution import chance
+from rlflow.training.learning import Passes, Step, learn
+from rlflow.training.objective import New
+from rlflow.training.protocols import Mean, ModelSpec, Sampling
+
+VOCABULARY = 256
+
+
+def numbers(name: str, batch: Batch, width: int) -> Tensor:
+    """float32 [rows, width] in [0, 1): a function of the name, the row key and the place in the row."""
+    seeds = torch.tensor(chance.row_seeds(chance.derived(name), batch.axis.keys), dtype=torch.int64)
+    places = torch.arange(1, width + 1)
+    mixed = (seeds[:, None] % (2**31)) * 2_654_435_761 + places * 40_503
+    mixed = (mixed ^ (mixed >> 15)) * 2_246_822_519
+    return ((mixed ^ (mixed >> 13)) % 65_521).float() / 65_521
+
+
+def token_numbers(name: str, batch: Batch) -> Data:
+    """A token column of ``numbers`` in [-1, 0]."""
+    lengths = batch.data["tokens"].lengths
+    assert lengths is not None
+    width = int(lengths.max()) if len(lengths) else 0
+    return Data.trimmed(Kind(Level.TOKEN, "float32"), -numbers(name, batch, width), batch.axis, lengths)
+
+
+class Trainer:
+    """Answers at once, or after the declared times. ``steps`` counts optimizer steps."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        forward_seconds: Annotated[float, Ge(0)] = 0.0  # how long a forward takes
+        update_seconds: Annotated[float, Ge(0)] = 0.0  # how long an update takes
+
+    defaults: ClassVar[Settings] = Settings()
+
+    def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
+        self.spec, self.settings, self.steps = spec, settings, 0
+        self.device = torch.device("cpu")
+
+    def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
+        _take(self.settings.forward_seconds)
+        return Batch(batch.axis, {name: self._column(name, batch) for name in want})
+
+    def _column(self, name: str, batch: Batch) -> Data:
+        if name == "scores":
+            return Data(Kind(Level.ROW, "float32"), numbers(name, batch, 1)[:, 0])
+        return token_numbers(name, batch)
+
+    def update(
+        self, batch: Batch, loss: Loss, *, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens", seed: int = 0, **settings: Any
+    ) -> dict[str, float]:
+        _take(self.settings.update_seconds)
+        return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
+
+    def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
+        columns = {name: self._column(name, rows).padded(rows.axis) for name in want}
+        return New(**{name: columns.get(name) for name in ("logprobs", "entropy", "values", "scores")})
+
+    def backward(self, objective: Tensor) -> None:
+        """There is nothing to learn."""
+
+    def step(self) -> Step:
+        self.steps += 1
+        return Step(True, 0.0, 0.0)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield "steps", torch.tensor(self.steps)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "null.txt").write_text(f"{self.steps} optimizer steps of no model\n")
+
+    def load(self, folder: Path) -> None:
+        self.steps = int((folder / "null.txt").read_text().split()[0])
+
+    def sleep(self) -> None:
+        """Nothing is held."""
+
+    def wake(self) -> None:
+        """Nothing was put away."""
+
+
+class Generator:
+    """Responses of 1 to max_tokens tokens, by the row key."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        generate_seconds: Annotated[float, Ge(0)] = 0.0  # how long a call of generate takes
+
+    defaults: ClassVar[Settings] = Settings()
+
+    def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
+        self.spec, self.settings, self.version = spec, settings, 0
+
+    def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
+        _take(self.settings.generate_seconds)
+        rows = prompts.repeat(sampling.samples)
+        keys = rows.axis.keys
+        lengths = 1 + (numbers("length", rows, 1)[:, 0] * sampling.max_tokens).long()
+        tokens = (numbers("tokens", rows, sampling.max_tokens) * VOCABULARY).long()
+        tokens = tokens[torch.arange(sampling.max_tokens) < lengths[:, None]]
+        columns: dict[str, Any] = {
+            "tokens": tokens,
+            "mask": torch.ones_like(tokens, dtype=torch.bool),
+            "policy_version": torch.full_like(tokens, self.version),
+        }
+        data = {name: Data(standard_kind(name), value, lengths) for name, value in columns.items()}  # type: ignore[arg-type]
+        data["completion"] = Data(Kind(Level.TEXT), tuple(f"{position}.{sample}" for position, sample in keys.tolist()))
+        data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if n < sampling.max_tokens else "length" for n in lengths.tolist()))
+        data["temperature"] = Data(Kind(Level.ROW, "float32"), torch.full((len(rows),), sampling.temperature or 1.0))
+        data["group"] = rows.data["group"]
+        data["sampled_logprobs"] = token_numbers("logprobs", Batch(rows.axis, data))
+        return Batch(rows.axis, data)
+
+    def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        self.version = version
+
+    def sleep(self) -> None:
+        """Nothing is held."""
+
+    def wake(self) -> None:
+        """Nothing was put away."""
+
+
+class Score:
+    """The null reward: a number in [0, 1) per row key."""
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        return numbers("scores", batch, 1)[:, 0], {}
+
+
+def _take(seconds: float) -> None:
+    if seconds:
+        time.sleep(seconds)

@@ -1,0 +1,189 @@
+"""From the fields of a file to records of one shape: prompts, completions or pairs. Says which field was taken for what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlflow.columns import Kind, Level
+from rlflow.data.records import Raw
+from rlflow.errors import PlanError, listed, nearest
+
+Shape = Literal["prompts", "completions", "pairs"]
+Message = Mapping[str, str]
+
+DEFAULTS = ("prompt", "answer", "completion", "chosen", "rejected")
+OTHER_NAMES = {"prompt": ("question", "problem", "instruction"), "answer": ("solution", "ground_truth", "target")}
+TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "bool": (bool,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One question, and what the data says of it. ``responses`` are a completion, or (chosen, rejected)."""
+
+    prompt: str | tuple[Message, ...]
+    answer: str | None = None
+    responses: tuple[str, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """The prompt as text. Messages are joined, each under its role; one message alone is its content."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        if len(self.prompt) == 1:
+            return self.prompt[0]["content"]
+        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.prompt)
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Which field of the file each name is read from, and the declared columns with their kinds."""
+
+    fields: Mapping[str, str]
+    columns: Mapping[str, Kind]
+
+    @property
+    def shape(self) -> Shape:
+        return "completions" if "completion" in self.fields else "pairs" if "chosen" in self.fields else "prompts"
+
+    @property
+    def responses(self) -> tuple[str, ...]:
+        return {"prompts": (), "completions": ("completion",), "pairs": ("chosen", "rejected")}[self.shape]
+
+    def record(self, raw: Raw) -> Record:
+        answer = _text(raw, self.fields["answer"]) if "answer" in self.fields else None
+        responses = tuple(_response(raw, self.fields[name]) for name in self.responses)
+        more = {name: _declared(raw, self.fields[name], kind) for name, kind in self.columns.items()}
+        return Record(self._prompt(raw), answer, responses, more)
+
+    def _prompt(self, raw: Raw) -> str | tuple[Message, ...]:
+        if "prompt" in self.fields:
+            return _prompt(_value(raw, self.fields["prompt"]), raw, self.fields["prompt"])
+        first, *others = [_value(raw, self.fields[name])[:-1] for name in self.responses]  # whole conversations hold their prompt
+        if any(other != first for other in others):
+            raise _bad_field(raw, "chosen and rejected answer different conversations", "one prompt for both")
+        return _prompt(first, raw, self.responses[0])
+
+
+def mapped(first: Raw, wanted: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
+    """Decide from the first record which field each name is read from. ``wanted`` maps a name to a field, or to None for none."""
+    known = dict.fromkeys([*DEFAULTS, *columns])
+    for name in wanted:
+        if name not in known:
+            raise PlanError.of("data-fields", f"'{name}' is no column of the data", place=first.place, expected=listed(known),
+                               nearest=nearest(name, known), remedy="map rlflow's name to the file's: prompt=question")
+    found = {name: _field(first, name, wanted) for name in known}
+    fields = {name: where for name, where in found.items() if where is not None}
+    _check_shape(first, fields, columns)
+    return Mapped(fields, columns)
+
+
+def _field(first: Raw, name: str, wanted: Mapping[str, str | None]) -> str | None:
+    if name in wanted:
+        where = wanted[name]
+        if where and not _has(first, where):
+            raise _missing_field(first, where, f"the field for '{name}'")
+        return where or None
+    return next((other for other in (name, *OTHER_NAMES.get(name, ())) if _has(first, other)), None)
+
+
+def _check_shape(first: Raw, fields: Mapping[str, str], columns: Mapping[str, Kind]) -> None:
+    for name in columns:
+        if name not in fields:
+            raise _missing_field(first, name, f"a field for the declared column '{name}'")
+    if ("chosen" in fields) != ("rejected" in fields):
+        raise _bad_field(first, "a pair needs both 'chosen' and 'rejected'", "both, or neither")
+    if "chosen" in fields and "completion" in fields:
+        raise _bad_field(first, "the data has both a completion and a pair", "one of them; leave one out with fields={'completion': None}")
+    if "prompt" not in fields and not ("chosen" in fields and _conversation(first, fields["chosen"])):
+        raise _missing_field(first, "prompt", f"a field 'prompt' (also taken: {listed(OTHER_NAMES['prompt'])})")
+
+
+def _conversation(raw: Raw, name: str) -> bool:
+    value = _value(raw, name)
+    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 1
+
+
+def _has(raw: Raw, name: str) -> bool:
+    try:
+        return _value(raw, name) is not None
+    except PlanError:
+        return False
+
+
+def _value(raw: Raw, name: str) -> Any:
+    """The field, or one inside another by a dotted name (reward_model.ground_truth)."""
+    if name in raw.fields:
+        return raw.fields[name]
+    value: Any = raw.fields
+    for step in name.split("."):
+        if not isinstance(value, Mapping) or step not in value:
+            raise _missing_field(raw, name, f"a field '{name}' in every record")
+        value = value[step]
+    return value
+
+
+def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:
+    if isinstance(value, str):
+        return _unicode(value, raw, name)
+    if isinstance(value, Sequence) and value and all(_is_message(message) for message in value):
+        return tuple({"role": message["role"], "content": _unicode(message["content"], raw, name)} for message in value)
+    raise _bad_field(raw, f"the field '{name}' is no prompt: {_short(value)}",
+                     'a text, or a list of messages such as {"role": "user", "content": "…"}')
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
+def _response(raw: Raw, name: str) -> str:
+    value = _value(raw, name)
+    if isinstance(value, str):
+        return _unicode(value, raw, name)
+    if isinstance(value, Sequence) and value and _is_message(value[-1]) and value[-1]["role"] == "assistant":
+        return _unicode(value[-1]["content"], raw, name)
+    raise _bad_field(raw, f"the field '{name}' is no response: {_short(value)}", "a text, or messages that end with the assistant's")
+
+
+def _text(raw: Raw, name: str) -> str:
+    """The field as text: numbers as they print, lists and objects as JSON."""
+    value = _value(raw, name)
+    if value is None:
+        raise _bad_field(raw, f"the field '{name}' is null", "a text or a number")
+    return _unicode(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), raw, name)
+
+
+def _declared(raw: Raw, name: str, kind: Kind) -> Any:
+    if kind.level is Level.TEXT:
+        return _text(raw, name)
+    value, family = _value(raw, name), kind.family or "float"
+    if not isinstance(value, TYPES.get(family, ())) or (isinstance(value, bool) and family != "bool"):
+        raise _bad_field(raw, f"the field '{name}' is {_short(value)}", f"a value for a column of kind {kind}")
+    return value
+
+
+def _unicode(text: str, raw: Raw, name: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _bad_field(raw, f"the field '{name}' is not valid Unicode: {error.reason}", "text without lone surrogates") from error
+    return text
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return f"{type(value).__name__} {shown[:80]}{'…' if len(shown) > 80 else ''}"
+
+
+def _bad_field(raw: Raw, message: str, expected: str) -> PlanError:
+    return PlanError.of("data-field", message, place=raw.place, found=f"fields {listed(raw.fields)}", expected=expected)
+
+
+def _missing_field(raw: Raw, name: str, expected: str) -> PlanError:
+    names: Iterable[str] = [str(field) for field in raw.fields]
+    close = nearest(name, names)
+    return PlanError.of("data-field", f"the record has no field '{name}'", place=raw.place, found=f"fields {listed(names)}", expected=expected,
+                        nearest=close, remedy=f"map it: fields={{'{name.partition('.')[0]}': '{close or '<field of the file>'}'}}")

@@ -1,0 +1,139 @@
+"""Records of a file or folder: JSONL, Parquet, or a Hugging Face dataset folder. Each is a mapping with the place it came from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlflow.errors import PlanError, Place, listed
+from rlflow.extras import require
+
+SUFFIXES = (".jsonl", ".parquet")
+SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """One record as the file has it. The line of a Parquet file or dataset folder is the row's number, from 1."""
+
+    fields: Mapping[str, Any]
+    place: Place
+
+
+def read(path: Path, part: str | None = None) -> list[Raw]:
+    """All records of a file or a folder; ``part`` names the split of a folder that has several. Raises PlanError."""
+    if not path.exists():
+        raise no_such_file(path)
+    records = list(_folder(path, part) if path.is_dir() else _file(path))
+    if not records:
+        raise PlanError.of("data-empty", f"{path} holds no records", expected="one record or more")
+    return records
+
+
+def _file(path: Path) -> Iterator[Raw]:
+    match path.suffix:
+        case ".jsonl":
+            return _jsonl(path)
+        case ".parquet":
+            return _parquet(path)
+    raise PlanError.of("data-format", f"cannot read {path} as data", found=path.suffix or "no suffix",
+                       expected=f"{listed(SUFFIXES)}, or a Hugging Face dataset folder", remedy="write one JSON object per line to a .jsonl file")
+
+
+def _jsonl(path: Path) -> Iterator[Raw]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                place = Place(str(path), number)
+                yield Raw(_object(line.removeprefix(b"\xef\xbb\xbf"), place), place)
+
+
+def _object(line: bytes, place: Place) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
+        raise PlanError.of("data-json", f"not valid JSON: {error}", place=place, found=repr(line[:60]),
+                           expected="one JSON object per line") from error
+    if not isinstance(value, dict):
+        raise PlanError.of("data-json", "the line is not a JSON object", place=place, found=type(value).__name__,
+                           expected='an object such as {"prompt": "…", "answer": "…"}')
+    return value
+
+
+def _parquet(path: Path) -> Iterator[Raw]:
+    parquet = require("pyarrow.parquet", extra="tasks")
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise PlanError.of("data-parquet", f"{path} is not a readable Parquet file: {error}", expected="a Parquet file") from error
+    return _numbered(table.to_pylist(), str(path))
+
+
+def _folder(path: Path, part: str | None) -> Iterator[Raw]:
+    if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
+        return _saved(path, part)
+    files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and not _hidden(file.relative_to(path)))
+    if not files:
+        raise PlanError.of("data-folder", f"{path} holds no data", found=listed(sorted(item.name for item in path.iterdir())),
+                           expected="a folder written by datasets' save_to_disk, or one with .parquet or .jsonl files")
+    return (record for file in _of_part(path, files, part) for record in _file(file))
+
+
+def _hidden(path: Path) -> bool:
+    return any(step.startswith(".") for step in path.parts)
+
+
+def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
+    """The files of one split of one configuration: of ``part``, else of ``train`` where files are named for splits."""
+    named = [file for file in files if _split_of(file)]
+    chosen = [file for file in files if _split_of(file) == (part or "train")] if part or named else files
+    if not chosen:
+        raise _no_part(path, part or "train", {_split_of(file) for file in named})
+    folders = sorted({str(file.parent) for file in chosen})
+    if len(folders) > 1 and named:
+        raise PlanError.of("data-folder", f"{path} holds several configurations", found=listed(folders),
+                           expected="one configuration", remedy=f"name one, such as {folders[0]}")
+    return chosen
+
+
+def _split_of(file: Path) -> str:
+    """The split that the file's name opens with (train-00000-of-00001.parquet), or an empty string."""
+    stem = file.stem.partition("-")[0]
+    return stem if stem in SPLITS else ""
+
+
+def _saved(path: Path, part: str | None) -> Iterator[Raw]:
+    data = require("datasets", extra="tasks").load_from_disk(str(path))
+    if isinstance(data, Mapping):
+        name = part or ("train" if len(data) > 1 else next(iter(data)))
+        if name not in data:
+            raise _no_part(path, name, data)
+        data = data[name]
+    elif part is not None:
+        raise _no_part(path, part, ())
+    return _numbered(data, str(path))
+
+
+def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Iterator[Raw]:
+    return (Raw(row, Place(path, number)) for number, row in enumerate(rows, 1))
+
+
+def _no_part(path: Path, part: str, parts: Iterable[str]) -> PlanError:
+    return PlanError.of("data-split", f"{path} has no split '{part}'", found=listed(sorted(parts)), expected=part,
+                        nearest=_close(part, parts), remedy="name one of the splits found")
+
+
+def no_such_file(path: Path) -> PlanError:
+    """The error for a path that is not there, with the file that was probably meant."""
+    siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
+    return PlanError.of("data-missing", f"no such data: {path}", found=f"{path.parent} holds {listed(sorted(siblings))}",
+                        expected="a .jsonl or .parquet file, a Hugging Face dataset folder, or the name of a reasoning-gym task",
+                        nearest=_close(path.name, siblings))
+
+
+def _close(name: str, names: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)

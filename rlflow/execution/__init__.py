@@ -1,0 +1,1 @@
+"""Carrying out calls: the same operations for eager flows and for plans."""

@@ -1,0 +1,159 @@
+"""Running a stage on a batch: columns in as padded tensors, results checked and taken as columns."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.author.stage import Stage
+from rlflow.batch import DTYPES, Axis, Batch, Data
+from rlflow.columns import Kind, Level
+from rlflow.dispatch import ALL, DP_COMPUTE
+from rlflow.errors import FlowError, Place, PlanError, StageError, listed
+from rlflow.execution import chance
+
+
+def apply_stage(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None) -> tuple[Batch, dict[str, float]]:
+    """The stage's columns, under the names it gives, over the batch's rows; and its metrics.
+
+    ``batch`` holds the columns that the stage reads; an optional one may be absent. Raises ValueError where a result does not fit
+    what the stage declares, with found and expected.
+    """
+    columns = [batch[name] if name in batch else None for name in stage.signature.column_names]
+    settings = dict(settings)
+    if stage.draws:
+        settings["generator"] = _generators(stage, batch, seed)
+    first = [trainer] if stage.on else []
+    values, metrics = split_metrics(stage.function(*first, *columns, **settings), len(stage.gives))
+    if len(values) != len(stage.gives):
+        raise ValueError(f"found {len(values)} results, expected {len(stage.gives)}: {listed(stage.gives)}")
+    data = {name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), value in zip(stage.gives.items(), values, strict=True)}
+    return Batch(batch.axis, data), {name: mean_metric(name, value, batch) for name, value in metrics.items()}
+
+
+def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
+    """One generator for a stage that sees all rows; one per row for a stage whose rows may be anywhere."""
+    if stage.dispatch == DP_COMPUTE:
+        return tuple(chance.generator(s) for s in chance.row_seeds(seed, batch.axis.keys))
+    first = batch.axis.keys[0].tolist() if len(batch) else [0, 0]
+    return chance.generator(chance.derived(seed, *first))
+
+
+def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Results and the dict of metrics that may end them."""
+    values = result if isinstance(result, tuple) else (result,)
+    metrics = values[-1] if values and isinstance(values[-1], dict) else {}
+    values = values[:-1] if isinstance(values[-1], dict) else values
+    return (() if count == 0 and values == (None,) else values), metrics
+
+
+def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
+    """A stage's value as a column. Raises ValueError where shape, dtype or text do not fit."""
+    lengths = token_lengths(batch)
+    kind = kind or _seen(name, value, batch.axis, lengths)
+    if kind.level is Level.TEXT:
+        return _text(name, kind, value, len(batch))
+    tensor = torch.as_tensor(value).detach()
+    expected = _shape(kind.level, batch.axis, lengths)
+    if tuple(tensor.shape) != expected:
+        raise ValueError(f"column '{name}': found shape {list(tensor.shape)}, expected {list(expected)} ({kind.level.value} level)")
+    tensor = _converted(name, kind, tensor)
+    kind = Kind(kind.level, str(tensor.dtype).removeprefix("torch."))
+    if kind.level is Level.SCALAR:
+        return Data(kind, (tensor,) if every_rank else tensor)
+    if kind.level is Level.GROUP and not _equal_in_groups(tensor, batch.axis):
+        raise ValueError(f"column '{name}': found different values within a group, expected equal ones")
+    return Data.trimmed(kind, tensor, batch.axis, lengths)
+
+
+def token_lengths(batch: Batch) -> Tensor | None:
+    """Lengths of the token columns of a batch, None where it has none."""
+    return next((data.lengths for data in batch.data.values() if data.kind.level is Level.TOKEN), None)
+
+
+def _shape(level: Level, axis: Axis, lengths: Tensor | None) -> tuple[int, ...]:
+    if level is Level.SCALAR:
+        return ()
+    if level in (Level.ROW, Level.GROUP):
+        return (len(axis),)
+    if lengths is None:
+        raise ValueError("a stage that gives token columns must read one: nothing else says how long its rows are")
+    return (len(axis), int(lengths.max()) if len(lengths) else 0)
+
+
+def _seen(name: str, value: Any, axis: Axis, lengths: Tensor | None) -> Kind:
+    """The kind of an undeclared column, from its first real value."""
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return Kind(Level.TEXT)
+    tensor = torch.as_tensor(value)
+    if tensor.ndim == 0:
+        return Kind(Level.SCALAR)
+    if tensor.ndim == 1 and len(tensor) == len(axis):
+        return Kind(Level.ROW)
+    if tensor.ndim == 2 and lengths is not None and len(tensor) == len(axis):
+        return Kind(Level.TOKEN)
+    raise ValueError(f"column '{name}': found shape {list(tensor.shape)}, expected one value, {len(axis)} rows, or rows × tokens")
+
+
+def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value) or len(value) != rows:
+        size = f"{len(value)} items" if isinstance(value, list | tuple) else type(value).__name__
+        raise ValueError(f"column '{name}': found {size}, expected {rows} strings")
+    return Data(kind, tuple(value))
+
+
+def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
+    """Into the table's dtype within a family (float64 stays: it is asked for); never from one family to another."""
+    found = Kind(kind.level, str(tensor.dtype).removeprefix("torch."))
+    if kind.family is not None and found.family != kind.family:
+        raise ValueError(f"column '{name}': found dtype {found.dtype}, expected {kind.dtype}")
+    if found.dtype == "float64" or found.family not in DTYPES:
+        return tensor
+    return tensor.to(DTYPES[found.family or ""])
+
+
+def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
+    heads = tensor[axis.heads][axis.slots] if len(axis) else tensor
+    return bool(torch.all((tensor == heads) | (tensor != tensor) & (heads != heads)))
+
+
+def mean_metric(name: str, value: Any, batch: Batch) -> float:
+    """A stage's metric as a number: the mean of what is finite, under the mask for token values; the maximum for ``_max``."""
+    tensor = torch.as_tensor(value).detach().double()
+    mask = batch["mask"] if tensor.ndim == 2 and "mask" in batch else torch.ones_like(tensor, dtype=torch.bool)
+    chosen = tensor[mask & ~tensor.isnan()]
+    if not chosen.numel():
+        return math.nan
+    return float(chosen.max() if name.endswith("_max") else chosen.mean())
+
+
+class SkipIteration(Exception):
+    """There is nothing to train on in this iteration."""
+
+
+@contextlib.contextmanager
+def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
+    """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is its cause."""
+    try:
+        yield
+    except (FlowError, PlanError, StageError, SkipIteration):
+        raise
+    except Exception as error:
+        raise StageError(stage, iteration, len(batch), f"{type(error).__name__}: {error}", place, shapes(batch)) from error
+
+
+def shapes(batch: Batch) -> dict[str, str]:
+    """Column → kind and padded shape, for messages."""
+    return {name: f"{data.kind} {_size(data, batch.axis)}" for name, data in batch.data.items()}
+
+
+def _size(data: Data, axis: Axis) -> str:
+    if data.ragged:
+        assert data.lengths is not None
+        return str([len(axis), int(data.lengths.max()) if len(data.lengths) else 0])
+    return str([] if data.kind.level is Level.SCALAR else [len(axis)])

@@ -1,0 +1,192 @@
+"""Eager flows: the flow's own lines on real batches, here, in this process. This is the debugger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlflow.author import scope, verbs
+from rlflow.author.flow import Flow
+from rlflow.author.loss import Loss
+from rlflow.author.signature import REQUIRED, Signature
+from rlflow.author.source import call_place
+from rlflow.author.stage import Stage
+from rlflow.batch import Batch
+from rlflow.columns import fits
+from rlflow.errors import FlowError, Problem
+from rlflow.execution.apply import apply_stage, failing
+from rlflow.execution.engine import Engine, Metrics, model_reads, reads
+from rlflow.trace import rules
+
+
+class Bare:
+    """The scope outside any flow: stages run at once, without chance, roles or state."""
+
+    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+        inputs, settings = prepared(stage, batch, {}, settings)
+        with failing(stage.name, 0, inputs, call_place()):
+            result, _ = apply_stage(stage, inputs, settings, 0)
+        return renamed(result, gives)
+
+    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
+        raise FlowError(Problem("repeat-outside", "repeat needs the data cursor of a run", call_place(), found="no flow around it",
+                                expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))  # fmt: skip
+
+
+def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
+    """The columns that the stage reads, and all its settings. Raises FlowError for what is missing, as tracing does."""
+    what, place = f"stage '{stage.name}'", call_place()
+    if not isinstance(batch, Batch):
+        raise FlowError(rules.leaked(place))
+    if state:
+        batch = Batch(batch.axis, batch.data | dict(state))
+    problems = []
+    for parameter in stage.signature.columns:
+        if parameter.name not in batch and not parameter.optional:
+            problems.append(rules.missing(what, parameter.name, list(batch.data), place, stage.place, ()))
+        elif parameter.name in batch and not fits(batch.columns[parameter.name], parameter.kind):
+            problems.append(rules.wrong_kind(what, parameter, batch.columns[parameter.name], place, stage.place))
+    if problems:
+        raise FlowError(*problems)
+    return reads(stage.signature.column_names, batch), checked(what, stage.signature, settings, ("generator",))
+
+
+def checked(what: str, signature: Signature, given: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Settings with defaults. Raises FlowError for unknown and missing ones."""
+    known = {name: default for name, default in signature.settings.items() if name not in skip}
+    place = call_place()
+    problems = [verbs.unknown_setting(what, name, known, place) for name in given if name not in known and not signature.open_settings]
+    problems += [verbs.missing_setting(what, n, "a value", place) for n, d in known.items() if d is REQUIRED and n not in given]
+    if problems:
+        raise FlowError(*problems)
+    return {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
+
+
+def renamed(batch: Batch, gives: tuple[str, ...] | None) -> Batch:
+    return batch.rename(**dict(zip(batch.data, gives, strict=True))) if gives else batch
+
+
+@dataclass
+class Session:
+    """The scope of an eager iteration: counts calls as tracing does, so that chance is the same."""
+
+    engine: Engine
+    metrics: Metrics = field(default_factory=dict)
+    calls: int = 0
+    _names: dict[str, int] = field(default_factory=dict)
+
+    def next_call(self, name: str) -> tuple[int, str]:
+        """The number of this call in program order and its node's name."""
+        count = self._names[name] = self._names.get(name, 0) + 1
+        self.calls += 1
+        return self.calls - 1, name if count == 1 else f"{name}#{count}"
+
+    def log(self, node: str, metrics: Metrics) -> None:
+        self.metrics |= {f"{node}/{name}": value for name, value in metrics.items()}
+
+    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+        call, node = self.next_call(stage.name)
+        state = self.engine.state_batch(batch).data if self.engine.state else {}
+        inputs, settings = prepared(stage, batch, state, settings)
+        with failing(node, self.engine.iteration, inputs, call_place()):
+            result, metrics = self.engine.stage(stage, inputs, settings, call)
+        self.log(node, metrics)
+        result = renamed(result, gives)
+        self.engine.state |= {name: float(result.data[name].value) for name in result.data if name in self.engine.state}
+        return result
+
+    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
+        bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, call_place())
+        start, names = self.calls, dict(self._names)
+
+        def run_body(batch: Batch) -> Batch:
+            self.calls, self._names = start, dict(names)  # each try is the same calls on other rows
+            result = body(batch)
+            if not isinstance(result, Batch):
+                raise FlowError(rules.body_result(body.__name__, result, call_place(), None))
+            return result
+
+        rows, metrics = self.engine.repeat(run_body, prompts, **bound)
+        _, node = self.next_call(f"repeat.{body.__name__}")
+        self.log(node, metrics)
+        return rows
+
+
+class Role:
+    """A role of an eager flow. The verbs are those of the contract; each runs at once."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self._name = name
+        self._engine = engine
+
+    def __repr__(self) -> str:
+        return f"<role {self._name}>"
+
+    def _call(self, verb: str) -> tuple[Session, int, str]:
+        session = scope.current()
+        if not isinstance(session, Session):
+            session = Session(self._engine)
+        return (session, *session.next_call(f"{self._name}.{verb}" if verb else self._name))
+
+    def generate(self, prompts: Batch, **settings: Any) -> Batch:
+        _, call, node = self._call("generate")
+        bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
+        with failing(node, self._engine.iteration, prompts, call_place()):
+            rows = self._engine.generate(self._name, prompts, bound, call)
+            assert rows.axis.index is not None
+            carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
+        return Batch(rows.axis, carried | rows.data)
+
+    def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
+        names = (gives,) if isinstance(gives, str) else tuple(gives)
+        return self._forward("logprobs", ("logprobs", "entropy")[: len(names)], names, model_reads(batch, "temperature"))
+
+    def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values") -> Batch:
+        return self._forward("values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), model_reads(batch))
+
+    def _forward(self, verb: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch) -> Batch:
+        _, _, node = self._call(verb)
+        with failing(node, self._engine.iteration, batch, call_place()):
+            return renamed(self._engine.forward(self._name, want, batch), gives)
+
+    def __call__(self, batch: Batch, *, gives: str | tuple[str, ...] = "scores") -> Batch:
+        session, _, node = self._call("")
+        with failing(node, self._engine.iteration, batch, call_place()):
+            result, metrics = self._engine.reward(self._name, batch)
+        session.log(node, metrics)
+        return renamed(result, (gives,) if isinstance(gives, str) else tuple(gives))
+
+    def update(self, batch: Batch, loss: Loss, **settings: Any) -> None:
+        session, call, node = self._call("update")
+        own = verbs.bind(node, verbs.UPDATE, {k: v for k, v in settings.items() if k in verbs.UPDATE}, call_place())
+        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in verbs.UPDATE})
+        if self._engine.state:
+            batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
+        for parameter in loss.signature.columns:
+            if parameter.name not in batch and not parameter.optional:
+                raise FlowError(rules.missing(f"loss '{loss.name}'", parameter.name, list(batch.data), call_place(), loss.place, ()))
+        inputs = reads(update_reads(loss), batch)
+        with failing(node, self._engine.iteration, inputs, call_place()):
+            session.log(node, self._engine.update(self._name, inputs, loss, {**own, **rest}, call))
+
+
+def update_reads(loss: Loss) -> tuple[str, ...]:
+    """Columns that an update reads: the model's, and the loss's."""
+    return tuple(dict.fromkeys((*verbs.MODEL_READS, "mask", "temperature", "group", *loss.signature.column_names)))
+
+
+def call(flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """One eager iteration; or, inside another flow, just its lines. Afterwards the iteration counter moves on."""
+    if scope._current.get() is not None:
+        return flow.function(prompts, *roles, **named)
+    engine = next((role._engine for role in (*roles, *named.values()) if isinstance(role, Role)), None)
+    if engine is None:
+        raise FlowError(Problem("eager-roles", f"flow '{flow.name}' was called without its roles", call_place(), flow.place,
+                                found=f"{len(roles) + len(named)} arguments", expected=", ".join(flow.parameters.roles),
+                                remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)"))  # fmt: skip
+    session = Session(engine)
+    with scope.entered(session):
+        result = flow.function(prompts, *roles, **named)
+    engine.iteration += 1
+    return result

@@ -1,0 +1,126 @@
+"""The engine: models, rewards and chance of a run, and one function per kind of call. Eager flows and plans both call it, so that
+they cannot differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlflow.author import verbs
+from rlflow.author.loss import Loss
+from rlflow.author.stage import Stage
+from rlflow.batch import Batch, Data
+from rlflow.columns import Kind, Level
+from rlflow.execution import chance
+from rlflow.execution.apply import SkipIteration, apply_stage
+from rlflow.training.protocols import Generator, Sampling, Trainer
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class Model:
+    """A role's weights: the trainer that owns them, the generator that samples from them, and how many updates are behind each."""
+
+    trainer: Trainer | None = None
+    generator: Generator | None = None
+    version: int = 0
+    sampled_version: int = 0
+
+    def synchronise(self) -> None:
+        """Hand the trainer's weights to the generator where they are newer."""
+        if self.generator is not None and self.trainer is not None and self.sampled_version != self.version:
+            self.generator.receive(self.trainer.weights(), self.version)
+            self.sampled_version = self.version
+
+
+class Scorer(Protocol):
+    """Something bound to a reward role."""
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Scores [rows] float32, NaN for missing; and metrics."""
+
+
+@dataclass
+class Engine:
+    """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data."""
+
+    models: Mapping[str, Model]
+    scorers: Mapping[str, Scorer]
+    seed: int
+    fresh: Callable[[int], Batch]
+    state: dict[str, float] = field(default_factory=dict)
+    iteration: int = 0
+
+    def seed_of(self, call: int) -> int:
+        return chance.derived(self.seed, self.iteration, call)
+
+    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int) -> Batch:
+        """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
+        model = self.models[role]
+        model.synchronise()
+        assert model.generator is not None
+        sampling = Sampling(**settings)
+        seeds = chance.row_seeds(self.seed_of(call), prompts.axis.repeat(sampling.samples).keys)
+        return model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
+
+    def forward(self, role: str, want: tuple[str, ...], batch: Batch) -> Batch:
+        trainer = self.models[role].trainer
+        assert trainer is not None
+        return trainer.forward(batch, want)
+
+    def reward(self, role: str, batch: Batch) -> tuple[Batch, Metrics]:
+        """``scores``, and how many are missing."""
+        scores, metrics = self.scorers[role](batch)
+        data = Data(Kind(Level.ROW, "float32"), scores.float())
+        present = scores[~scores.isnan()]
+        metrics = {"mean": float(present.mean()) if len(present) else float("nan"), **metrics}
+        return Batch(batch.axis, {"scores": data}), metrics | {"missing": float(scores.isnan().sum())}
+
+    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int) -> Metrics:
+        settings = dict(settings)
+        if self.iteration < settings.pop("after"):
+            return {}
+        model = self.models[role]
+        assert model.trainer is not None
+        metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
+        model.version += 1
+        return metrics
+
+    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int) -> tuple[Batch, Metrics]:
+        trainer = self.models[stage.on].trainer if stage.on else None
+        return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
+
+    def state_batch(self, batch: Batch) -> Batch:
+        """The state's scalars as columns over the batch's rows."""
+        data = {name: Data(Kind(Level.SCALAR, "float32"), torch.tensor(value)) for name, value in self.state.items()}
+        return Batch(batch.axis, data)
+
+    def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, Metrics]:
+        """Kept groups of ``body`` in prompt order, at most ``groups``. Raises SkipIteration where none is kept."""
+        kept: list[Batch] = []
+        count, tried, seen = 0, 0, 0
+        while count < groups and tried < tries:
+            rows = body(prompts if tried == 0 else self.fresh(len(prompts)))
+            tried, seen = tried + 1, seen + rows.axis.groups
+            kept.append(rows.rows(rows["keep"]))
+            count += kept[-1].axis.groups
+        metrics = {"tries": float(tried), "kept": float(min(count, groups)), "seen": float(seen), "surplus": float(max(count - groups, 0))}
+        if count == 0:
+            raise SkipIteration(f"none of {seen} groups was kept in {tried} tries")
+        joined = Batch.concat([batch for batch in kept if len(batch)])
+        return joined.rows(joined.axis.slots < groups), metrics
+
+
+def reads(names: tuple[str, ...], batch: Batch) -> Batch:
+    """The columns of ``names`` that the batch has."""
+    return batch.select(*(name for name in names if name in batch))
+
+
+def model_reads(batch: Batch, *optional: str) -> Batch:
+    """What a model reads: prompt_tokens and tokens, and the optional columns where present."""
+    return batch.select(*verbs.MODEL_READS, *(name for name in optional if name in batch))

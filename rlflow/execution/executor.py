@@ -1,0 +1,268 @@
+"""The in-process executor: feeds the scheduler, runs nodes in lanes, holds columns until their last reader is done."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rlflow.author.loss import Loss
+from rlflow.author.stage import Stage
+from rlflow.batch import Axis, Batch, Data
+from rlflow.columns import Kind, Level
+from rlflow.errors import StageError
+from rlflow.execution.apply import failing, shapes
+from rlflow.execution.engine import Engine, Metrics
+from rlflow.execution.lanes import Lanes
+from rlflow.graph.model import Column, Node, Op
+from rlflow.plan import Plan
+from rlflow.schedule import Finish, Free, Instruction, Scheduler, Start
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a node ran, in seconds of a monotonic clock, and in which lane."""
+
+    node: str
+    lane: str
+    start: float
+    end: float
+    waits_for: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What an iteration gave: metrics by ``node/name``, when each node ran, and the columns that the run records."""
+
+    metrics: Metrics = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    records: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, float] = field(default_factory=dict)
+
+
+class Store:
+    """Columns of one iteration, and the real row axis of each of the graph's."""
+
+    def __init__(self) -> None:
+        self.columns: dict[Column, Data] = {}
+        self.axes: dict[int, Axis] = {}
+        self.peak_bytes = 0
+
+    def put(self, node: Node, batch: Batch, names: tuple[str, ...]) -> None:
+        """Keep the outputs that are read later. ``batch`` has them under the names that the function knows."""
+        if node.outputs:
+            self.axes[node.rows_axis] = batch.axis
+        for output in node.outputs:
+            if output.name in names:
+                self.columns[Column(node.id, output.name)] = batch.data[output.source]
+        self.peak_bytes = max(self.peak_bytes, sum(data.nbytes for data in self.columns.values()))
+
+    def gather(self, plan: Plan, node: Node) -> Batch:
+        """The node's inputs under its parameters' names, spread over its rows."""
+        axis = self.axes[node.axis]
+        found: dict[str, Data] = {}
+        for item in node.inputs:
+            data, own = self.columns[item.column], self.axes[plan.graph.nodes[item.column.node].rows_axis]
+            found[item.parameter] = data if own is axis or data.kind.level is Level.SCALAR else _spread(data, own, axis)
+        return Batch(axis, found)
+
+
+def _spread(data: Data, own: Axis, axis: Axis) -> Data:
+    index = own.rows_of(axis)
+    assert index is not None, "the tracer merges related rows only"
+    return data.take(index, own)
+
+
+class Executor:
+    """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty."""
+
+    def __init__(self, engine: Engine, lanes: Lanes) -> None:
+        self.engine = engine
+        self.lanes = lanes
+        self.store = Store()
+
+    def run(self, plan: Plan, prompts: Batch) -> Outcome:
+        """One iteration. Raises StageError when a stage raised or passed its deadline."""
+        outcome = Outcome()
+        run = _Run(self, plan, prompts, outcome)
+        self.store = run.store
+        run.until_finished()
+        return outcome
+
+
+class _Run:
+    """One plan being run: the main plan or, in a thread of its own, the body of a repeat."""
+
+    def __init__(self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome) -> None:
+        self.executor, self.plan, self.prompts, self.outcome = executor, plan, prompts, outcome
+        self.engine = executor.engine
+        self.store = Store()
+        self.results: Batch | None = None
+        self._scheduler = Scheduler(plan, executor.lanes.room)
+        self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+        self._deadlines: dict[int, float] = {}
+        self._failure: BaseException | None = None
+
+    def until_finished(self) -> None:
+        instructions = self._scheduler.begin()
+        try:
+            while not self._carry_out(instructions):
+                node, error = self._next()
+                if error is not None and self._failure is None:
+                    self._failure = error
+                instructions = self._scheduler.failed(node) if error else self._scheduler.done(node)
+        finally:
+            self.store.columns.clear()
+        if self._failure is not None:
+            raise self._failure
+
+    def _carry_out(self, instructions: list[Instruction]) -> bool:
+        """Whether the run is over."""
+        over = any(isinstance(instruction, Finish) for instruction in instructions)
+        if over and self._failure is None:
+            self._record()
+        for instruction in instructions:
+            if isinstance(instruction, Start):
+                self._start(self.plan.graph.nodes[instruction.node])
+            elif isinstance(instruction, Free):
+                for column in instruction.columns:
+                    self.store.columns.pop(column, None)
+        return over
+
+    def _start(self, node: Node) -> None:
+        self._deadlines[node.id] = time.monotonic() + node.timeout
+        if node.op in (Op.DATA, Op.STATE):
+            self._job(node)()
+        else:
+            self.executor.lanes.submit(self.plan.lane[node.id], self._job(node))
+
+    def _job(self, node: Node) -> Callable[[], None]:
+        def job() -> None:
+            error: BaseException | None = None
+            start = time.monotonic()
+            self._deadlines[node.id] = start + node.timeout
+            try:
+                self._perform(node)
+            except BaseException as raised:
+                error = raised
+            if node.op not in (Op.DATA, Op.STATE):
+                waits = tuple(self.plan.graph.nodes[i].name for i in self.plan.waits_for[node.id])
+                self.outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic(), waits))
+            self._ended.put((node.id, error))
+
+        return job
+
+    def _next(self) -> tuple[int, BaseException | None]:
+        """The next node that ends, waiting no longer than the nearest deadline."""
+        while True:
+            running = self._scheduler.running
+            wait = min(self._deadlines[i] for i in running) - time.monotonic()
+            try:
+                return self._ended.get(timeout=min(max(wait, 0.0), 3600.0))
+            except queue.Empty:
+                late = [i for i in running if self._deadlines[i] <= time.monotonic()]
+                if late:
+                    raise self._late(self.plan.graph.nodes[late[0]]) from None
+
+    def _late(self, node: Node) -> StageError:
+        batch = self.store.gather(self.plan, node)
+        return StageError(node.name, self.engine.iteration, len(batch), f"no result after its deadline of {node.timeout:g} s",
+                          node.place, shapes(batch))  # fmt: skip
+
+    def _perform(self, node: Node) -> None:
+        """Run one node and keep what it gives."""
+        if node.op is Op.DATA:
+            result: Batch | None = self.prompts
+        elif node.op is Op.STATE:
+            result = self.engine.state_batch(self.prompts)
+        else:
+            batch = self.store.gather(self.plan, node)
+            with failing(node.name, self.engine.iteration, batch, node.place):
+                result, metrics = PERFORM[node.op](self, node, batch)
+            self.outcome.metrics |= {f"{node.name}/{name}": value for name, value in metrics.items()}
+        if result is not None:
+            self.store.put(node, result, self.plan.keeps(node))
+
+    def _record(self) -> None:
+        """Take what outlives the run: recorded columns, results of a body, the state's last values."""
+        graph, columns = self.plan.graph, self.store.columns
+        for column in sorted(self.plan.held_to_end, key=lambda c: c.node):
+            if column in columns:
+                axis = self.store.axes[graph.nodes[column.node].rows_axis]
+                self.outcome.records[column.name] = Batch(axis, {column.name: columns[column]})
+        self.outcome.state = {slot.name: float(columns[slot.final].value) for slot in graph.state}
+        if graph.results:
+            self._take_results()
+
+    def _take_results(self) -> None:
+        graph, found = self.plan.graph, {}
+        kept = [item for item in graph.results if item.column in self.store.columns]
+        if not kept:
+            return
+        axes = {item.parameter: self.store.axes[graph.nodes[item.column.node].rows_axis] for item in kept}
+        rows = max(axes.values(), key=lambda axis: (axis.grouped, len(axis)))
+        for item in kept:
+            data, own = self.store.columns[item.column], axes[item.parameter]
+            found[item.parameter] = data if own is rows or data.kind.level is Level.SCALAR else _spread(data, own, rows)
+        self.results = Batch(rows, found)
+
+    # -- node kinds ----------------------------------------------------------------------------------------------------------
+
+    def _settings(self, node: Node) -> Mapping[str, Any]:
+        return self.plan.program.settings[node.name]
+
+    def generate(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+        rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call)
+        return rows, {}
+
+    def forward(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch), {}
+
+    def reward(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+        return self.engine.reward(node.role or "", batch)
+
+    def update(self, node: Node, batch: Batch) -> tuple[None, Metrics]:
+        loss = self.plan.program.functions[node.name]
+        assert isinstance(loss, Loss)
+        return None, self.engine.update(node.role or "", batch, loss, self._settings(node), node.call)
+
+    def stage(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+        stage = self.plan.program.functions[node.name]
+        assert isinstance(stage, Stage)
+        result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call)
+        self._keep_state(node, result)
+        return result, metrics
+
+    def _keep_state(self, node: Node, result: Batch) -> None:
+        """A scalar that the flow's state holds is kept as the number it is across iterations, here and eagerly."""
+        for output in node.outputs:
+            if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
+                value = torch.tensor(float(result.data[output.source].value))
+                result.data[output.source] = Data(Kind(Level.SCALAR, "float32"), value)
+
+    def repeat(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+        body = self.plan.bodies[node.id]
+
+        def run_body(prompts: Batch) -> Batch:
+            run = _Run(self.executor, body, prompts, self.outcome)
+            run.until_finished()
+            assert run.results is not None
+            return run.results
+
+        settings = self._settings(node)
+        return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"])
+
+
+PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, Metrics]]] = {
+    Op.GENERATE: _Run.generate,
+    Op.LOGPROBS: _Run.forward,
+    Op.VALUES: _Run.forward,
+    Op.REWARD: _Run.reward,
+    Op.UPDATE: _Run.update,
+    Op.STAGE: _Run.stage,
+    Op.REPEAT: _Run.repeat,
+}

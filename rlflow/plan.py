@@ -1,0 +1,139 @@
+"""Passes: from a program to a plan. Each takes a plan, returns a plan and says what it did.
+
+    prune   keep the columns that a later node or the run's records read; drop nodes that nothing needs
+    rank    priority of each node: the longest remaining path to the end of the iteration
+    lanes   which kind of worker runs each node in one process
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import networkx as nx
+
+from rlflow.graph.model import Column, Graph, Node, Op
+from rlflow.trace.compile import Program
+
+RECORDED = ("prompt", "answer", "completion", "finish", "scores", "tokens", "mask")
+COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2}
+LANES = {Op.GENERATE: "model", Op.LOGPROBS: "model", Op.VALUES: "model", Op.UPDATE: "model", Op.REWARD: "io", Op.REPEAT: "control"}
+
+
+@dataclass(frozen=True)
+class Did:
+    """What a pass did, in one line."""
+
+    name: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run in one iteration. ``live`` are node ids, ``kept`` the columns worth holding, ``held_to_end`` those that the run's
+    records read; ``body`` plans of repeats by node id."""
+
+    program: Program
+    graph: Graph
+    live: tuple[int, ...]
+    kept: frozenset[Column] = frozenset()
+    held_to_end: frozenset[Column] = frozenset()
+    priority: Mapping[int, float] = field(default_factory=dict)
+    lane: Mapping[int, str] = field(default_factory=dict)
+    bodies: Mapping[int, Plan] = field(default_factory=dict)
+    did: tuple[Did, ...] = ()
+
+    @cached_property
+    def waits_for(self) -> dict[int, set[int]]:
+        """For each live node the live nodes that must be done before it."""
+        live = set(self.live)
+        return {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
+
+    @cached_property
+    def readers(self) -> dict[Column, set[int]]:
+        """For each kept column the live nodes that read it."""
+        found: dict[Column, set[int]] = {column: set() for column in self.kept}
+        for i in self.live:
+            for item in self.graph.nodes[i].inputs:
+                found.setdefault(item.column, set()).add(i)
+        return found
+
+    def keeps(self, node: Node) -> tuple[str, ...]:
+        """Names of the node's outputs that are kept."""
+        return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.kept)
+
+    def __str__(self) -> str:
+        return "\n".join(str(did) for did in self.did)
+
+
+def prune(plan: Plan) -> Plan:
+    """Dead columns and nodes go. Metrics, samples and state are readers too."""
+    graph = plan.graph
+    results = {item.column for item in graph.results} if plan.held_to_end else set()
+    recorded = frozenset(_recorded(graph) | results | {slot.final for slot in graph.state})
+    live: set[int] = set()
+    needed = set(recorded)
+    for node in reversed(graph.nodes):
+        outputs = {Column(node.id, output.name) for output in node.outputs}
+        if node.writes or not node.outputs or outputs & needed or node.op in (Op.DATA, Op.STATE) or not node.pure:
+            live.add(node.id)
+            needed |= {item.column for item in node.inputs}
+    total = sum(len(node.outputs) for node in graph.nodes)
+    kept = frozenset(c for c in needed if any(o.name == c.name for o in graph.nodes[c.node].outputs))
+    dead = [node.name for node in graph.nodes if node.id not in live]
+    what = f"{len(kept)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
+    order = tuple(sorted(live))
+    return replace(plan, live=order, kept=kept, held_to_end=recorded, did=(*plan.did, Did("prune", what)))
+
+
+def _recorded(graph: Graph) -> set[Column]:
+    """The columns that samples and default metrics show: the last ones of each name."""
+    last: dict[str, Column] = {}
+    for node in graph.nodes:
+        last |= {output.name: Column(node.id, output.name) for output in node.outputs if output.name in RECORDED}
+    return set(last.values())
+
+
+def rank(plan: Plan) -> Plan:
+    """Ready nodes start by longest remaining path."""
+    order = plan.graph.order.subgraph(plan.live)
+    remaining: dict[int, float] = {}
+    for i in reversed(list(nx.topological_sort(order))):
+        ahead = max((remaining[j] for j in order.successors(i)), default=0.0)
+        remaining[i] = COST.get(plan.graph.nodes[i].op, 0.0) + ahead
+    longest = max(remaining, key=lambda i: remaining[i])
+    return replace(plan, priority=remaining, did=(*plan.did, Did("rank", f"the longest path starts at {plan.graph.nodes[longest].name}")))
+
+
+def lanes(plan: Plan) -> Plan:
+    """Model stages run one at a time; stages, rewards and transfers beside them."""
+    lane = {i: _lane(plan.graph.nodes[i]) for i in plan.live}
+    counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
+    return replace(plan, lane=lane, did=(*plan.did, Did("lanes", ", ".join(f"{name} {count}" for name, count in counts.items()))))
+
+
+def _lane(node: Node) -> str:
+    if node.op is Op.STAGE:
+        return "model" if node.role else "cpu"
+    return LANES.get(node.op, "control")
+
+
+PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, rank, lanes)
+
+
+def plan(program: Program) -> Plan:
+    """All passes over the program's graph, and over the bodies of its repeats."""
+    return _planned(program, program.graph, is_body=False)
+
+
+def _planned(program: Program, graph: Graph, is_body: bool) -> Plan:
+    held = frozenset(item.column for item in graph.results) if is_body else frozenset()
+    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held)
+    for run_pass in PASSES:
+        made = run_pass(made)
+    bodies = {node.id: _planned(program, node.body, is_body=True) for node in graph.nodes if node.body}
+    return replace(made, bodies=bodies)

@@ -1,0 +1,138 @@
+"""The loop of an update, the same for every engine: rows left out, minibatches, micro-batches, divisors, metrics, skipped steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlflow.author.loss import Loss
+from rlflow.batch import Batch
+from rlflow.training.metrics import Meter
+from rlflow.training.minibatches import microbatches, minibatches, units_of
+from rlflow.training.objective import New, Totals, check_mean, row_weights, weighted_sum
+from rlflow.training.protocols import Mean
+from rlflow.training.rows import group_of, learnable, mask_counts, token_counts
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimizer step as it went. taken is False where the gradient was not finite: nothing changed then."""
+
+    taken: bool
+    grad_norm: float
+    lr: float
+
+
+class Engine(Protocol):
+    """What a trainer does with one model so that ``learn`` can train it."""
+
+    device: torch.device
+
+    def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
+        """The quantities of ``want`` for padded rows, differentiable, token columns padded as ``rows["tokens"]``."""
+
+    def backward(self, objective: Tensor) -> None:
+        """Add the gradient of a 0-d objective to that of the step under way."""
+
+    def step(self) -> Step:
+        """Clip, change the weights, clear the gradient."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How often and in what pieces rows are gone through. minibatch: rows per step (None: all); micro_tokens: padded tokens per
+    forward; seed: of the order of rows."""
+
+    epochs: int = 1
+    minibatch: int | None = None
+    mean: Mean = "tokens"
+    seed: int = 0
+    micro_tokens: int = 16384
+
+    def __post_init__(self) -> None:
+        check_mean(self.mean)
+
+
+def learn(engine: Engine, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:
+    """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics.
+
+    A minibatch in which no token counts takes no step.
+    """
+    kept = learnable(batch, loss)
+    lengths, counts = token_counts(kept.batch), mask_counts(kept.batch)
+    units = units_of(group_of(kept.batch) if loss.rows == "group" else torch.arange(len(kept.batch)))
+    meter, steps = Meter(), _Steps()
+    for epoch in range(passes.epochs):
+        for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
+            totals = Totals.of(counts[torch.cat(minibatch)])
+            if not totals.rows:
+                continue
+            objective = torch.zeros((), dtype=torch.float64, device=engine.device)
+            for micro in microbatches(minibatch, lengths, tokens=passes.micro_tokens):
+                rows = torch.cat(micro)
+                weights = row_weights(counts[rows], passes.mean, totals)
+                objective += _backward(engine, kept.batch.rows(rows), loss, settings, weights, passes.mean, meter)
+            steps.add(engine.step(), float(objective), totals.rows)
+    return meter.result() | steps.result() | {"left_out": float(kept.left_out)}
+
+
+def _backward(
+    engine: Engine, rows: Batch, loss: Loss, settings: Mapping[str, Any], weights: Tensor, mean: Mean, meter: Meter
+) -> Tensor:
+    """Add the gradient of these rows' share; return the share, 0-d float64."""
+    mask = rows["mask"].to(engine.device)
+    new = _only_masked(engine.compute(rows, loss.new), mask)
+    value, metrics = loss(new, *loss_columns(rows, loss, engine.device), **settings)
+    share = weighted_sum(value, mask, weights.to(engine.device), mean)
+    engine.backward(share)
+    meter.add(metrics, mask, groups=int(group_of(rows)[-1]) + 1 if loss.rows == "group" else 0)
+    return share.detach()
+
+
+def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:
+    """The padded columns that the loss names, in its order; None for an optional one that is absent."""
+    values = [rows[p.name] if p.name in rows.columns else None for p in loss.signature.columns]
+    return [value.to(device) if isinstance(value, Tensor) else value for value in values]
+
+
+def _only_masked(new: New, mask: Tensor) -> New:
+    """The same numbers, with a gradient under the mask only.
+
+    A NaN in a column outside the mask makes 0 · NaN on the way back, which ``where`` stops and multiplication would not.
+    """
+
+    def cut(x: Tensor | None) -> Tensor | None:
+        return x if x is None or x.dim() == 1 else torch.where(mask, x, x.detach())
+
+    return New(cut(new.logprobs), cut(new.entropy), cut(new.values), new.scores)
+
+
+class _Steps:
+    """Totals of the optimizer steps of one update."""
+
+    def __init__(self) -> None:
+        self.taken = self.skipped = self.rows = 0
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.lr = 0.0
+
+    def add(self, step: Step, loss: float, rows: int) -> None:
+        self.rows += rows
+        self.lr = step.lr
+        if not step.taken:
+            self.skipped += 1
+            return
+        self.taken += 1
+        self.losses.append(loss)
+        self.norms.append(step.grad_norm)
+
+    def result(self) -> dict[str, float]:
+        """Means over the steps taken; ``loss`` and ``grad_norm`` are absent where none was."""
+        out = {"steps": float(self.taken), "skipped_steps": float(self.skipped), "rows": float(self.rows), "lr": self.lr}
+        if self.taken:
+            out |= {"loss": sum(self.losses) / self.taken, "grad_norm": sum(self.norms) / self.taken}
+        return out

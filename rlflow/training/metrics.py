@@ -1,0 +1,71 @@
+"""Metrics of an update: masked means over everything seen, maxima for names that end in ``_max``. Missing values are NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OWN = ("loss", "grad_norm", "lr", "rows", "steps", "left_out", "skipped_steps")
+
+
+class Meter:
+    """Running totals of a loss's metrics. They stay on the device, so that nothing waits for it before the end."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, metrics: Mapping[str, Any], mask: Tensor, groups: int) -> None:
+        """Take a micro-batch's metrics: per token [rows, T], row [rows], group [groups] or one number, which weighs as its rows.
+
+        mask: bool [rows, T]; rows without a True count for nothing. Raises ValueError for other shapes and for our own names.
+        """
+        for name, value in metrics.items():
+            if name in OWN:
+                raise ValueError(f"loss: the metric '{name}' is one of the trainer's own ({', '.join(OWN)}); choose another name")
+            entries = _entries(name, torch.as_tensor(value, device=mask.device).detach(), mask, groups)
+            new = _totals(entries, weight=mask.shape[0] if entries.dim() == 0 else 1)
+            self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
+
+    def result(self) -> dict[str, float]:
+        """Name → mean or maximum; ``NAME_nan`` counts what was left out, where there is any. A name without a value is absent."""
+        out = {}
+        for name, totals in self.totals.items():
+            total, weight, highest, missing = totals.tolist()
+            if weight:
+                out[name] = highest if name.endswith("_max") else total / weight
+            if missing:
+                out[f"{name}_nan"] = missing
+        return out
+
+
+def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:
+    """The values that count, float64, flat or 0-d."""
+    value = value.double()
+    if value.dim() == 0:
+        return value
+    if value.shape == mask.shape:
+        return value[mask]
+    if value.shape == mask.shape[:1]:
+        return value[mask.any(1)]
+    if value.shape == (groups,):
+        return value
+    raise ValueError(f"loss: found metric '{name}' of shape {list(value.shape)}, expected one number per token {list(mask.shape)}, "
+                     f"row {list(mask.shape[:1])} or group [{groups}], or a single number")
+
+
+def _totals(entries: Tensor, weight: int) -> Tensor:
+    """float64 [4]: sum, weight, maximum, number of missing values."""
+    present = ~entries.isnan()
+    known = torch.where(present, entries, 0.0)
+    lowest = torch.full((1,), -torch.inf, dtype=torch.float64, device=entries.device)
+    highest = torch.cat([torch.where(present, entries, -torch.inf).reshape(-1), lowest]).amax()
+    return torch.stack([known.sum() * weight, present.sum().double() * weight, highest, (~present).sum().double()])
+
+
+def _joined(a: Tensor, b: Tensor) -> Tensor:
+    summed = a + b
+    summed[2] = torch.maximum(a[2], b[2])
+    return summed

@@ -1,0 +1,79 @@
+"""The number that is minimised: a loss's values, averaged over a whole minibatch that may be computed in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlflow.training.protocols import Mean
+
+
+@dataclass(frozen=True)
+class New:
+    """What the model computes for a loss: token columns [rows, T] and row columns [rows]; None what was not asked for."""
+
+    logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    scores: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of a whole minibatch, over all ranks: tokens that count and rows that have any. Every divisor comes from these two."""
+
+    tokens: int
+    rows: int
+
+    @staticmethod
+    def of(counts: Tensor) -> Totals:
+        """From int64 [rows], the tokens of each row that count."""
+        return Totals(int(counts.sum()), int((counts > 0).sum()))
+
+
+def row_weights(counts: Tensor, mean: Mean, totals: Totals) -> Tensor:
+    """float64 [rows]: what one value of each row weighs in the objective.
+
+    counts: int64 [rows], tokens of each row that count. Rows with none weigh 0 and are in no divisor.
+    """
+    present = (counts > 0).double()
+    if mean == "tokens":
+        return present / max(totals.tokens, 1)
+    if mean == "row-tokens":
+        return present / counts.clamp(min=1) / max(totals.rows, 1)
+    if mean == "rows":
+        return present / max(totals.rows, 1)
+    return present / (max(totals.rows, 1) * float(mean))
+
+
+def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Tensor:
+    """The share of these rows in the objective, 0-d float64.
+
+    value: [rows, T] or [rows], as a loss returned it; mask: bool [rows, T]; weights: float64 [rows] from ``row_weights``.
+    Raises ValueError where the shape of the value and ``mean`` do not go together.
+    """
+    check_shape(value, mask, mean)
+    inside = mask if value.dim() == 2 else weights > 0
+    each = weights[:, None] if value.dim() == 2 else weights
+    return (torch.where(inside, value, 0.0).double() * each).sum()
+
+
+def check_mean(mean: Mean) -> None:
+    """Raises ValueError for what is no way to average."""
+    if isinstance(mean, str) and mean not in ("tokens", "rows", "row-tokens"):
+        raise ValueError(f"update: found mean={mean!r}, expected 'tokens', 'rows', 'row-tokens' or a number")
+    if not isinstance(mean, str) and not mean > 0:
+        raise ValueError(f"update: found mean={mean!r}, expected a number above 0")
+
+
+def check_shape(value: Tensor, mask: Tensor, mean: Mean) -> None:
+    """Per-row values take mean='rows' or a number, per-token values any but 'rows'. Raises ValueError."""
+    if value.shape not in (mask.shape, mask.shape[:1]):
+        raise ValueError(f"loss: found a value of shape {list(value.shape)}, expected one number per token {list(mask.shape)} "
+                         f"or per row {list(mask.shape[:1])}")
+    level, fitting = ("token", ("tokens", "row-tokens")) if value.dim() == 2 else ("row", ("rows",))
+    if isinstance(mean, str) and mean not in fitting:
+        raise ValueError(f"update: found mean={mean!r} for a loss with one value per {level}, expected "
+                         f"{' or '.join(map(repr, fitting))} or a number")

@@ -1,0 +1,98 @@
+"""Which rows of a batch a loss learns from, and how they hang together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlflow.author.loss import Loss
+from rlflow.batch import Batch, Data, missing_column
+from rlflow.columns import Level
+from rlflow.errors import FlowError
+
+MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # what every update reads, whatever its loss names
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows to learn from and how many were left out."""
+
+    batch: Batch
+    left_out: int
+
+
+def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
+    """The columns of ``batch`` that an update with ``loss`` reads. Raises FlowError where one is missing."""
+    parameters = loss.signature.columns
+    needed = [*MODEL_COLUMNS, *(p.name for p in parameters if not p.optional)]
+    for name in needed:
+        if name not in batch:
+            raise FlowError(missing_column(name, batch.columns))
+    optional = [name for name in ("temperature", "group", *(p.name for p in parameters)) if name in batch]
+    return tuple(dict.fromkeys([*needed, *optional]))
+
+
+def learnable(batch: Batch, loss: Loss) -> Kept:
+    """The rows without a non-finite value, under its mask, in a float column that the loss reads.
+
+    Of a token column only entries under ``mask`` count, of others the value itself. For a loss over groups the whole group of
+    such a row is left out.
+    """
+    bad = torch.zeros(len(batch), dtype=torch.bool)
+    for parameter in loss.signature.columns:
+        if parameter.name in batch:
+            bad |= _broken(batch, batch.data[parameter.name])
+    if loss.rows == "group":
+        groups = group_of(batch)
+        bad = torch.bincount(groups, bad.double())[groups] > 0
+    kept = batch.rows(~bad) if bool(bad.any()) else batch
+    return Kept(kept.select(*columns_read(batch, loss)), int(bad.sum()))
+
+
+def _broken(batch: Batch, column: Data) -> Tensor:
+    """bool [rows]: where a column has a non-finite value."""
+    none = torch.zeros(len(batch), dtype=torch.bool)
+    if not isinstance(column.value, Tensor) or not column.value.is_floating_point() or column.kind.level is Level.SCALAR:
+        return none
+    broken = ~column.value.isfinite()
+    if column.kind.level is Level.GROUP:
+        return broken[batch.axis.slots]
+    if not column.ragged:
+        return broken
+    if column.kind.level is Level.TOKEN:
+        broken = broken & batch.data["mask"].value
+    assert column.lengths is not None
+    return _per_row(broken, column.lengths) > 0
+
+
+def mask_counts(batch: Batch) -> Tensor:
+    """int64 [rows]: the tokens of each row that count."""
+    mask = batch.data["mask"]
+    assert mask.lengths is not None
+    return _per_row(mask.value, mask.lengths).long()
+
+
+def token_counts(batch: Batch) -> Tensor:
+    """int64 [rows]: tokens of each row, prompt included."""
+    prompt, response = batch.data["prompt_tokens"].lengths, batch.data["tokens"].lengths
+    assert prompt is not None
+    assert response is not None
+    return prompt + response
+
+
+def group_of(batch: Batch) -> Tensor:
+    """int64 [rows]: the number of each row's group, counted from 0 along the batch: a run of one value of ``group``, or without
+    that column of one position in the data stream."""
+    if "group" not in batch:
+        return batch.axis.slots
+    group = batch.data["group"].value
+    changes = torch.ones(len(group), dtype=torch.int64)
+    changes[1:] = (group[1:] != group[:-1]).long()
+    return changes.cumsum(0) - 1
+
+
+def _per_row(flags: Tensor, lengths: Tensor) -> Tensor:
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return torch.bincount(rows, flags.double(), minlength=len(lengths))

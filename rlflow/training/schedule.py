@@ -1,0 +1,33 @@
+"""The learning rate as a function of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Shape = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rises linearly to ``peak`` over ``warmup`` steps, then stays or falls to 0 at step ``total``."""
+
+    peak: float
+    shape: Shape = "constant"
+    warmup: int = 0
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        if self.shape != "constant" and self.total <= self.warmup:
+            raise ValueError(f"schedule: found {self.shape!r} with warmup={self.warmup} and {self.total} updates in all, "
+                             "expected more updates than warmup; the schedule 'constant' needs no number of updates")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the ``step``-th optimizer step, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if self.shape == "constant":
+            return self.peak
+        done = min(1.0, (step - self.warmup) / (self.total - self.warmup))
+        return self.peak * (1 - done if self.shape == "linear" else (1 + math.cos(math.pi * done)) / 2)
