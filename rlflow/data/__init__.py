@@ -1,0 +1,22 @@
+"""Data: records from files, folders or reasoning-gym tasks, and the cursor that serves them as rows."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlflow.data.dataset import Dataset
+    from rlflow.data.encode import Wording
+    from rlflow.data.prompts import Prompts
+    from rlflow.data.source import open_data
+
+_LAZY = {"Dataset": "dataset", "Prompts": "prompts", "Wording": "encode", "open_data": "source"}
+
+__all__ = ["Dataset", "Prompts", "Wording", "open_data"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"rlflow.data.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'rlflow.data' has no attribute '{name}'")

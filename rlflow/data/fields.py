@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -85,13 +85,15 @@ def _field(first: Raw, name: str, wanted: Mapping[str, str | None]) -> str | Non
     if name in wanted:
         where = wanted[name]
         if where and not _has(first, where):
-            raise _missing_field(first, where, f"the field for '{name}'")
+            raise _missing_field(first, where, f"the field for '{name}'", column=name)
         return where or None
     return next((other for other in (name, *OTHER_NAMES.get(name, ())) if _has(first, other)), None)
 
 
 def _check_shape(first: Raw, fields: Mapping[str, str], columns: Mapping[str, Kind]) -> None:
-    for name in columns:
+    for name, kind in columns.items():
+        if kind.level not in (Level.TEXT, Level.ROW):
+            raise _bad_field(first, f"the declared column '{name}' is of kind {kind}", "text, or a row column of numbers")
         if name not in fields:
             raise _missing_field(first, name, f"a field for the declared column '{name}'")
     if ("chosen" in fields) != ("rejected" in fields):
@@ -182,8 +184,8 @@ def _bad_field(raw: Raw, message: str, expected: str) -> PlanError:
     return PlanError.of("data-field", message, place=raw.place, found=f"fields {listed(raw.fields)}", expected=expected)
 
 
-def _missing_field(raw: Raw, name: str, expected: str) -> PlanError:
-    names: Iterable[str] = [str(field) for field in raw.fields]
+def _missing_field(raw: Raw, name: str, expected: str, column: str = "") -> PlanError:
+    names = [str(field) for field in raw.fields]
     close = nearest(name, names)
     return PlanError.of("data-field", f"the record has no field '{name}'", place=raw.place, found=f"fields {listed(names)}", expected=expected,
-                        nearest=close, remedy=f"map it: fields={{'{name.partition('.')[0]}': '{close or '<field of the file>'}'}}")
+                        nearest=close, remedy=f"map it: fields={{'{column or name}': '{close or '<a field of the file>'}'}}")

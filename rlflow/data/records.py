@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflow.errors import PlanError, Place, listed
+from rlflow.errors import PlanError, Place, listed, nearest
 from rlflow.extras import require
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -124,7 +123,7 @@ def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Iterator[Raw]:
 
 def _no_part(path: Path, part: str, parts: Iterable[str]) -> PlanError:
     return PlanError.of("data-split", f"{path} has no split '{part}'", found=listed(sorted(parts)), expected=part,
-                        nearest=_close(part, parts), remedy="name one of the splits found")
+                        nearest=nearest(part, parts), remedy="name one of the splits found")
 
 
 def no_such_file(path: Path) -> PlanError:
@@ -132,8 +131,5 @@ def no_such_file(path: Path) -> PlanError:
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     return PlanError.of("data-missing", f"no such data: {path}", found=f"{path.parent} holds {listed(sorted(siblings))}",
                         expected="a .jsonl or .parquet file, a Hugging Face dataset folder, or the name of a reasoning-gym task",
-                        nearest=_close(path.name, siblings))
+                        nearest=nearest(path.name, siblings))
 
-
-def _close(name: str, names: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)

@@ -1,0 +1,36 @@
+"""`rlflow graph` and `rlflow diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlflow.author.load import load_flow
+from rlflow.cli.check import given_flags, settings, trace_options
+from rlflow.errors import PlanError, nearest
+from rlflow.graph.diff import diff, same_shape
+from rlflow.graph.draw import FORMATS
+from rlflow.runs.flags import parse_flags
+from rlflow.trace.compile import compile_flow
+
+
+def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
+    if format not in FORMATS:
+        raise PlanError.of("graph-format", f"there is no graph format '{format}'", found=format, expected=", ".join(FORMATS),
+                           nearest=nearest(format, FORMATS), remedy="choose one of them")  # fmt: skip
+    flow = load_flow(file)
+    given = given_flags(flow, parse_flags(arguments))
+    print(FORMATS[format](compile_flow(flow, settings(flow, given.hp), trace_options(given)).graph))
+    return 0
+
+
+def print_diff(first: str, second: str) -> int:
+    """0 where nothing differs, else 1."""
+    one, two = compile_flow(load_flow(first)).graph, compile_flow(load_flow(second)).graph
+    differences = diff(one, two)
+    for difference in differences:
+        print(difference)
+    if not differences:
+        print("no difference")
+    elif same_shape(one, two):
+        print("(the same functions wired alike: names and settings differ)")
+    return 1 if differences else 0

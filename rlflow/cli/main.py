@@ -1,0 +1,103 @@
+"""`rlflow`: check, graph, diff, new, run. Errors exit with the contract's codes and never with a traceback of ours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlflow.errors import FlowError, PlanError, RunHeld, StageError
+
+app = typer.Typer(
+    name="rlflow",
+    help="Reinforcement-learning algorithms for language models as checked, overlapped dataflow graphs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+WITH_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+File = Annotated[str, typer.Argument(help="FILE, FILE::flow, or the name of an installed algorithm", show_default=False)]
+
+
+@app.command(context_settings=WITH_FLAGS)
+def check(context: typer.Context, file: File) -> None:
+    """Judge an algorithm's data flow, at its settings and with each changed alone. Takes the flags of `run`."""
+    from rlflow.cli.check import check_file
+
+    raise typer.Exit(check_file(file, context.args))
+
+
+@app.command(context_settings=WITH_FLAGS)
+def graph(
+    context: typer.Context,
+    file: File,
+    format: Annotated[str, typer.Option("--format", help="text, mermaid, dot or json")] = "text",
+) -> None:
+    """Print the graph of one iteration. Takes --hp.NAME."""
+    from rlflow.cli.graphs import print_graph
+
+    raise typer.Exit(print_graph(file, format, context.args))
+
+
+@app.command()
+def diff(first: File, second: File) -> None:
+    """Print what differs between two algorithms; exit 1 where something does."""
+    from rlflow.cli.graphs import print_diff
+
+    raise typer.Exit(print_diff(first, second))
+
+
+@app.command()
+def new(name: Annotated[str, typer.Argument(help="the file to write, or its name without .py", show_default=False)]) -> None:
+    """Write a commented algorithm to start from."""
+    from rlflow.cli.new import write_new
+
+    raise typer.Exit(write_new(Path(name)))
+
+
+@app.command(context_settings=WITH_FLAGS, add_help_option=False)
+def run(context: typer.Context, file: Annotated[str, typer.Argument(show_default=False)] = "") -> None:
+    """Run an algorithm. `rlflow run FILE --help` lists every setting with its default and what it does."""
+    from rlflow.cli.run import run_file
+
+    raise typer.Exit(run_file(file, context.args, context.get_help))
+
+
+def main() -> None:
+    """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held · 130 interrupted."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        code = 130
+    except KeyboardInterrupt:
+        code = 130
+    except RunHeld as error:
+        code = _told(error, 3)
+    except (FlowError, PlanError) as error:
+        code = _told(error, 2)
+    except StageError as error:
+        code = _told(error, 1)
+    except Exception as error:
+        code = _usage(error)
+    sys.stdout.flush()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _told(error: Exception, code: int) -> int:
+    print(error, file=sys.stderr)
+    return code
+
+
+def _usage(error: Exception) -> int:
+    """click's own complaints about the command line; anything else is a defect of ours and shows its traceback."""
+    show = getattr(error, "show", None)
+    if show is None:
+        raise error
+    show()
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Dataset: records of one shape, how they are put to a model, and the split that keeps held-out questions out of training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rlflow.columns import Kind
+from rlflow.data import rows
+from rlflow.data.encode import Encoder, Wording
+from rlflow.data.fields import Record, Shape
+from rlflow.data.scorer import MATCH, Scorer
+from rlflow.errors import PlanError
+
+if TYPE_CHECKING:
+    from rlflow.batch import Batch
+    from rlflow.data.prompts import Prompts
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Records and what turns them into rows. ``len`` counts records; a pair is one record and two rows.
+
+    declared: columns beyond the standard ones, with their kinds. fields: the field of the file that each name was read from.
+    dropped: records left out because their prompt is longer than ``max_prompt``. doubles: questions that a task drew again.
+    """
+
+    name: str
+    records: Sequence[Record]
+    encoder: Encoder
+    wording: Wording = Wording()
+    declared: Mapping[str, Kind] = field(default_factory=dict)
+    task: Scorer | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    dropped: int = 0
+    doubles: int = 0
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __repr__(self) -> str:
+        left_out = "".join(f"; {count} {why}" for why, count in (("too long", self.dropped), ("drawn twice", self.doubles)) if count)
+        return f"Dataset({self.name}: {len(self)} {self.shape}{left_out})"
+
+    @property
+    def shape(self) -> Shape:
+        responses = len(self.records[0].responses) if self.records else 0
+        return ("prompts", "completions", "pairs")[responses]  # type: ignore[return-value]
+
+    @property
+    def columns(self) -> dict[str, Kind]:
+        """Name → kind of the columns that its rows have."""
+        return rows.kinds(self.records, self.declared)
+
+    @property
+    def scorer(self) -> Scorer | None:
+        """What the reward ``task`` uses: the task's own scorer, else a comparison with the answer; None where there is neither."""
+        return self.task or (MATCH if "answer" in self.columns else None)
+
+    @cached_property
+    def digest(self) -> str:
+        """12 hex digits over all records in order: a resumed run notices that its data changed."""
+        total = hashlib.sha256()
+        for record in self.records:
+            total.update(json.dumps([record.prompt, record.answer, record.responses, dict(record.more)], default=str).encode())
+        return total.hexdigest()[:12]
+
+    def batch(self, index: Sequence[int], start: int = 0) -> Batch:
+        """The records at ``index`` as rows, at consecutive positions of the data stream from ``start``."""
+        return rows.batch([self.records[i] for i in index], start, self.encoder, self.wording, self.declared)
+
+    def prompts(self, seed: int = 0) -> Prompts:
+        """A cursor over the records, shuffled anew in each epoch."""
+        from rlflow.data.prompts import Prompts
+
+        return Prompts(self, seed)
+
+    def split(self, held_out: int | float, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """(training, held-out), disjoint by the text of the question.
+
+        Records of one question go to one side, decided by a hash of its text and ``seed``: a share (0.05) gives the same question
+        the same side in any data set; a count gives the questions of lowest hash, and more records than asked only where the last
+        question has several. Neither side is freed of repeated questions.
+        """
+        if held_out == 0:
+            return self, replace(self, records=())
+        held = _held([_place(record.question, seed) for record in self.records], held_out)
+        if all(held):
+            raise _too_many(self, held_out)
+        sides = [[record for record, out in zip(self.records, held, strict=True) if out is side] for side in (False, True)]
+        return replace(self, records=sides[0]), replace(self, records=sides[1])
+
+
+def _place(question: str, seed: int) -> int:
+    """Where a question stands between 0 and 2**64: by its words, so that spaces and the index do not matter."""
+    digest = hashlib.sha256(f"{seed}\n{' '.join(question.split())}".encode()).digest()
+    return int.from_bytes(digest[:8])
+
+
+def _held(places: Sequence[int], held_out: int | float) -> list[bool]:
+    """Which records are held out; at least one."""
+    if isinstance(held_out, int):
+        limit = sorted(places)[min(held_out, len(places)) - 1]
+    else:
+        limit = max(int(held_out * 2**64), min(places))
+    return [place <= limit for place in places]
+
+
+def _too_many(data: Dataset, held_out: int | float) -> PlanError:
+    questions = len({record.question for record in data.records})
+    return PlanError.of("held-out", "nothing would be left to train on", found=f"{held_out} held out of {questions} questions in {data.name}",
+                        expected="a share between 0 and 1, or a count below the number of questions")

@@ -1,0 +1,136 @@
+"""From a prompt to token ids: the wording (template, system line, chat template), then the model's tokenizer or plain bytes."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlflow.data.fields import Message, Record
+from rlflow.errors import PlanError
+
+END = 256  # the byte encoding's end of text
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a prompt is put to the model. chat: as a user's message through the tokenizer's chat template, as lists of messages always
+    are. system: a message before them. template: text around a plain prompt, such as ``"Q: {prompt}\\nA:"``."""
+
+    chat: bool = False
+    system: str | None = None
+    template: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.template is not None:
+            _check_template(self.template)
+
+    def of(self, record: Record) -> str | list[Message]:
+        """The text or the messages for a record. Raises PlanError for a setting that its kind of prompt cannot follow."""
+        if not isinstance(record.prompt, str):
+            if self.template is not None:
+                raise _no_use("template", "its prompts are lists of messages")
+            return [*self._system(), *record.prompt]
+        text = self.template.format(prompt=record.prompt) if self.template is not None else record.prompt
+        if self.chat:
+            return [*self._system(), {"role": "user", "content": text}]
+        if self.system is not None:
+            raise _no_use("system", "its prompts are plain text and chat is off")
+        return text
+
+    def _system(self) -> list[Message]:
+        return [{"role": "system", "content": self.system}] if self.system is not None else []
+
+
+def _check_template(template: str) -> None:
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        names = [str(error)]
+    if set(names) != {"prompt"}:
+        raise PlanError.of("data-template", "the template must name {prompt} and nothing else", found=repr(template), expected="{prompt}",
+                           remedy="write other braces twice: \\boxed{{}}")
+
+
+def _no_use(setting: str, why: str) -> PlanError:
+    return PlanError.of("data-wording", f"'{setting}' has no effect on this data: {why}", found=setting, expected=f"no '{setting}'",
+                        remedy="leave it out, or set chat = true for prompts that are text")
+
+
+class Encoder(Protocol):
+    """Turns wordings and responses into token ids."""
+
+    def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]: ...
+    def responses(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+
+class ByteEncoder:
+    """UTF-8 bytes as token ids, and END: for runs without a model."""
+
+    def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
+        return [list(_plain(item).encode()) for item in worded]
+
+    def responses(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[*text.encode(), END] for text in texts]
+
+
+def _plain(worded: str | list[Message]) -> str:
+    if isinstance(worded, str):
+        return worded
+    return "".join(f"{message['role']}: {message['content']}\n" for message in worded) + "assistant: "
+
+
+class TokenizerEncoder:
+    """The tokenizer of a model folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.tokenizer = _load(self.folder)
+
+    def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
+        """Plain text gets the tokenizer's own first tokens (BOS); a chat template writes its own."""
+        chats = [index for index, item in enumerate(worded) if not isinstance(item, str)]
+        plain = [index for index, item in enumerate(worded) if isinstance(item, str)]
+        ids = dict(zip(chats, self._encode([self._chat(worded[index]) for index in chats], False), strict=True))
+        ids |= zip(plain, map(self._open_ended, self._encode([worded[index] for index in plain], True)), strict=True)
+        return [ids[index] for index in range(len(worded))]
+
+    def responses(self, texts: Sequence[str]) -> list[list[int]]:
+        end = self.tokenizer.eos_token_id
+        if end is None:
+            raise PlanError.of("tokenizer-eos", f"the tokenizer of {self.folder} has no end-of-sequence token", expected="an eos_token",
+                               remedy="set eos_token in its tokenizer_config.json")
+        return [[*ids, end] for ids in self._encode(texts, False)]
+
+    def _encode(self, texts: Sequence[Any], special: bool) -> list[list[int]]:
+        ids = self.tokenizer(list(texts), add_special_tokens=special)["input_ids"] if texts else []
+        return [list(row) for row in ids]
+
+    def _open_ended(self, ids: list[int]) -> list[int]:
+        """Without the end-of-sequence token that some tokenizers put after a text: the response is still to come."""
+        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
+
+    def _chat(self, messages: str | list[Message]) -> str:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no chat template", found="prompts to be put as a chat",
+                               expected="a chat_template", remedy="use an instruct model, or set chat = false and a template for plain text")
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # the template is a program of the model's: it may refuse roles or their order
+            raise PlanError.of("chat-template", f"the chat template of {self.folder} refuses a prompt: {error}",
+                               found=f"roles {[message['role'] for message in messages if not isinstance(message, str)]}",
+                               expected="roles that the template takes") from error
+
+
+def _load(folder: Path) -> Any:
+    if not folder.is_dir():
+        raise PlanError.of("tokenizer-missing", f"no such model folder: {folder}", expected="a folder with a tokenizer")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise PlanError.of("tokenizer-missing", f"cannot load the tokenizer of {folder}: {error}",
+                           found=", ".join(sorted(item.name for item in folder.iterdir())), expected="tokenizer.json and its config") from error

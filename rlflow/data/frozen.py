@@ -1,0 +1,42 @@
+"""Python values as JSON can hold them, and back again unchanged: tuples, sets and keys that are not text are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlflow.errors import PlanError
+
+
+def frozen(value: Any) -> Any:
+    """The value in the types of JSON; ``thawed`` gives an equal one back."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, list):
+        return [frozen(item) for item in value]
+    if isinstance(value, tuple):
+        return {"__tuple__": [frozen(item) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {"__set__": [frozen(item) for item in value]}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("__") for key in value):
+            return {key: frozen(item) for key, item in value.items()}
+        return {"__dict__": [[frozen(key), frozen(item)] for key, item in value.items()]}
+    raise PlanError.of("task-entry", "a reasoning-gym entry holds a value that has no text form", found=type(value).__name__,
+                       expected="numbers, text, lists, tuples, sets and mappings of them")
+
+
+def thawed(value: Any) -> Any:
+    """What ``frozen`` was given."""
+    if isinstance(value, list):
+        return [thawed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"__tuple__": items}:
+            return tuple(thawed(items))
+        case {"__set__": items}:
+            return set(thawed(items))
+        case {"__dict__": items}:
+            return {thawed(key): thawed(item) for key, item in items}
+    return {key: thawed(item) for key, item in value.items()}

@@ -1,0 +1,64 @@
+"""reasoning-gym tasks as data: questions drawn by a seed, each with the entry that the task's own scorer needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rlflow.columns import Kind, text
+from rlflow.data.fields import Record
+from rlflow.data.frozen import frozen
+from rlflow.data.scorer import Scorer
+from rlflow.errors import PlanError, listed, nearest
+from rlflow.extras import require
+
+PREFIX = "reasoning_gym:"
+SIZE = 1000  # items drawn where the task's parameters name no size
+COLUMNS: dict[str, Kind] = {"entry": text}
+
+
+def scorer(task: str, parameters: Mapping[str, Any]) -> Scorer:
+    """The task's ``score_answer``, which reads the whole entry of a row."""
+    settings = {"task": task, "parameters": {**parameters, "size": 1, "seed": 0}}
+    return Scorer("reasoning_gym", ("completion", "entry"), (), settings)
+
+
+def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[list[Record], int]:
+    """Draw ``size`` items; the same question is kept once. Gives the records and how many were doubles."""
+    made = _make(task, {"size": SIZE, "seed": seed, **parameters})
+    records: dict[str, Record] = {}
+    for index in range(len(made)):
+        record = _record(made[index])
+        records.setdefault(record.question, record)
+    return list(records.values()), len(made) - len(records)
+
+
+def _record(entry: Mapping[str, Any]) -> Record:
+    answer = entry["answer"]  # None where many answers are right
+    return Record(entry["question"], "" if answer is None else str(answer), (), {"entry": json.dumps(frozen(entry), ensure_ascii=False)})
+
+
+def _make(task: str, parameters: Mapping[str, Any]) -> Any:
+    tasks = require("reasoning_gym.factory", extra="tasks").DATASETS
+    if task not in tasks:
+        raise PlanError.of("task-unknown", f"no data and no reasoning-gym task is named '{task}'", found=task,
+                           expected="a file, a folder, or one of reasoning-gym's tasks", nearest=nearest(task, tasks),
+                           remedy="list them: python -c 'import reasoning_gym.factory as f; print(*sorted(f.DATASETS))'")
+    kind, config = tasks[task]
+    _check_names(task, parameters, [field.name for field in dataclasses.fields(config)])
+    try:
+        chosen = config(**parameters)
+        chosen.validate()
+        return kind(config=chosen)
+    except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses values
+        raise PlanError.of("task-parameter", f"reasoning-gym refuses the parameters of '{task}': {error or type(error).__name__}",
+                           found=str(dict(parameters)), expected=f"values for {config.__name__}") from error
+
+
+def _check_names(task: str, parameters: Mapping[str, Any], names: list[str]) -> None:
+    for name in parameters:
+        if name not in names:
+            raise PlanError.of("task-parameter", f"the reasoning-gym task '{task}' has no parameter '{name}'", found=name,
+                               expected=listed(names), nearest=nearest(name, names))

@@ -1,0 +1,83 @@
+"""From records to a batch: one row per record, or two adjacent rows, chosen first, per pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.batch import DTYPES, Axis, Batch, Data
+from rlflow.columns import TABLE, Kind, Level
+from rlflow.data.encode import Encoder, Wording
+from rlflow.data.fields import Record
+
+
+def kinds(records: Sequence[Record], declared: Mapping[str, Kind]) -> dict[str, Kind]:
+    """The columns that ``batch`` gives for such records."""
+    names = ["prompt", *(["answer"] if records and records[0].answer is not None else []), "prompt_tokens"]
+    responses = len(records[0].responses) if records else 0
+    names += ["completion", "tokens", "mask", "finish"] if responses else []
+    names += ["group", "chosen"] if responses == 2 else []
+    return {name: TABLE[name].kind for name in names} | {name: _settled(kind) for name, kind in declared.items()}
+
+
+def batch(records: Sequence[Record], start: int, encoder: Encoder, wording: Wording, declared: Mapping[str, Kind]) -> Batch:
+    """The records as rows at consecutive positions of the data stream from ``start``."""
+    axis = _axis(records, start)
+    repeated = [record for record in records for _ in range(max(len(record.responses), 1))]
+    prompts = encoder.prompts([wording.of(record) for record in records])
+    data = {"prompt": _text([record.question for record in repeated])}
+    if records and records[0].answer is not None:
+        data["answer"] = _text([record.answer or "" for record in repeated])
+    data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids, record in zip(prompts, records, strict=True)
+                                                      for _ in range(max(len(record.responses), 1))])
+    data |= {name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()}
+    return Batch(axis, data | dict(_responses(records, encoder, axis)))
+
+
+def _axis(records: Sequence[Record], start: int) -> Axis:
+    if not records or len(records[0].responses) < 2:
+        return Axis.fresh(len(records), start)
+    position = torch.arange(start, start + len(records)).repeat_interleave(2)
+    return Axis(torch.stack([position, torch.arange(2).repeat(len(records))], 1), grouped=True)
+
+
+def _responses(records: Sequence[Record], encoder: Encoder, axis: Axis) -> Iterator[tuple[str, Data]]:
+    texts = [text for record in records for text in record.responses]
+    if not texts:
+        return
+    tokens = _ragged("tokens", encoder.responses(texts))
+    yield "completion", _text(texts)
+    yield "tokens", tokens
+    yield "mask", Data(TABLE["mask"].kind, torch.ones(len(tokens.value), dtype=torch.bool), tokens.lengths)
+    yield "finish", _text(["stop"] * len(texts))
+    if axis.grouped:
+        yield "group", Data(TABLE["group"].kind, axis.keys[:, 0].clone())
+        yield "chosen", Data(TABLE["chosen"].kind, axis.keys[:, 1] == 0)
+
+
+def _text(values: Sequence[str]) -> Data:
+    return Data(Kind(Level.TEXT), tuple(values))
+
+
+def _ragged(name: str, rows: Sequence[Sequence[int]]) -> Data:
+    flat = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
+    return Data(TABLE[name].kind, flat, torch.tensor([len(row) for row in rows], dtype=torch.int64))
+
+
+def _declared(kind: Kind, values: Sequence[Any]) -> Data:
+    kind = _settled(kind)
+    if kind.level is Level.TEXT:
+        return _text(values)
+    value: Tensor = torch.tensor(values, dtype=getattr(torch, kind.dtype or "float32"))
+    return Data(kind, value)
+
+
+def _settled(kind: Kind) -> Kind:
+    """The kind with its dtype: numbers without one are float32."""
+    if kind.level is Level.TEXT or kind.dtype in {str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}:
+        return kind
+    dtype = DTYPES.get(kind.family or "float", torch.float32)
+    return Kind(kind.level, kind.dtype or str(dtype).removeprefix("torch."))
