@@ -27,9 +27,12 @@ if TYPE_CHECKING:
         truncated_weights,
         whiten,
     )
+    from rlflow.runs.api import roles, run
 
 _LAZY = {
     "Batch": "rlflow.batch",
+    "roles": "rlflow.runs.api",
+    "run": "rlflow.runs.api",
     **dict.fromkeys(
         ["group_mean", "group_std", "kl", "leave_one_out", "masked_mean", "place_last", "truncated_weights", "whiten"],
         "rlflow.maths",
@@ -39,7 +42,7 @@ _LAZY = {
 __version__ = "0.1.0"
 __all__ = [
     "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "columns", "flow", "group", "group_mean", "group_std", "kl",
-    "leave_one_out", "loss", "masked_mean", "place_last", "prompt", "register_dispatch", "repeat", "row", "scalar", "stage", "text", "token",
+    "leave_one_out", "loss", "masked_mean", "place_last", "prompt", "register_dispatch", "repeat", "roles", "row", "run", "scalar", "stage", "text", "token",
     "truncated_weights", "whiten",
 ]  # fmt: skip
 

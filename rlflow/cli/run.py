@@ -1,1 +1,87 @@
-def run_file(*a): raise NotImplementedError
+"""`rlflow run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.flow import Flow
+from rlflow.author.load import load_flow
+from rlflow.author.settings import described, fields
+from rlflow.errors import printable
+from rlflow.runs.flags import parse_flags, read_toml
+from rlflow.runs.options import Options
+from rlflow.trace.compile import role_names
+
+
+def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str]) -> int:
+    """Run the flow of a file. Raises FlowError, PlanError, StageError."""
+    wants_help = "--help" in arguments or file == "--help"
+    if not file or file.startswith("-"):
+        print(general_help())
+        return 0 if wants_help else 2
+    flow = load_flow(file)
+    if wants_help:
+        print(help_text(file, flow))
+        return 0
+    return _run(flow, parse_flags(arguments))
+
+
+def _run(flow: Flow, flags: dict[str, Any]) -> int:
+    config = flags.pop("config", None)
+    values = (read_toml(Path(config)) if config else {}) | flags
+    quiet, as_json = values.pop("quiet", False), values.pop("json", False)
+    stream = sys.stderr if as_json else sys.stdout  # the last line of standard output is the JSON alone
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(printable(line), file=stream, flush=True)
+
+    from rlflow.runs.api import resolved, run_prepared, uses_packaged
+    from rlflow.runs.packaged import packaged
+    from rlflow.runs.prepare import prepare
+    from rlflow.runs.report import summary
+
+    given, hp = resolved(flow, None, values)
+    if uses_packaged(values):
+        say(f"task: packaged '{packaged(flow.name)[0]}': {given.options.data}, model {given.options.model} (--model or --data for others)")
+    result = run_prepared(prepare(flow, hp, given), flow, given, say)
+    say(summary(result))
+    if as_json:
+        print(json.dumps(result.as_json()))
+    return 0
+
+
+def help_text(file: str, flow: Flow) -> str:
+    """Every flag of a flow with its type, default and what it does."""
+    lines = [f"rlflow run {file} [--NAME VALUE …]", "", (flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or "").strip(), ""]
+    if flow.parameters.hp is not None:
+        lines += ["The algorithm's settings", *_described("hp.", type(flow.parameters.hp), flow.parameters.hp), ""]
+    lines += ["The run", *_described("", Options), "  --config FILE.toml  the same names in a file; flags win",
+              "  --json  print a last line of JSON", "  --quiet  print nothing but errors", ""]  # fmt: skip
+    lines += ["Data (--data.NAME)", "  prompt, answer, completion, chosen, rejected  the file's field for each",
+              "  chat, system, template, max_prompt, split  how prompts are worded; any other name is a parameter of the task", ""]  # fmt: skip
+    lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
+              "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD", *_backends()]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _backends() -> list[str]:
+    from rlflow.runs.backends import backend
+
+    local = backend("local")
+    return [*_described("ROLE.", local.Trainer.Settings), *_described("ROLE.", local.Generator.Settings)]
+
+
+def _described(prefix: str, settings: type, values: Any = None) -> list[str]:
+    found = []
+    for entry in fields(settings).values():
+        default = getattr(values, entry.name) if values is not None else entry.default
+        shown = "" if default is None else f" = {default}"
+        found.append(f"  --{prefix}{entry.name.replace('_', '-') if not prefix else entry.name} {described(entry.type)}{shown}  {entry.comment}")
+    return found
+
+

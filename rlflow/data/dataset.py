@@ -49,7 +49,7 @@ class Dataset:
     @property
     def shape(self) -> Shape:
         responses = len(self.records[0].responses) if self.records else 0
-        return ("prompts", "completions", "pairs")[responses]  # type: ignore[return-value]
+        return ("prompts", "completions", "pairs")[responses]
 
     @property
     def columns(self) -> dict[str, Kind]:
@@ -86,11 +86,11 @@ class Dataset:
         the same side in any data set; a count gives the questions of lowest hash, and more records than asked only where the last
         question has several. Neither side is freed of repeated questions.
         """
-        if held_out == 0:
+        if held_out == 0 or not self.records:
             return self, replace(self, records=())
         held = _held([_place(record.question, seed) for record in self.records], held_out)
-        if all(held):
-            raise _too_many(self, held_out)
+        if all(held) or held_out < 0:
+            raise _bad_split(self, held_out)
         sides = [[record for record, out in zip(self.records, held, strict=True) if out is side] for side in (False, True)]
         return replace(self, records=sides[0]), replace(self, records=sides[1])
 
@@ -103,14 +103,14 @@ def _place(question: str, seed: int) -> int:
 
 def _held(places: Sequence[int], held_out: int | float) -> list[bool]:
     """Which records are held out; at least one."""
-    if isinstance(held_out, int):
-        limit = sorted(places)[min(held_out, len(places)) - 1]
-    else:
-        limit = max(int(held_out * 2**64), min(places))
+    ordered = sorted(places)
+    by_count = isinstance(held_out, int)
+    limit = ordered[min(int(held_out), len(ordered)) - 1] if by_count else max(int(held_out * 2**64), ordered[0])
     return [place <= limit for place in places]
 
 
-def _too_many(data: Dataset, held_out: int | float) -> PlanError:
+def _bad_split(data: Dataset, held_out: int | float) -> PlanError:
     questions = len({record.question for record in data.records})
-    return PlanError.of("held-out", "nothing would be left to train on", found=f"{held_out} held out of {questions} questions in {data.name}",
+    return PlanError.of("held-out", "nothing would be left to train on, or nothing held out",
+                        found=f"{held_out} held out of {questions} questions in {data.name}",
                         expected="a share between 0 and 1, or a count below the number of questions")

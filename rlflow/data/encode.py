@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflow.data.fields import Message, Record
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, listed
 
 END = 256  # the byte encoding's end of text
 
@@ -85,7 +86,7 @@ def _plain(worded: str | list[Message]) -> str:
 class TokenizerEncoder:
     """The tokenizer of a model folder."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.tokenizer = _load(self.folder)
 
@@ -115,7 +116,7 @@ class TokenizerEncoder:
     def _chat(self, messages: str | list[Message]) -> str:
         if not getattr(self.tokenizer, "chat_template", None):
             raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no chat template", found="prompts to be put as a chat",
-                               expected="a chat_template", remedy="use an instruct model, or set chat = false and a template for plain text")
+                               expected="a chat_template", remedy="use an instruct model, or set chat = false and a template")
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # the template is a program of the model's: it may refuse roles or their order
@@ -133,4 +134,5 @@ def _load(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise PlanError.of("tokenizer-missing", f"cannot load the tokenizer of {folder}: {error}",
-                           found=", ".join(sorted(item.name for item in folder.iterdir())), expected="tokenizer.json and its config") from error
+                           found=listed(sorted(item.name for item in folder.iterdir())),
+                           expected="tokenizer.json and its config") from error

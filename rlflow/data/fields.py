@@ -187,5 +187,6 @@ def _bad_field(raw: Raw, message: str, expected: str) -> PlanError:
 def _missing_field(raw: Raw, name: str, expected: str, column: str = "") -> PlanError:
     names = [str(field) for field in raw.fields]
     close = nearest(name, names)
-    return PlanError.of("data-field", f"the record has no field '{name}'", place=raw.place, found=f"fields {listed(names)}", expected=expected,
-                        nearest=close, remedy=f"map it: fields={{'{column or name}': '{close or '<a field of the file>'}'}}")
+    return PlanError.of("data-field", f"the record has no field '{name}'", place=raw.place, found=f"fields {listed(names)}",
+                        expected=expected, nearest=close,
+                        remedy=f"map it: fields={{'{column or name}': '{close or '<a field of the file>'}'}}")

@@ -46,8 +46,8 @@ class Prompts:
         now = self.state()
         for name in ("digest", "seed"):
             if state[name] != now[name]:
-                raise PlanError.of("data-changed", f"the {'records' if name == 'digest' else 'seed'} of {self.data.name} changed since the run was saved",
-                                   found=f"{name} {now[name]}", expected=f"{name} {state[name]}", remedy="resume with the same data and seed")
+                raise PlanError.of("data-changed", f"the {name} of {self.data.name} is not that of the saved run", found=str(now[name]),
+                                   expected=str(state[name]), remedy="resume with the same data and seed")
         self.position = int(state["epoch"]) * len(self) + int(state["cursor"])
 
     def _record(self, position: int) -> int:

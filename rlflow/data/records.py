@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflow.errors import PlanError, Place, listed, nearest
+from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.extras import require
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -40,7 +40,8 @@ def _file(path: Path) -> Iterator[Raw]:
         case ".parquet":
             return _parquet(path)
     raise PlanError.of("data-format", f"cannot read {path} as data", found=path.suffix or "no suffix",
-                       expected=f"{listed(SUFFIXES)}, or a Hugging Face dataset folder", remedy="write one JSON object per line to a .jsonl file")
+                       expected=f"{listed(SUFFIXES)}, or a Hugging Face dataset folder",
+                       remedy="write one JSON object per line to a .jsonl file")
 
 
 def _jsonl(path: Path) -> Iterator[Raw]:

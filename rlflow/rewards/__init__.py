@@ -1,0 +1,12 @@
+"""Rewards: what judges a response. User code runs in processes that are killed at their deadline; a failure is missing, never 0.
+
+Importing this package loads no torch: the worker processes start through it.
+"""
+
+from rlflow.rewards.pool import RewardPool
+from rlflow.rewards.process import in_worker
+from rlflow.rewards.reward import Reward, Scores, bind, score_all
+from rlflow.rewards.spec import RewardSpec, from_function, parse_reward
+from rlflow.rewards.text import reads
+
+__all__ = ["Reward", "RewardPool", "RewardSpec", "Scores", "bind", "from_function", "in_worker", "parse_reward", "reads", "score_all"]

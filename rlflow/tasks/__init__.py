@@ -1,0 +1,1 @@
+"""Packaged tasks: settings as TOML, and the small model that they share."""

@@ -23,10 +23,12 @@ from rlflow.trace.tracer import Context, Tracer
 
 @dataclass(frozen=True)
 class Options:
-    """What of the run's options shapes the graph: how many rewards bind to ``*rewards``, and the columns reward functions read."""
+    """What of a run shapes the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those that
+    the data have (None: what the contract and the flow declare)."""
 
     rewards: int = 1
     reward_reads: tuple[str, ...] = ("completion", "answer")
+    columns: Mapping[str, Kind] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def trace(flow: Flow, hp: Any = None, options: Options | None = None) -> Traced:
     tracer = Tracer(Context(names, options.reward_reads))
     roles = role_names(flow, options.rewards)
     initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
-    result, stopped = _call(tracer, flow, hp, roles, initial)
+    result, stopped = _call(tracer, flow, hp, roles, initial, options)
     tracer.problems += stopped
     graph = _graph(tracer, flow, hp, roles, initial, result)
     found = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
@@ -106,10 +108,12 @@ def _before_rest(flow: Flow) -> list[str]:
     return [p.name for p in listed_parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-def _call(tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float]) -> tuple[Any, list[Problem]]:
+def _call(
+    tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], options: Options
+) -> tuple[Any, list[Problem]]:
     """Run the flow's function on symbols; the problems that stopped it, if any."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
-    prompts = tracer.batch(axis, _data(tracer, flow, axis))
+    prompts = tracer.batch(axis, _data(tracer, flow, axis, options.columns))
     tracer.state = tracer.held_state({name: scalar("float32") for name in initial})
     rewards = len(roles.get(flow.parameters.rest or "", []))
     positional, named = arguments(flow, lambda name: SymbolicRole(tracer, name), hp, rewards)
@@ -122,17 +126,23 @@ def _call(tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], i
         return None, [_raised(flow, error)]
 
 
-def _data(tracer: Tracer, flow: Flow, axis: int) -> dict[str, Held]:
+def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind] | None) -> dict[str, Held]:
     """The node that gives the data's columns."""
-    names: dict[str, Kind | None] = {name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")}
-    names |= {name: kind for name, kind in flow.data.items() if name not in ("chosen", "rejected")}
-    if {"completion", "chosen"} & set(flow.data):
-        names |= {name: standard_kind(name) for name in ("tokens", "mask", "finish")}
-    if "chosen" in flow.data:
-        names |= {name: standard_kind(name) for name in ("group", "chosen", "completion")}
+    names: dict[str, Kind | None] = dict(columns) if columns is not None else data_columns(flow)
     node = Node(0, Op.DATA, flow.parameters.data, axis, outputs=tuple(Output(name, kind, name) for name, kind in names.items()))
     tracer.recorded.nodes.append(node)
     return tracer.symbols(node).held
+
+
+def data_columns(flow: Flow) -> dict[str, Kind | None]:
+    """The columns that a flow's data are declared to have: with completions, or with pairs, also what their rows arrive with."""
+    names: dict[str, Kind | None] = {name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")}
+    names |= {name: kind for name, kind in flow.data.items() if name not in ("chosen", "rejected")}
+    if {"completion", "chosen"} & set(flow.data):
+        names |= {name: standard_kind(name) for name in ("completion", "tokens", "mask", "finish")}
+    if "chosen" in flow.data:
+        names |= {name: standard_kind(name) for name in ("group", "chosen")}
+    return names
 
 
 def _raised(flow: Flow, error: Exception) -> Problem:

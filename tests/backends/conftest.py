@@ -20,15 +20,15 @@ EOS = 1
 
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "eos_token_id": EOS, "pad_token_id": EOS,
-         "bos_token_id": 2, "initializer_range": 0.2}  # fmt: skip
+         "bos_token_id": 2, "initializer_range": 0.1}  # fmt: skip
 GPT2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, eos_token_id=EOS, bos_token_id=2,
-                  pad_token_id=EOS, initializer_range=0.2)
+                  pad_token_id=EOS, initializer_range=0.1)
 CONFIGS = {
     "gpt2": GPT2,
     "qwen3": Qwen3Config(**SMALL, tie_word_embeddings=True),
     "llama": LlamaConfig(**SMALL, tie_word_embeddings=False),
-    "gemma3": Gemma3TextConfig(**SMALL | {"initializer_range": 0.1}, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
-    "gemma2": Gemma2Config(**SMALL | {"initializer_range": 0.1}, final_logit_softcapping=3.0, sliding_window=8),
+    "gemma3": Gemma3TextConfig(**SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "gemma2": Gemma2Config(**SMALL, final_logit_softcapping=3.0, sliding_window=8),
 }
 
 

@@ -1,0 +1,54 @@
+"""Group Relative Policy Optimization (Shao et al. 2024), with the settings of Dr. GRPO (Liu et al. 2025).
+
+Differs from the first paper in the averaging over all tokens of the minibatch (DAPO, Yu et al. 2025), in having no KL term unless
+beta is set, and in the truncated weights between sampler and trainer (Yao et al. 2025). `deviation=False` is Dr. GRPO's advantage.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import flow, group_mean, group_std, kl, loss, stage, truncated_weights
+
+
+@dataclass(frozen=True)
+class GRPO:
+    samples: Annotated[int, Ge(2)] = 8  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    deviation: bool = True  # divide by the group's deviation; false weighs questions by how mixed their scores are
+    beta: Annotated[float, Ge(0)] = 0.0  # weight of the KL term in the loss; 0 needs no reference
+    clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
+
+
+@stage(gives="advantages", rows="group")
+def compare(scores, group, mask, *, deviation):
+    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
+    advantage = scores - group_mean(scores, group)
+    if deviation:
+        advantage = advantage / (group_std(scores, group) + 1e-4)
+    return torch.where(mask, advantage[:, None], 0.0)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, beta):
+    ratio = (new.logprobs - logprobs).exp()
+    gain = torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    charge = 0 if ref_logprobs is None else beta * kl(new.logprobs, ref_logprobs, "k2")  # k2: the right gradient on-policy
+    return charge - weights * gain, {"clipped": (ratio - 1).abs() > clip}
+
+
+@flow
+def grpo(prompts, actor, reference, reward, hp=GRPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    if hp.beta:
+        batch |= reference.logprobs(batch, gives="ref_logprobs")
+    batch |= compare(batch, deviation=hp.deviation)
+    actor.update(batch, policy_loss, clip=hp.clip, beta=hp.beta, epochs=hp.epochs, minibatch=hp.minibatch)

@@ -1,0 +1,45 @@
+"""Messages between a pool and its worker processes: four bytes of length, then msgpack. Nothing here is ever a pickle."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+
+LIMIT = 1 << 20  # bytes of a reply; user code cannot make the pool hold more
+_LENGTH = struct.Struct("<I")
+
+
+def packed(message: Any) -> bytes:
+    body: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
+    return _LENGTH.pack(len(body)) + body
+
+
+def unpacked(body: bytes) -> Any:
+    return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
+
+
+class Reader:
+    """Cuts a stream of bytes into messages. Raises ValueError for one longer than ``limit``."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self._buffer, self._start = limit, bytearray(), 0
+
+    def feed(self, data: bytes) -> None:
+        del self._buffer[: self._start]
+        self._start = 0
+        self._buffer += data
+
+    def next(self) -> bytes | None:
+        """The body of the next message, or None where more bytes are needed."""
+        opens = self._start + _LENGTH.size
+        if len(self._buffer) < opens:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        if length > self.limit:
+            raise ValueError(f"a message of {length} bytes, more than {self.limit}")
+        if len(self._buffer) < opens + length:
+            return None
+        self._start = opens + length
+        return bytes(self._buffer[opens : self._start])

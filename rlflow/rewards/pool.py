@@ -1,0 +1,252 @@
+"""RewardPool: warm worker processes that score rows. A row that hangs or crashes costs itself; the rows after it go elsewhere."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlflow.data.scorer import Scorer
+from rlflow.errors import Place, PlanError
+from rlflow.rewards.process import Died, Late, WorkerProcess, in_worker
+
+CHUNK = 32  # rows of one message at most
+START = 120.0  # seconds for a worker to start and load a scorer
+TRIES = 3  # workers that may die before a chunk's first row, or while loading
+NAN = float("nan")
+
+
+@dataclass
+class Results:
+    """Scores of rows in order, NaN where missing; ``missing`` counts causes, ``first`` keeps the first message of each.
+
+    Causes: none (the function returned None), nan (not finite), type (no number), raised, timeout, died.
+    """
+
+    values: list[float]
+    missing: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Call:
+    """The rows of one request on their way: threads put results, one thread waits for all."""
+
+    scorer: Scorer
+    names: tuple[str, ...]
+    rows: Sequence[Sequence[Any]]
+    timeout: float
+    results: Results
+    left: int
+    done: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    error: BaseException | None = None
+
+    def put(self, row: int, reply: Any) -> None:
+        """A number, or (cause, message)."""
+        with self.lock:
+            if isinstance(reply, float):
+                self.results.values[row] = reply
+            else:
+                cause, message = reply
+                self.results.missing[cause] += 1
+                self.results.first.setdefault(cause, message)
+            self.left -= 1
+            if not self.left:
+                self.done.set()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self.done.set()
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    call: _Call
+    rows: range
+    tries: int = 0
+
+
+class RewardPool:
+    """Processes that run rewards, shared by all of a run. Starts when first used; may be used from several threads at once."""
+
+    def __init__(self, workers: int = 2) -> None:
+        self.workers = workers
+        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._slots: list[_Slot] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def score(self, scorer: Scorer, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> Results:
+        """Score rows, each the values of ``names``, with ``timeout`` seconds for each. Raises PlanError where the scorer cannot
+        be loaded."""
+        return self.wait(self.submit(scorer, names, rows, timeout))
+
+    def submit(self, scorer: Scorer, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> _Call:
+        """Start scoring; ``wait`` gives the results."""
+        self._start()
+        call = _Call(scorer, tuple(names), rows, timeout, Results([NAN] * len(rows)), len(rows))
+        size = min(CHUNK, max(1, len(rows) // (4 * self.workers)))
+        for start in range(0, len(rows), size):
+            self._chunks.put(_Chunk(call, range(start, min(start + size, len(rows)))))
+        if not rows:
+            call.done.set()
+        return call
+
+    def wait(self, call: _Call) -> Results:
+        try:
+            call.done.wait()
+        except BaseException:  # interrupted: its other rows need not be scored
+            call.fail(RuntimeError("no one waits for these rewards"))
+            raise
+        if call.error is not None:
+            raise call.error
+        return call.results
+
+    def close(self) -> None:
+        """Kill all workers. Scoring under way raises RuntimeError."""
+        with self._lock:
+            self._closed.set()
+        for slot in self._slots:
+            slot.stop()
+            self._chunks.put(None)
+        for slot in self._slots:
+            slot.join()
+        while not self._chunks.empty():
+            if (chunk := self._chunks.get()) is not None:
+                chunk.call.fail(_closed())
+        atexit.unregister(self.close)
+
+    def processes(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [process.child.pid for slot in self._slots if (process := slot.process) is not None]
+
+    def __enter__(self) -> RewardPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                raise _closed()
+            if not self._slots:
+                _refuse_in_worker()
+                atexit.register(self.close)
+                self._slots = [_Slot(self._chunks, self._closed) for _ in range(self.workers)]
+                for slot in self._slots:
+                    slot.start()
+
+
+class _Slot(threading.Thread):
+    """One thread with one worker process: it starts it, feeds it, kills it at the deadline and starts the next."""
+
+    def __init__(self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event) -> None:
+        super().__init__(name="reward", daemon=True)
+        self.chunks, self.closed = chunks, closed
+        self.process: WorkerProcess | None = None
+        self.lock = threading.Lock()
+
+    def run(self) -> None:
+        while (chunk := self.chunks.get()) is not None and not self.closed.is_set():
+            if chunk.call.error is None:
+                self._score(chunk)
+        if chunk is not None:
+            chunk.call.fail(_closed())
+        self._replace()
+
+    def stop(self) -> None:
+        """From another thread, after ``closed`` was set."""
+        with self.lock:
+            if self.process is not None:
+                self.process.signal_group()
+
+    def _score(self, chunk: _Chunk) -> None:
+        try:
+            process = self._ready(chunk.call.scorer)
+            self._feed(process, chunk)
+        except (Died, Late) as stopped:
+            self._replace()
+            if chunk.tries + 1 >= TRIES or self.closed.is_set():
+                chunk.call.fail(_closed() if self.closed.is_set() else _cannot_start(chunk.call.scorer, stopped))
+            else:
+                self.chunks.put(_Chunk(chunk.call, chunk.rows, chunk.tries + 1))
+        except BaseException as error:  # into the thread that waits
+            chunk.call.fail(error)
+
+    def _ready(self, scorer: Scorer) -> WorkerProcess:
+        """The slot's process, with the scorer loaded."""
+        with self.lock:
+            if self.closed.is_set():
+                raise _closed()
+            self.process = self.process or WorkerProcess()
+        if scorer.key not in self.process.loaded:
+            self.process.send({"key": scorer.key, "load": scorer.packed}, START)
+            reply = self.process.receive(START)
+            if "failed" in reply:
+                raise _cannot_load(scorer, reply)
+            self.process.loaded.add(scorer.key)
+        return self.process
+
+    def _feed(self, process: WorkerProcess, chunk: _Chunk) -> None:
+        """Send the rows and take their scores. Raises Died or Late before the first row has begun; later the row is blamed."""
+        call = chunk.call
+        process.send({"key": call.scorer.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows]}, START)
+        process.receive(START)
+        for done, row in enumerate(chunk.rows):
+            try:
+                call.put(row, process.receive(call.timeout))
+            except (Died, Late) as stopped:
+                self._replace()
+                if self.closed.is_set():
+                    raise _closed() from None
+                if rest := chunk.rows[done + 1 :]:
+                    self.chunks.put(_Chunk(call, rest))
+                call.put(row, _cause(stopped, call.timeout))
+                return
+
+    def _replace(self) -> None:
+        """Kill the process; the next chunk starts another."""
+        with self.lock:
+            process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+
+
+def _cause(stopped: Died | Late, timeout: float) -> tuple[str, str]:
+    if isinstance(stopped, Late):
+        return "timeout", f"no score after {timeout:g} s; the process was killed"
+    return "died", str(stopped)
+
+
+def _closed() -> RuntimeError:
+    return RuntimeError("the reward pool is closed")
+
+
+def _cannot_load(scorer: Scorer, reply: dict[str, Any]) -> PlanError:
+    file = scorer.settings.get("file")
+    place = Place(file, reply["line"]) if file else None
+    return PlanError.of("reward-load", f"the reward {_named(scorer)} cannot be loaded: {reply['failed']}", place=place,
+                        remedy="its file must load by itself: python FILE")
+
+
+def _cannot_start(scorer: Scorer, stopped: Died | Late) -> PlanError:
+    why = str(stopped) or f"no answer after {START:g} s"
+    return PlanError.of("reward-load", f"the process for reward {_named(scorer)} does not start, {TRIES} times in a row: {why}",
+                        expected="a process that loads the reward and answers")
+
+
+def _named(scorer: Scorer) -> str:
+    name = scorer.settings.get("function") or scorer.settings.get("task") or scorer.kind
+    return f"'{name}'"
+
+
+def _refuse_in_worker() -> None:
+    if in_worker():
+        raise PlanError.of("reward-nested", "a reward's file starts a run when it is loaded", found="rlflow.run at its top level",
+                           expected="only definitions", remedy='put the run under: if __name__ == "__main__":')

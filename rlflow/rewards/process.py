@@ -1,0 +1,146 @@
+"""One worker process, seen from its pool: messages with deadlines, the tail of what it prints, and a kill that takes its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from rlflow.errors import printable
+from rlflow.rewards import frames
+
+MARK = "RLFLOW_REWARD_WORKER"  # set in the environment of workers
+TAIL = 4096  # bytes kept of what a worker prints
+ENVIRONMENT = {MARK: "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+class Died(Exception):
+    """The process ended, or closed its end of the pipe."""
+
+
+class Late(Exception):
+    """The process did not answer by the deadline."""
+
+
+def in_worker() -> bool:
+    """Whether this process is a reward worker: a user's file that starts a run when it is loaded must not start one there."""
+    return MARK in os.environ
+
+
+class WorkerProcess:
+    """A running worker. The thread that starts it must live as long: on Linux the kernel ends it with that thread."""
+
+    def __init__(self) -> None:
+        replies, far_end = os.pipe()
+        command = [sys.executable, "-u", "-P", "-m", "rlflow.rewards.worker", str(os.getpid()), str(far_end)]
+        try:
+            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+                                          pass_fds=(far_end,), start_new_session=True, env=_environment())
+        except BaseException:
+            os.close(replies)
+            raise
+        finally:
+            os.close(far_end)
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self._requests, self._output, self._replies = self.child.stdin.fileno(), self.child.stdout.fileno(), replies
+        self._reader, self._tail = frames.Reader(frames.LIMIT), b""
+        self.loaded: set[str] = set()  # keys of the scorers that it holds
+        self._events = selectors.DefaultSelector()
+        for descriptor in (self._requests, self._output, self._replies):
+            os.set_blocking(descriptor, False)
+        for descriptor in (self._output, self._replies):
+            self._events.register(descriptor, selectors.EVENT_READ)
+
+    def send(self, message: Any, seconds: float) -> None:
+        """Raises Died or Late where the process does not take the whole message in time."""
+        rest, until = memoryview(frames.packed(message)), time.monotonic() + seconds
+        self._events.register(self._requests, selectors.EVENT_WRITE)
+        try:
+            while rest:
+                self._wait(until)
+                with contextlib.suppress(BlockingIOError):
+                    rest = rest[os.write(self._requests, rest) :]
+        except BrokenPipeError:
+            raise Died(self._last_words()) from None
+        finally:
+            self._events.unregister(self._requests)
+
+    def receive(self, seconds: float) -> Any:
+        """The next message. Raises Died or Late; user code that broke the stream counts as dead."""
+        until = time.monotonic() + seconds
+        try:
+            while (body := self._reader.next()) is None:
+                self._wait(until)
+            return frames.unpacked(body)
+        except ValueError as error:
+            raise Died(f"the process sent what is no reply: {error}") from None
+
+    def _wait(self, until: float) -> None:
+        """Take in what the process sent and printed, waiting for something to happen. Looks once more after the deadline."""
+        left = until - time.monotonic()
+        events = self._events.select(min(max(left, 0), 1))
+        for key, _ in events:
+            if key.fd != self._requests:
+                self._take(key.fd)
+        if not events and (left <= 0 or self.child.poll() is not None):
+            raise Late if left <= 0 else Died(self._last_words())
+
+    def _take(self, descriptor: int) -> None:
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        if descriptor == self._output:
+            self._tail = (self._tail + data)[-TAIL:]
+            if not data:
+                self._events.unregister(descriptor)
+        elif data:
+            self._reader.feed(data)
+        else:
+            raise Died(self._last_words())
+
+    def _last_words(self) -> str:
+        """How it ended, and the end of what it printed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(0.5)
+        code = self.child.returncode
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._tail = (self._tail + os.read(self._output, 1 << 16))[-TAIL:]
+        how = "closed its pipe" if code is None else f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
+        printed = printable(self._tail.decode(errors="replace")).strip()
+        return f"the process {how}" + (f"; it last printed: {printed[-500:]}" if printed else "")
+
+    def signal_group(self) -> None:
+        """Kill the process and those it started; safe from any thread."""
+        if self.child.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.child.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Kill the process and those it started, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group outlives its leader while it has members
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.child.wait()
+        self._events.close()
+        os.close(self._replies)
+        for stream in (self.child.stdin, self.child.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _environment() -> dict[str, str]:
+    """The user's environment; hashes and threads are fixed where the user did not, so that a reward repeats."""
+    return {**ENVIRONMENT, **os.environ, MARK: "1"}

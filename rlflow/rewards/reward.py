@@ -1,0 +1,136 @@
+"""Reward: a scorer bound to a pool, with a weight. Several are their weighted sum; what is missing in one is missing in the sum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlflow.columns import Kind, Level
+from rlflow.data.scorer import Scorer
+from rlflow.errors import PlanError, listed, nearest
+from rlflow.extras import require
+from rlflow.rewards import text
+from rlflow.rewards.pool import Results, RewardPool
+from rlflow.rewards.spec import RewardSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlflow.batch import Batch
+    from rlflow.data.dataset import Dataset
+
+READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """float32 [rows], NaN where missing. ``missing`` counts by cause and ``first`` keeps the first message of each; of several
+    rewards they are under ``name/cause``, and ``parts`` holds the unweighted scores of each."""
+
+    values: Tensor
+    missing: Mapping[str, int] = field(default_factory=dict)
+    first: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Judges rows in the pool's processes, ``timeout`` seconds for each row."""
+
+    name: str
+    weight: float
+    scorer: Scorer
+    pool: RewardPool
+    timeout: float = 60.0
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The row columns that it needs."""
+        return self.scorer.reads
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The row columns that it takes where they are there."""
+        return self.scorer.optional
+
+    def check(self, columns: Mapping[str, Kind]) -> None:
+        """Raises PlanError for a column that it reads and that is not among ``columns``, or is not one value per row."""
+        readable = [name for name, kind in columns.items() if kind.level in READABLE]
+        for name in (*self.reads, *(name for name in self.optional if name in columns)):
+            if name not in columns:
+                raise PlanError.of("reward-column", f"the reward '{self.name}' reads '{name}', which the rows do not have",
+                                   found=listed(readable), expected=f"a row column '{name}'", nearest=nearest(name, readable),
+                                   remedy="rename the parameter, give it a default, or declare the column: @flow(data={…})")
+            if name not in readable:
+                raise PlanError.of("reward-column", f"the reward '{self.name}' reads '{name}', which is no row column",
+                                   found=str(columns[name]), expected="text, or one number per row",
+                                   remedy="judge tokens in a stage; rewards see rows")
+
+    def score(self, batch: Batch) -> Scores:
+        """The rows' scores."""
+        return _scores(self.pool.wait(self._submit(batch)))
+
+    def _submit(self, batch: Batch) -> Any:
+        self.check(batch.columns)
+        names = [*self.reads, *(name for name in self.optional if name in batch)]
+        values = [_values(batch[name]) for name in names]
+        rows = list(zip(*values, strict=True)) if names else [()] * len(batch)
+        return self.pool.submit(self.scorer, names, rows, self.timeout)
+
+
+def _values(column: Any) -> list[Any]:
+    return column if isinstance(column, list) else list(column.tolist())
+
+
+def _scores(results: Results) -> Scores:
+    import torch
+
+    return Scores(torch.tensor(results.values, dtype=torch.float32), dict(results.missing), results.first)
+
+
+def score_all(rewards: Sequence[Reward], batch: Batch) -> Scores:
+    """The weighted sum of several rewards, scored side by side; missing where any is missing."""
+    import torch
+
+    calls = [(reward, reward._submit(batch)) for reward in rewards]
+    scored = {reward.name: (reward.weight, _scores(reward.pool.wait(call))) for reward, call in calls}
+    total = sum((weight * part.values.double() for weight, part in scored.values()), torch.zeros(len(batch), dtype=torch.float64))
+    missing = Counter({f"{name}/{cause}": count for name, (_, part) in scored.items() for cause, count in part.missing.items()})
+    first = {f"{name}/{cause}": message for name, (_, part) in scored.items() for cause, message in part.first.items()}
+    return Scores(total.float(), dict(missing), first, {name: part.values for name, (_, part) in scored.items()})
+
+
+def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Dataset | None = None, timeout: float = 60.0) -> list[Reward]:
+    """Rewards ready to score rows, with names of their own. ``task`` needs ``data``; model rewards are the engine's to bind.
+    Raises PlanError."""
+    names = Counter[str]()
+    bound = []
+    for spec in specs:
+        names[spec.name] += 1
+        name = spec.name if names[spec.name] == 1 else f"{spec.name}_{names[spec.name]}"
+        bound.append(Reward(name, spec.weight, _scorer(spec, data), pool, timeout))
+    return bound
+
+
+def _scorer(spec: RewardSpec, data: Dataset | None) -> Scorer:
+    match spec.kind:
+        case "math":
+            require("math_verify", extra="tasks")
+            return Scorer("math")
+        case "function":
+            read = text.reads(spec.path, spec.function)
+            settings = {"file": spec.path, "function": spec.function, "source": text.source(spec.path), "module": spec.module}
+            return Scorer("function", read.required, read.optional, settings)
+        case "task":
+            return _task(data)
+    raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")
+
+
+def _task(data: Dataset | None) -> Scorer:
+    if data is None or data.scorer is None:
+        raise PlanError.of("reward-task", "the data has no scorer of its own, and no answer to compare with",
+                           found=listed(data.columns) if data else "no data", expected="a column 'answer', or a reasoning-gym task",
+                           remedy="name a reward: --reward file.py:function, or map the field: fields={'answer': '<a field of the file>'}")
+    return data.scorer

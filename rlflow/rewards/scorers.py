@@ -1,0 +1,108 @@
+"""The scorers themselves, as a worker process builds them: a function of named row columns that gives a number, or None."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlflow.extras import require
+
+Scorer = Callable[..., Any]
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+FINAL = "####"  # what GSM8K writes before the final answer
+
+
+def build(kind: str, settings: Mapping[str, Any]) -> Scorer:
+    """The scorer of a kind: match, math, reasoning_gym, function."""
+    return BUILDERS[kind](**settings)
+
+
+def match() -> Scorer:
+    return exact
+
+
+def exact(*, completion: str, answer: str) -> float:
+    """1.0 where the answer given is the right one, letter by letter. A right answer with ``####`` is a number after it."""
+    if FINAL in answer:
+        return float(_final(answer) == _final(completion))
+    return float(given(completion) == answer.strip())
+
+
+def given(completion: str) -> str:
+    """The answer in a response: the last ``<answer>…</answer>``, else all of it."""
+    tagged = ANSWER.findall(completion)
+    return (tagged[-1] if tagged else completion).strip()
+
+
+def _final(text: str) -> str:
+    return given(text.rpartition(FINAL)[2]).replace(",", "").removeprefix("$").removesuffix(".").strip()
+
+
+def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Scorer:
+    from rlflow.data.frozen import thawed
+
+    kind, config = require("reasoning_gym.factory", extra="tasks").DATASETS[task]
+    score = kind(config=config(**parameters)).score_answer
+
+    def scored(*, completion: str, entry: str) -> Any:
+        return score(given(completion), thawed(json.loads(entry)))
+
+    return scored
+
+
+def math() -> Scorer:
+    verifier = require("math_verify", extra="tasks")
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+    def scored(*, completion: str, answer: str) -> float | None:
+        """1.0 where both say the same number, set or expression; None where the right answer cannot be read as one."""
+        right = _read(verifier, answer.rpartition(FINAL)[2])
+        if not right:
+            return None
+        said = verifier.parse(completion, parsing_timeout=None)
+        return float(verifier.verify(right, said, timeout_seconds=None, raise_on_error=True))
+
+    return scored
+
+
+def _read(verifier: Any, answer: str) -> Any:
+    """The right answer, which data sets write bare as often as between dollars or in a box."""
+    answer = answer.strip()
+    marked = "$" in answer or "\\boxed" in answer or "\\(" in answer or "\\[" in answer
+    return verifier.parse(answer if marked or not answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
+
+
+def function(file: str, function: str, source: str, module: str = "") -> Scorer:
+    """A function of a user's file, loaded from the text that the run read at its start."""
+    loaded = _imported(file, module) if module else _loaded(file, source)
+    found: Scorer = getattr(loaded, function)
+    return found
+
+
+def _loaded(file: str, source: str) -> types.ModuleType:
+    """The file as a module. Its folder is importable, as for ``python FILE``."""
+    sys.path.insert(0, os.path.dirname(file))
+    name = f"reward_{abs(hash(file)):x}"
+    module = types.ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module  # dataclasses and typing look their module up
+    exec(compile(source, file, "exec"), vars(module))
+    return module
+
+
+def _imported(file: str, module: str) -> types.ModuleType:
+    root = file
+    for _ in range(module.count(".") + 1):
+        root = os.path.dirname(root)
+    sys.path.insert(0, os.path.dirname(root) if os.path.basename(file) == "__init__.py" else root)
+    __import__(module)
+    return sys.modules[module]
+
+
+BUILDERS: dict[str, Callable[..., Scorer]] = {"match": match, "math": math, "reasoning_gym": reasoning_gym, "function": function}

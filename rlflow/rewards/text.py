@@ -1,0 +1,85 @@
+"""Reading a reward function out of its file's text, without importing it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlflow.errors import Place, PlanError, listed, nearest
+
+Def = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The row columns that a function takes by name; ``optional`` ones have a default."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    place: Place
+
+
+def reads(file: str, function: str) -> Reads:
+    """The parameters of a top-level function of a file. Raises PlanError."""
+    functions = {node.name: node for node in _functions(_tree(file).body)}
+    if function not in functions:
+        raise PlanError.of("reward-function", f"{file} defines no function '{function}' at its top level", place=Place(file, 1),
+                           found=listed(functions), expected=f"def {function}(completion, answer): …", nearest=nearest(function, functions))
+    node = functions[function]
+    return _parameters(node, Place(file, node.lineno))
+
+
+def source(file: str) -> str:
+    """The text of a reward's file. Raises PlanError."""
+    path = Path(file)
+    if not path.is_file():
+        siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise PlanError.of("reward-file", f"no such reward file: {file}", found=f"{path.parent} holds {listed(sorted(siblings))}",
+                           expected="file.py:function", nearest=nearest(path.name, siblings))
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError.of("reward-file", f"cannot read {file}: {error}", expected="a Python file in UTF-8") from error
+
+
+def functions(file: str) -> list[str]:
+    """Names of the top-level functions of a file."""
+    return [node.name for node in _functions(_tree(file).body)]
+
+
+def _tree(file: str) -> ast.Module:
+    try:
+        return ast.parse(source(file), file)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise PlanError.of("reward-syntax", f"the reward's file is not valid Python: {error}", place=Place(file, line)) from error
+
+
+def _functions(body: list[ast.stmt]) -> Iterator[Def]:
+    """Functions that a module's body binds, those under ``if`` and ``try`` included."""
+    for node in body:
+        if isinstance(node, Def):
+            yield node
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _functions([*node.body, *node.orelse])
+
+
+def _parameters(node: Def, place: Place) -> Reads:
+    arguments = node.args
+    if isinstance(node, ast.AsyncFunctionDef):
+        raise _refused(node, place, "it is async", "a plain function; call asyncio.run inside it")
+    if arguments.posonlyargs or arguments.vararg:
+        raise _refused(node, place, "it has positional-only parameters or *arguments", "parameters that name columns")
+    plain = [argument.arg for argument in arguments.args]
+    first_default = len(plain) - len(arguments.defaults)
+    named = {argument.arg: default is not None for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
+    required = plain[:first_default] + [name for name, has_default in named.items() if not has_default]
+    optional = plain[first_default:] + [name for name, has_default in named.items() if has_default]
+    return Reads(tuple(required), tuple(optional), place)
+
+
+def _refused(node: Def, place: Place, why: str, expected: str) -> PlanError:
+    return PlanError.of("reward-function", f"'{node.name}' cannot be a reward: {why}", place=place, expected=expected,
+                        remedy=f"def {node.name}(completion, answer): …")

@@ -1,0 +1,107 @@
+"""The cursor resumes exactly; held-out questions never train."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlflow import PlanError
+from rlflow.data import Prompts, open_data
+from rlflow.data.dataset import Dataset
+from rlflow.data.encode import ByteEncoder
+from rlflow.data.fields import Record
+
+
+def numbered(count: int) -> Dataset:
+    return Dataset("numbers", [Record(f"question {n}", str(n)) for n in range(count)], ByteEncoder())
+
+
+def answers(batch) -> list[int]:
+    return [int(answer) for answer in batch["answer"]]
+
+
+def test_each_epoch_serves_every_record_once_in_an_order_of_its_own():
+    cursor = numbered(20).prompts(seed=3)
+    first, second = answers(cursor.take(20)), answers(cursor.take(20))
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second
+    assert answers(numbered(20).prompts(seed=4).take(20)) != first
+
+
+def test_the_order_is_the_same_on_every_machine():
+    assert answers(numbered(8).prompts(seed=1).take(10)) == [2, 4, 7, 5, 0, 6, 3, 1, 5, 6]
+
+
+def test_a_question_of_a_later_epoch_has_another_position():
+    batch = numbered(2).prompts().take(5)
+    assert batch.axis.keys[:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert answers(batch)[0] in answers(batch)[2:4]
+
+
+@given(st.integers(1, 7), st.lists(st.integers(0, 9), max_size=6), st.lists(st.integers(0, 9), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_a_resumed_cursor_goes_on_as_if_never_stopped(count, before, after):
+    data = numbered(count)
+    straight, stopped = data.prompts(seed=5), data.prompts(seed=5)
+    for size in before:
+        assert answers(straight.take(size)) == answers(stopped.take(size))
+    resumed = Prompts(data, seed=5)
+    resumed.load(json.loads(json.dumps(stopped.state())))
+    for size in after:
+        one, other = straight.take(size), resumed.take(size)
+        assert answers(one) == answers(other)
+        assert one.axis.keys.tolist() == other.axis.keys.tolist()
+
+
+def test_resuming_on_other_data_or_another_seed_is_refused():
+    state = numbered(5).prompts(seed=1).state()
+    with pytest.raises(PlanError, match="digest"):
+        numbered(6).prompts(seed=1).load(state)
+    with pytest.raises(PlanError, match="seed"):
+        numbered(5).prompts(seed=2).load(state)
+
+
+def test_pairs_are_counted_in_records():
+    pairs = Dataset("pairs", [Record(f"q{n}", None, ("good", "bad")) for n in range(3)], ByteEncoder())
+    batch = pairs.prompts().take(4)
+    assert len(batch) == 8
+    assert batch["group"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_nothing_to_draw_from_is_an_error():
+    with pytest.raises(PlanError, match="no records"):
+        numbered(0).prompts()
+
+
+@given(st.lists(st.integers(0, 30), min_size=12, max_size=60), st.sampled_from([0.1, 0.3, 1, 4]), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_held_out_questions_do_not_train_however_often_they_are_repeated(numbers, share, seed):
+    numbers = [*numbers, *range(100, 106)]
+    spaced = [Record(f"question{' ' * (1 + index % 3)}{n}\n", str(n)) for index, n in enumerate(numbers)]
+    train, held = Dataset("numbers", spaced, ByteEncoder()).split(share, seed)
+    assert {record.answer for record in train.records}.isdisjoint(record.answer for record in held.records)
+    assert len(train) + len(held) == len(numbers)
+    assert len(held) >= (share if isinstance(share, int) else 1)
+
+
+def test_a_count_of_distinct_questions_is_met_exactly():
+    assert [len(side) for side in numbered(50).split(7)] == [43, 7]
+    assert [len(side) for side in numbered(50).split(0)] == [50, 0]
+    for bad in (50, 51, 1.0, -1):
+        with pytest.raises(PlanError, match="nothing"):
+            numbered(50).split(bad)
+
+
+def test_a_share_puts_a_question_on_the_same_side_whatever_seed_drew_it():
+    small = {"size": 400, "min_terms": 2, "max_terms": 2, "max_digits": 1}
+    one, other = (open_data("chain_sum", task=small, seed=seed) for seed in (1, 2))
+    assert {r.question for r in one.records} & {r.question for r in other.records}
+    train, held = one.split(0.2)[0], other.split(0.2)[1]
+    assert len(held) > 10
+    assert {r.question for r in train.records}.isdisjoint(r.question for r in held.records)
+
+
+def test_growing_the_data_moves_no_question_across_the_split():
+    small, large = numbered(60).split(0.25)[1], numbered(120).split(0.25)[1]
+    assert {r.question for r in small.records} == {r.question for r in large.records} & {f"question {n}" for n in range(60)}

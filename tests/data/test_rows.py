@@ -1,0 +1,109 @@
+"""Records as rows: encoding, chat, completions, pairs."""
+
+import pytest
+import torch
+from conftest import make_tokenizer
+from transformers import AutoTokenizer
+
+from rlflow import PlanError
+from rlflow.columns import TABLE
+from rlflow.data import open_data
+
+
+def decoded(folder, data, column="prompt_tokens", row=0):
+    piece = torch.split(data[column].flatten() if False else data.data[column].value, data.data[column].lengths.tolist())[row]
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True).decode(piece)
+
+
+def test_plain_text_gets_the_first_token_and_no_last_one(jsonl, tokenizer):
+    data = open_data(jsonl({"prompt": "2+2="}), tokenizer=tokenizer)
+    assert decoded(tokenizer, data.batch([0])) == "<bos>2+2="
+
+
+def test_a_template_and_a_chat_word_the_prompt_and_leave_the_column_alone(jsonl, tokenizer):
+    path = jsonl({"prompt": "2+2="})
+    plain = open_data(path, tokenizer=tokenizer, template="Q: {prompt}\nA:").batch([0])
+    assert decoded(tokenizer, plain) == "<bos>Q: 2+2=\nA:"
+    chat = open_data(path, tokenizer=tokenizer, chat=True, system="Add.", template="{prompt}?").batch([0])
+    assert decoded(tokenizer, chat) == "<system>Add.\n<user>2+2=?\n<assistant>"
+    assert plain["prompt"] == chat["prompt"] == ["2+2="]
+
+
+def test_messages_always_go_through_the_chat_template(jsonl, tokenizer):
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "2+2"}]
+    data = open_data(jsonl({"prompt": turns}, {"prompt": turns[:1]}), tokenizer=tokenizer)
+    batch = data.batch([0, 1])
+    assert decoded(tokenizer, batch) == "<user>hi\n<assistant>yes?\n<user>2+2\n<assistant>"
+    assert batch["prompt"] == ["user: hi\n\nassistant: yes?\n\nuser: 2+2", "hi"]
+
+
+def test_what_the_tokenizer_cannot_do_is_told(jsonl, tmp_path, tokenizer):
+    bare = make_tokenizer(tmp_path / "bare", chat=False, eos=False)
+    with pytest.raises(PlanError, match="has no chat template"):
+        open_data(jsonl({"prompt": "p"}), tokenizer=bare, chat=True)
+    with pytest.raises(PlanError, match="no end-of-sequence token"):
+        open_data(jsonl({"prompt": "p", "completion": "c"}), tokenizer=bare).batch([0])
+    with pytest.raises(PlanError, match="refuses a prompt: no tools here"):
+        open_data(jsonl({"prompt": [{"role": "tool", "content": "x"}]}), tokenizer=tokenizer)
+    with pytest.raises(PlanError, match="no such model folder"):
+        open_data(jsonl({"prompt": "p"}), tokenizer=tmp_path / "none")
+    with pytest.raises(PlanError, match="cannot load the tokenizer"):
+        open_data(jsonl({"prompt": "p"}), tokenizer=tmp_path)
+
+
+def test_without_a_tokenizer_prompts_are_their_bytes(jsonl):
+    batch = open_data(jsonl({"prompt": "né", "completion": "o"})).batch([0])
+    assert batch["prompt_tokens"].tolist() == [list("né".encode())]
+    assert batch["tokens"].tolist() == [[ord("o"), 256]]
+
+
+def test_completions_arrive_as_rows_that_can_be_trained_on(jsonl, tokenizer):
+    path = jsonl({"prompt": "a", "completion": "bcd"}, {"prompt": "a", "completion": [{"role": "assistant", "content": ""}]})
+    data = open_data(path, tokenizer=tokenizer)
+    batch = data.batch([0, 1], start=5)
+    assert [decoded(tokenizer, batch, "tokens", row) for row in (0, 1)] == ["bcd<eos>", "<eos>"]
+    assert batch.data["mask"].value.all()
+    assert batch["finish"] == ["stop", "stop"]
+    assert batch["completion"] == ["bcd", ""]
+    assert batch.axis.keys.tolist() == [[5, 0], [6, 0]]
+    assert not batch.axis.grouped
+    assert batch.columns == data.columns
+
+
+def test_pairs_arrive_as_two_adjacent_rows_chosen_first(jsonl):
+    data = open_data(jsonl(*({"prompt": f"p{n}", "chosen": f"good{n}", "rejected": f"b{n}"} for n in range(3))))
+    batch = data.batch([2, 0], start=7)
+    assert len(data) == 3
+    assert batch["completion"] == ["good2", "b2", "good0", "b0"]
+    assert batch["prompt"] == ["p2", "p2", "p0", "p0"]
+    assert batch["chosen"].tolist() == [True, False, True, False]
+    assert batch["group"].tolist() == [7, 7, 8, 8]
+    assert batch.axis.keys.tolist() == [[7, 0], [7, 1], [8, 0], [8, 1]]
+    assert batch.axis.grouped
+    assert batch.axis.slots.tolist() == [0, 0, 1, 1]
+    assert batch.columns == data.columns
+    assert all(batch.columns[name] == TABLE[name].kind for name in batch.columns)
+
+
+def test_pairs_of_whole_conversations_hold_their_prompt(jsonl, tokenizer):
+    ask = {"role": "user", "content": "why?"}
+    pair = {side: [ask, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    batch = open_data(jsonl(pair), tokenizer=tokenizer).batch([0])
+    assert batch["prompt"] == ["why?", "why?"]
+    assert batch["completion"] == ["chosen", "rejected"]
+    with pytest.raises(PlanError, match="different conversations"):
+        open_data(jsonl({**pair, "rejected": [{"role": "user", "content": "how?"}, pair["rejected"][1]]}))
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"prompt": "p", "chosen": "c"}, "needs both"),
+        ({"prompt": "p", "chosen": "c", "rejected": "r", "completion": "x"}, "both a completion and a pair"),
+        ({"prompt": "p", "completion": [{"role": "user", "content": "x"}]}, "is no response"),
+        ({"chosen": "c", "rejected": "r"}, "no field 'prompt'"),
+    ],
+)
+def test_responses_that_make_no_row_are_refused(jsonl, record, says):
+    with pytest.raises(PlanError, match=says):
+        open_data(jsonl(record))

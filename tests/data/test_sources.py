@@ -1,0 +1,193 @@
+"""Every format gives the same records, and every fault of a file is told with its place."""
+
+import sys
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from rlflow import PlanError
+from rlflow.columns import row, text, token
+from rlflow.data import open_data
+
+ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(6)]
+
+
+def questions(data):
+    return [record.question for record in data.records]
+
+
+def test_jsonl_skips_blank_lines_and_a_byte_order_mark(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n\n  \n{"prompt": "b"}')
+    assert questions(open_data(path)) == ["a", "b"]
+
+
+def test_all_formats_give_the_same_records(tmp_path, jsonl):
+    table = pyarrow.Table.from_pylist(ROWS)
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"), num_proc=None)
+    (tmp_path / "hub").mkdir()
+    pyarrow.parquet.write_table(table, tmp_path / "hub" / "train-00000-of-00001.parquet")
+    pyarrow.parquet.write_table(table.slice(0, 2), tmp_path / "hub" / "test-00000-of-00001.parquet")
+    of_all = [open_data(path) for path in (jsonl(*ROWS), tmp_path / "d.parquet", tmp_path / "saved", tmp_path / "hub")]
+    assert {data.digest for data in of_all} == {of_all[0].digest}
+    assert len(open_data(tmp_path / "hub", split="test")) == 2
+
+
+def test_a_saved_dictionary_of_splits_gives_train_or_the_one_asked_for(tmp_path):
+    parts = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:2]))
+    parts.save_to_disk(str(tmp_path / "saved"))
+    assert len(open_data(tmp_path / "saved")) == 6
+    assert len(open_data(tmp_path / "saved", split="test")) == 2
+    with pytest.raises(PlanError, match=r"no split 'tset'(.|\n)*nearest: +test"):
+        open_data(tmp_path / "saved", split="tset")
+
+
+def test_a_folder_of_several_configurations_asks_for_one(tmp_path):
+    for name in ("main", "socratic"):
+        (tmp_path / name).mkdir()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / name / "train.parquet")
+    with pytest.raises(PlanError, match="several configurations"):
+        open_data(tmp_path)
+    assert len(open_data(tmp_path / "main")) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"prompt": "x"', "not valid JSON"),
+        ("[1, 2]", "not a JSON object"),
+        ('{"question": 5}', "no field 'prompt'"),
+        ('{"prompt": 5}', "is no prompt: int 5"),
+        ('{"prompt": [{"role": "user"}]}', "is no prompt: list"),
+        ('{"prompt": "\\ud800"}', "not valid Unicode"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_place(jsonl, line, says):
+    path = jsonl({"prompt": "fine"}, line)
+    with pytest.raises(PlanError, match=says) as error:
+        open_data(path)
+    assert error.value.problems[0].place is not None
+    assert (error.value.problems[0].place.path, error.value.problems[0].place.line) == (str(path), 2)
+
+
+def test_bytes_that_are_no_text_are_told_with_their_line(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
+    with pytest.raises(PlanError, match="d.jsonl:2: not valid JSON"):
+        open_data(path)
+
+
+def test_files_that_are_missing_empty_or_of_another_format(tmp_path, jsonl):
+    path = jsonl(name="empty.jsonl")
+    with pytest.raises(PlanError, match="no records"):
+        open_data(path)
+    with pytest.raises(PlanError, match=r"no such data(.|\n)*nearest: +empty.jsonl"):
+        open_data(tmp_path / "emtpy.jsonl")
+    (tmp_path / "data.csv").write_text("a,b")
+    with pytest.raises(PlanError, match=r"found: +.csv"):
+        open_data(tmp_path / "data.csv")
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(PlanError, match="not a readable Parquet"):
+        open_data(tmp_path / "bad.parquet")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(PlanError, match="holds no data"):
+        open_data(tmp_path / "bare")
+
+
+def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "d.parquet").write_text("")
+    with pytest.raises(PlanError, match=r"pip install 'rlflow-dag\[tasks\]'"):
+        open_data(tmp_path / "d.parquet")
+
+
+def test_fields_are_mapped_by_name_by_habit_and_into_objects(jsonl):
+    path = jsonl({"question": "q", "reward_model": {"ground_truth": 7}, "tests": ["assert f(1)"], "level": 3})
+    data = open_data(path, fields={"answer": "reward_model.ground_truth"}, columns={"tests": text, "level": row("int64")})
+    batch = data.batch([0])
+    assert data.fields["prompt"] == "question"
+    assert batch["answer"] == ["7"]
+    assert batch["tests"] == ['["assert f(1)"]']
+    assert batch["level"].tolist() == [3]
+    assert batch.columns == data.columns
+
+
+def test_numbers_without_a_dtype_are_float32(jsonl):
+    data = open_data(jsonl({"prompt": "p", "level": 3}), columns={"level": row})
+    assert data.batch([0]).columns["level"] == row("float32") == data.columns["level"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"fields": {"prompt": "questoin"}}, r"no field 'questoin'(.|\n)*nearest: +question(.|\n)*fields=\{'prompt': 'question'\}"),
+        ({"fields": {"promt": "question"}}, r"'promt' is no column(.|\n)*nearest: +prompt"),
+        ({"columns": {"tests": text}}, r"no field 'tests'(.|\n)*found: +fields question, answer, level"),
+        ({"columns": {"level": row("bool")}}, "is int 3"),
+        ({"columns": {"level": token("int64")}}, "of kind token int64"),
+        ({"template": "Q: {question}"}, "must name {prompt}"),
+        ({"template": "put it in \\boxed{}: {prompt}"}, "write other braces twice"),
+        ({"system": "Be brief."}, "'system' has no effect"),
+        ({"task": {"min_terms": 2}}, "'task' has no effect"),
+        ({"max_prompt": 0}, r"longer than max_prompt(.|\n)*at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit_the_file_are_refused(jsonl, options, says):
+    with pytest.raises(PlanError, match=says):
+        open_data(jsonl({"question": "q", "answer": "a", "level": 3}), **options)
+
+
+def test_a_field_may_be_left_out(jsonl):
+    path = jsonl({"prompt": "p", "completion": "c", "answer": "a"})
+    assert open_data(path).shape == "completions"
+    data = open_data(path, fields={"completion": None, "answer": ""})
+    assert (data.shape, data.scorer, set(data.columns)) == ("prompts", None, {"prompt", "prompt_tokens"})
+
+
+def test_long_prompts_are_dropped_and_counted(jsonl):
+    data = open_data(jsonl(*({"prompt": "x" * n} for n in range(1, 9))), max_prompt=5)
+    assert (len(data), data.dropped) == (5, 3)
+    assert "3 too long" in repr(data)
+
+
+def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
+    one, same, other = (open_data("chain_sum", task={"size": 40}, seed=seed) for seed in (1, 1, 2))
+    assert one.digest == same.digest != other.digest
+    small = open_data("reasoning_gym:chain_sum", task={"size": 300, "min_terms": 2, "max_terms": 2, "max_digits": 1})
+    assert len(set(questions(small))) == len(small) < 300
+    assert len(small) + small.doubles == 300
+    assert set(small.columns) == {"prompt", "answer", "prompt_tokens", "entry"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "task", "says"),
+    [
+        ("chain_sun", {}, r"named 'chain_sun'(.|\n)*nearest: +chain_sum"),
+        ("chain_sum", {"min_term": 2}, r"no parameter 'min_term'(.|\n)*nearest: +min_terms"),
+        ("chain_sum", {"min_terms": -1}, "refuses the parameters"),
+        ("chain_sum", {"min_terms": "many"}, "refuses the parameters"),
+    ],
+)
+def test_a_task_that_is_not_there_or_refuses_its_parameters(spec, task, says):
+    with pytest.raises(PlanError, match=says):
+        open_data(spec, task=task)
+
+
+def test_importing_the_package_loads_nothing_heavy(run_python):
+    loaded = run_python("import rlflow.data, rlflow.rewards, sys; print(*sys.modules)").split()
+    assert not {"torch", "transformers", "datasets", "reasoning_gym", "math_verify", "pyarrow"} & set(loaded)
+
+
+@pytest.fixture
+def run_python():
+    import subprocess
+
+    def run(code: str) -> str:
+        return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=Path("/")).stdout
+
+    return run
