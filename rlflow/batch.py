@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author.source import call_place
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import FlowError, Problem, listed, nearest
 
@@ -130,7 +132,7 @@ class Data:
                 return self.value[axis.slots]
             case Level.TEXT:
                 return list(self.value)
-        return self.value
+        return self.value.clone() if isinstance(self.value, Tensor) else self.value
 
     def take(self, index: Tensor, axis: Axis) -> Data:
         """The rows at ``index`` of a column over ``axis``."""
@@ -166,10 +168,11 @@ class Data:
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
-    """[rows, longest] from flat entries; floats are filled with the current padding, others with 0."""
+    """[rows, longest] from flat entries, always a copy: a stage may write into what it is given. Floats are filled with the current
+    padding, others with 0."""
     width = int(lengths.max()) if len(lengths) else 0
     if bool((lengths == width).all()):
-        return flat.reshape(len(lengths), width)
+        return flat.reshape(len(lengths), width).clone()
     fill = _fill.get() if flat.is_floating_point() else 0
     out = torch.full((len(lengths), width), fill, dtype=flat.dtype, device=flat.device)
     out[torch.arange(width) < lengths[:, None]] = flat
@@ -198,15 +201,16 @@ class Batch:
     def of(columns: Mapping[str, Any] | None = None, /, *, kinds: Mapping[str, Kind] | None = None, **more: Any) -> Batch:
         """A batch from plain lists: lists of lists are token columns, of str text, of numbers row columns.
 
-        Standard columns take the table's kind, others ``kinds`` or what the values look like. Raises FlowError where row
-        counts differ.
+        Standard columns take the table's kind, others ``kinds`` or what the values look like; a single number is a scalar. Rows of
+        one ``group`` are one prompt's; group columns are given one value per row. Raises FlowError where row counts differ.
         """
         values = {**(columns or {}), **more}
-        rows = {name: len(value) for name, value in values.items()}
+        rows = {name: len(value) for name, value in values.items() if not _single(value)}
         if len(set(rows.values())) > 1:
-            raise FlowError(Problem("row-count", "columns of one batch differ in length", found=str(rows), expected="one row count"))
-        axis = Axis.fresh(next(iter(rows.values()), 0))
-        return Batch(axis, {name: _column(name, value, (kinds or {}).get(name)) for name, value in values.items()})
+            raise FlowError(Problem("row-count", "columns of one batch differ in length", call_place(), found=str(rows),
+                                    expected="one row count"))  # fmt: skip
+        axis = _axis_of(next(iter(rows.values()), 0), values.get("group"))
+        return Batch(axis, {name: _column(name, value, (kinds or {}).get(name), axis) for name, value in values.items()})
 
     @property
     def columns(self) -> dict[str, Kind]:
@@ -225,20 +229,20 @@ class Batch:
 
     def _data(self, name: str) -> Data:
         if name not in self.data:
-            raise FlowError(missing_column(name, self.data))
+            raise FlowError(missing_column(str(name), self.data))
         return self.data[name]
 
     def select(self, *names: str) -> Batch:
         return Batch(self.axis, {name: self._data(name) for name in names})
 
     def drop(self, *names: str) -> Batch:
-        return Batch(self.axis, {name: data for name, data in self.data.items() if not (name in names and self._data(name))})
+        gone = {name: self._data(name) for name in names}
+        return Batch(self.axis, {name: data for name, data in self.data.items() if name not in gone})
 
     def rename(self, **names: str) -> Batch:
-        """``rename(old="new")``."""
-        for old in names:
-            self._data(old)
-        return Batch(self.axis, {names.get(name, name): data for name, data in self.data.items()})
+        """``rename(old="new")``. A column that has the new name already is replaced, as by ``|``."""
+        renamed = {new: self._data(old) for old, new in names.items()}
+        return Batch(self.axis, {name: data for name, data in self.data.items() if name not in names} | renamed)
 
     def __or__(self, other: Batch) -> Batch:
         if not isinstance(other, Batch):
@@ -257,43 +261,71 @@ class Batch:
         return Batch(self.axis.take(where), {name: data.take(where, self.axis) for name, data in self.data.items()})
 
     def repeat(self, times: int) -> Batch:
-        """``times`` adjacent rows for each row; adds ``group``."""
+        """``times`` adjacent rows for each row, one group; adds ``group``."""
         axis = self.axis.repeat(times)
         assert axis.index is not None
         data = {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
         return Batch(axis, data | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})  # type: ignore[arg-type]
 
     def chunk(self, count: int) -> list[Batch]:
-        """At most ``count`` batches of adjacent rows whose sizes differ by at most one."""
-        return [self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)]
+        """At most ``count`` batches of adjacent rows whose sizes differ by at most one; for no rows one batch without rows."""
+        return [self.rows(part) for part in torch.tensor_split(torch.arange(len(self)), count) if len(part)] or [self]
 
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
         """The rows of all batches, one after another. Raises FlowError where their columns differ."""
-        first, *others = batches
-        for other in others:
-            if set(other.data) != set(first.data):
-                raise FlowError(Problem("concat-columns", "batches to join have different columns",
-                                        found=listed(other.data), expected=listed(first.data)))
+        if not batches:
+            raise FlowError(Problem("concat-columns", "there are no batches to join", call_place(), found="none", expected="at least one"))
+        first = batches[0]
+        for other in batches:
+            if _families(other) != _families(first):
+                raise FlowError(Problem("concat-columns", "batches to join have different columns", call_place(),
+                                        found=listed(_families(other)), expected=listed(_families(first))))
         axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
-        return Batch(axis, {name: _joined([batch.data[name] for batch in batches]) for name in first.data})
+        return Batch(axis, {name: _joined([batch.data[name] for batch in batches], batches, axis) for name in first.data})
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{name}: {data.kind}" for name, data in self.data.items())
         return f"Batch({len(self)} rows; {kinds})"
 
 
-def _joined(pieces: Sequence[Data]) -> Data:
+def _families(batch: Batch) -> list[str]:
+    """Each column's name, level and family of dtypes, sorted."""
+    return sorted(f"{name}: {data.kind.level} {data.kind.family or ''}".rstrip() for name, data in batch.data.items())
+
+
+def _joined(pieces: Sequence[Data], batches: Sequence[Batch], axis: Axis) -> Data:
     first = pieces[0]
     if first.kind.level is Level.SCALAR:
         return pieces[-1]
     if first.kind.level is Level.TEXT:
-        return replace(first, value=sum((piece.value for piece in pieces), ()))
+        return replace(first, value=tuple(itertools.chain.from_iterable(piece.value for piece in pieces)))
+    if first.kind.level is Level.GROUP:  # a group may begin in one batch and end in the next
+        per_row = torch.cat([piece.padded(batch.axis) for piece, batch in zip(pieces, batches, strict=True)])
+        return replace(first, value=per_row[axis.heads])
     lengths = torch.cat([piece.lengths for piece in pieces]) if first.ragged else None  # type: ignore[misc]
     return replace(first, value=torch.cat([piece.value for piece in pieces]), lengths=lengths)
 
 
-def _column(name: str, value: Sequence[Any], kind: Kind | None) -> Data:
+def _single(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.ndim == 0)
+
+
+def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
+    """Rows at positions of their own, or at those of their groups. Raises FlowError for a group in two places."""
+    if group is None:
+        return Axis.fresh(rows)
+    ids = torch.as_tensor(group).long()
+    axis = Axis(torch.stack([ids, torch.zeros_like(ids)], 1), grouped=True)
+    if axis.groups != len(torch.unique(ids)):
+        raise FlowError(Problem("group-apart", "rows of one group are not adjacent", call_place(), found=f"group {ids.tolist()}",
+                                expected="the rows of each group side by side", remedy="sort the rows by group"))  # fmt: skip
+    return Axis(torch.stack([ids, torch.arange(len(ids)) - axis.heads[axis.slots]], 1), grouped=True)
+
+
+def _column(name: str, value: Any, kind: Kind | None, axis: Axis) -> Data:
+    if _single(value):
+        return Data(*_typed(kind or Kind(Level.SCALAR), torch.as_tensor(value)))
     if len(value) and isinstance(value[0], str):
         return Data(kind or Kind(Level.TEXT), tuple(value))
     kind = kind or standard_kind(name) or Kind(Level.TOKEN if len(value) and isinstance(value[0], Sequence | Tensor) else Level.ROW)
@@ -303,7 +335,8 @@ def _column(name: str, value: Sequence[Any], kind: Kind | None) -> Data:
         return Data(*_typed(kind, flat), torch.tensor([len(piece) for piece in pieces], dtype=torch.int64))
     if kind.level is Level.TEXT:
         return Data(kind, tuple(value))
-    return Data(*_typed(kind, torch.as_tensor(value)))
+    kind, tensor = _typed(kind, torch.as_tensor(value))
+    return Data(kind, tensor[axis.heads] if kind.level is Level.GROUP else tensor)
 
 
 def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
@@ -315,13 +348,13 @@ def _typed(kind: Kind, value: Tensor) -> tuple[Kind, Tensor]:
 
 def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
     """The problem of reading a column that a batch has not."""
-    return Problem("missing-column", f"the batch has no column '{name}'", found=listed(columns), expected=name,
+    return Problem("missing-column", f"the batch has no column '{name}'", call_place(), found=listed(columns), expected=name,
                    nearest=nearest(name, columns), remedy=f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)")
 
 
 def other_axis(columns: Mapping[str, object]) -> Problem:
     """The problem of merging columns of other rows."""
-    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", found=listed(columns),
-                   expected="columns of the same rows, or one row-level value per prompt of the same prompts",
+    return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", call_place(),
+                   found=listed(columns), expected="columns of the same rows, or one row-level value per prompt of the same prompts",
                    remedy="merge only what a stage gave for these rows; for a baseline per prompt merge its scores alone: "
                           "batch |= reward(greedy, gives='baseline')")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+FAMILIES = ("float", "uint", "int", "bool")
+
 
 class Level(StrEnum):
     """What one entry of a column speaks of."""
@@ -29,7 +31,10 @@ class Kind:
     def __call__(self, dtype: Any) -> Kind:
         if self.level is Level.TEXT:
             raise TypeError("text has no dtype: write `text`")
-        return Kind(self.level, str(dtype).removeprefix("torch."))
+        name = {float: "float32", int: "int64", bool: "bool"}.get(dtype, str(dtype).removeprefix("torch."))
+        if not any(family in name for family in FAMILIES):
+            raise TypeError(f"{self.level}({dtype!r}): found no dtype, expected one such as torch.float32")
+        return Kind(self.level, name)
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.level.value, self.dtype)))
@@ -39,7 +44,7 @@ class Kind:
         """float, int or bool: dtypes within a family are converted silently, others never."""
         if self.dtype is None:
             return None
-        return next((name for name in ("float", "uint", "int", "bool") if name in self.dtype), self.dtype)
+        return next((name for name in FAMILIES if name in self.dtype), self.dtype)
 
 
 token = Kind(Level.TOKEN)

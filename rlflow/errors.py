@@ -28,7 +28,7 @@ class Place:
 
     def __str__(self) -> str:
         relative = os.path.relpath(self.path) if os.path.isabs(self.path) else self.path
-        return f"{printable(min(relative, self.path, key=len))}:{self.line}"
+        return f"{printable(min(relative, self.path, key=len), keep='')}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,10 @@ class Problem:
         details = {"defined": self.definition, "found": self.found, "expected": self.expected}
         details |= {"nearest": self.nearest, "remedy": self.remedy}
         lines += [f"  {name + ':':<10}{value}" for name, value in details.items() if value]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
-@dataclass
 class _Reported(Exception):
-    problems: tuple[Problem, ...]
-
     def __init__(self, *problems: Problem) -> None:
         super().__init__(*problems)
         self.problems = problems
@@ -85,7 +82,7 @@ class RunHeld(PlanError):
     """A run directory is in use by another process."""
 
 
-@dataclass
+@dataclass(eq=False)
 class StageError(Exception):
     """A stage raised, or passed its deadline. ``columns`` maps each input to its padded shape."""
 
@@ -108,9 +105,9 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)
 
 
-def printable(text: str) -> str:
+def printable(text: str, keep: str = "\n\t") -> str:
     """The text with control characters escaped: a file name or a sample must not drive a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:

@@ -5,6 +5,7 @@ Masks are bool [rows, T]. Masked entries are taken out with ``where``, never by 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,9 +15,9 @@ from rlflow.author.stage import stage
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of x [rows, T] under mask, 0-d. Rows that are not finite under the mask are left out; nothing left gives 0."""
-    x, mask = _finite(x, mask)
-    return (x.sum() / mask.sum().clamp(min=1)).to(x.dtype)
+    """Mean of x [rows, T] under mask, 0-d, in float64. Rows that are not finite under the mask are left out; nothing left gives 0."""
+    finite, inside = _finite(x.double(), mask)
+    return _as(x, finite.sum() / inside.sum().clamp(min=1))
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
@@ -29,14 +30,14 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
     mean = finite.sum() / count.clamp(min=1)
     variance = torch.where(inside, (finite - mean).square(), 0.0).sum() / (count - 1).clamp(min=1)
     white = (torch.where(mask, x.double(), mean) - mean) * torch.rsqrt(variance + 1e-8)
-    return white.to(x.dtype)
+    return _as(x, white)
 
 
 def place_last(scores: Tensor, mask: Tensor) -> Tensor:
     """scores [rows] at the last True of mask [rows, T], 0 elsewhere. A row without a True gets none."""
     places = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, places, -1).amax(1, keepdim=True) if mask.shape[1] else places[None]
-    return torch.where((places == last) & mask, scores[:, None], torch.zeros((), dtype=scores.dtype))
+    return torch.where((places == last) & mask, scores[:, None], torch.zeros((), dtype=scores.dtype, device=scores.device))
 
 
 def kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
@@ -56,27 +57,28 @@ def kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k
 
 
 def group_mean(x: Tensor, group: Tensor) -> Tensor:
-    """Mean over each group, one value per row [rows]. NaN is missing and left out; a group of only NaN gives NaN."""
-    total, count, slots = _totals(x.double(), group)
-    return (total / count)[slots].to(x.dtype)
+    """Mean over each group, one value per row [rows]. NaN is missing and left out; a group of only NaN gives NaN.
+
+    A group of equal values has exactly that mean.
+    """
+    return _as(x, _means(_totals(x.double(), group)))
 
 
 def group_std(x: Tensor, group: Tensor) -> Tensor:
     """Deviation (n - 1) of each group, one value per row. Singletons and groups of equal values give exactly 0."""
-    total, count, slots = _totals(x.double(), group)
-    mean = (total / count)[slots]
-    squares, _, _ = _totals((x.double() - mean).square(), group)
-    low, high = _per_group(x.double(), slots, len(count), "amin"), _per_group(x.double(), slots, len(count), "amax")
-    deviation = (squares / (count - 1).clamp(min=1)).sqrt()
-    return torch.where(low == high, 0.0, deviation).nan_to_num(0.0)[slots].to(x.dtype)
+    totals = _totals(x.double(), group)
+    squares = _totals((x.double() - _means(totals)).square(), group).total
+    deviation = (squares / (totals.count - 1).clamp(min=1)).sqrt()
+    return _as(x, torch.where(totals.low == totals.high, 0.0, deviation)[totals.slots])
 
 
 def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
     """Mean of the other rows of the group, one value per row (Kool et al. 2019; RLOO). NaN where there is no other row."""
-    total, count, slots = _totals(x.double(), group)
+    totals = _totals(x.double(), group)
     present = ~x.isnan()
-    others = count[slots] - present.double()
-    return ((total[slots] - x.double().nan_to_num(0.0)) / torch.where(others > 0, others, torch.nan)).to(x.dtype)
+    others = totals.count[totals.slots] - present.double()
+    mean = (totals.total[totals.slots] - torch.where(present, x.double(), 0.0)) / torch.where(others > 0, others, torch.nan)
+    return _as(x, _between(mean, totals))
 
 
 @stage(gives="weights")
@@ -93,15 +95,40 @@ def _finite(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(inside, x, 0.0), inside
 
 
-def _totals(x: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@dataclass(frozen=True)
+class _Totals:
+    """Of the values that are there: sum, number, lowest and highest of each group, float64 [groups]; and each row's group."""
+
+    total: Tensor
+    count: Tensor
+    low: Tensor
+    high: Tensor
+    slots: Tensor
+
+
+def _totals(x: Tensor, group: Tensor) -> _Totals:
     _, slots = torch.unique(group, return_inverse=True)
     groups = int(slots.max()) + 1 if len(slots) else 0
-    total = torch.zeros(groups, dtype=torch.float64).index_add_(0, slots, x.nan_to_num(0.0))
-    count = torch.zeros(groups, dtype=torch.float64).index_add_(0, slots, (~x.isnan()).double())
-    return total, count, slots
+    missing = x.isnan()
+
+    def over(start: float, reduce: str, values: Tensor) -> Tensor:
+        return torch.full((groups,), start, dtype=torch.float64, device=x.device).scatter_reduce(0, slots, values, reduce)
+
+    low, high = over(torch.inf, "amin", x.masked_fill(missing, torch.inf)), over(-torch.inf, "amax", x.masked_fill(missing, -torch.inf))
+    return _Totals(over(0, "sum", x.masked_fill(missing, 0.0)), over(0, "sum", (~missing).double()), low, high, slots)
 
 
-def _per_group(x: Tensor, slots: Tensor, groups: int, reduce: str) -> Tensor:
-    edge = torch.inf if reduce == "amin" else -torch.inf
-    present = torch.where(x.isnan(), edge, x)
-    return torch.full((groups,), edge, dtype=torch.float64).scatter_reduce_(0, slots, present, reduce)
+def _means(totals: _Totals) -> Tensor:
+    """The mean of each row's group."""
+    return _between((totals.total / totals.count)[totals.slots], totals)
+
+
+def _between(mean: Tensor, totals: _Totals) -> Tensor:
+    """Rounding must not take a mean out of the range of its group: equal values have that very mean. NaN stays."""
+    low, high = totals.low[totals.slots], totals.high[totals.slots]
+    return torch.where(mean.isnan(), mean, mean.clamp(low, high))
+
+
+def _as(x: Tensor, result: Tensor) -> Tensor:
+    """In the dtype of x; of numbers that are no floats in float32."""
+    return result.to(x.dtype if x.is_floating_point() else torch.float32)

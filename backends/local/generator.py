@@ -40,6 +40,7 @@ class Generator:
         and the weights. Other rows have a say only through the rounding of matrix products (about 1e-7 in float32), which moves
         a token when a cumulative probability comes that close to its uniform number.
         """
+        prompts = prompts.select("prompt_tokens")
         axis = prompts.axis.repeat(sampling.samples)
         if len(seeds) != len(axis):
             raise ValueError(f"generate: found {len(seeds)} seeds, expected one per row: {len(axis)}")

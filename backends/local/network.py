@@ -97,7 +97,8 @@ class Network:
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder, and the value head beside it."""
-        self.module.save_pretrained(folder)
+        with _quiet():
+            self.module.save_pretrained(folder)
         if self.kind == "values":
             save_file({name: p.detach().cpu().contiguous() for name, p in self.head.state_dict().items()}, folder / VALUE_HEAD)
 
@@ -135,7 +136,8 @@ def value_head(module: Any, folder: Path) -> nn.Linear:
 
 def checkpoint_layers(module: Any) -> None:
     """Recompute each layer in the backward pass. Layers check their own ``training``, so that alone is set: dropout stays off."""
-    module.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    newer = getattr(module, "activation_checkpointing_enable", None)  # the older name warns where the newer exists
+    (newer or module.gradient_checkpointing_enable)({"use_reentrant": False, "preserve_rng_state": False})
     for layer in module.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.training = True

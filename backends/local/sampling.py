@@ -32,7 +32,7 @@ def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
         kept = logits.topk(top_k, -1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
     if top_p < 1:
-        ordered, index = logits.sort(-1, descending=True, stable=True)
+        ordered, index = logits.sort(dim=-1, descending=True, stable=True)
         probability = ordered.softmax(-1, dtype=torch.float64)
         beyond = probability.cumsum(-1) - probability >= top_p
         beyond[:, 0] = False

@@ -21,12 +21,18 @@ FILES = (
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer in a model folder. Runs no code from it and fetches nothing. Raises PlanError where there is none."""
+    if not any((folder / name).is_file() for name in FILES):  # transformers would make up an empty one for some models
+        raise _unusable(folder, "none of its files")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise PlanError.of("no-tokenizer", f"the model folder {folder} has no tokenizer that can be loaded", found=str(error),
-                           expected="tokenizer.json and tokenizer_config.json",
-                           remedy="save the tokenizer beside the model: tokenizer.save_pretrained(folder)") from error
+        raise _unusable(folder, str(error)) from error
+
+
+def _unusable(folder: Path, found: str) -> PlanError:
+    return PlanError.of("no-tokenizer", f"the model folder {folder} has no tokenizer that can be loaded", found=found,
+                        expected="tokenizer.json and tokenizer_config.json",
+                        remedy="save the tokenizer beside the model: tokenizer.save_pretrained(folder)")
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

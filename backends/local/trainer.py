@@ -53,6 +53,7 @@ class Trainer:
         computed with it only by the rounding of matrix products.
         """
         want = want or QUANTITIES[self.spec.head][:1]
+        batch = batch.select("prompt_tokens", "tokens", *(["temperature"] if "temperature" in batch else []))
         lengths = batch.data["tokens"].lengths
         starts = lengths.cumsum(0) - lengths
         out: dict[str, Tensor] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.machinery
 import importlib.util
 import sys
 import traceback
@@ -25,9 +27,7 @@ class Target:
 
 def algorithms_folder() -> Path:
     """Where the installed algorithms lie."""
-    import rlflow.algorithms
-
-    return Path(next(iter(rlflow.algorithms.__path__)))
+    return Path(next(iter(importlib.import_module("rlflow.algorithms").__path__)))
 
 
 def target(text: str) -> Target:
@@ -51,8 +51,8 @@ def load_flow(text: str) -> Flow:
     flows = flows_of(load(where.path))
     if where.flow is not None:
         if where.flow not in flows:
-            raise PlanError.of("no-flow", f"there is no flow '{where.flow}' in this file", place=Place(str(where.path), 1), found=listed(flows),
-                               expected=where.flow, nearest=nearest(where.flow, flows), remedy="name a flow of the file")  # fmt: skip
+            raise PlanError.of("no-flow", f"there is no flow '{where.flow}' in this file", place=Place(str(where.path), 1),
+                               found=listed(flows), expected=where.flow, nearest=nearest(where.flow, flows), remedy="name a flow of the file")  # fmt: skip
         return flows[where.flow]
     if len(flows) != 1:
         raise FlowError(_not_one(where.path, flows))
@@ -61,8 +61,8 @@ def load_flow(text: str) -> Flow:
 
 def flows_of(module: ModuleType) -> dict[str, Flow]:
     """Flows defined in the module; imported ones do not count."""
-    found = {name: value for name, value in vars(module).items() if isinstance(value, Flow)}
-    return {name: flow for name, flow in found.items() if flow.function.__module__ == module.__name__}
+    names = {value: name for name, value in reversed(vars(module).items()) if isinstance(value, Flow)}  # a second name counts once
+    return {name: flow for flow, name in reversed(names.items()) if flow.function.__module__ == module.__name__}
 
 
 def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
@@ -77,23 +77,28 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
 @lru_cache(maxsize=64)
 def load(path: Path) -> ModuleType:
     """The module of a file, loaded once; its folder is importable. Raises FlowError where the file raises."""
-    name = f"rlflow_file_{path.stem}_{zlib.crc32(str(path).encode()):x}"
-    if path.parent == algorithms_folder():
-        name = f"rlflow.algorithms.{path.stem}"
+    installed = path.parent == algorithms_folder().resolve()
+    name = f"rlflow.algorithms.{path.stem}" if installed else f"rlflow_file_{path.stem}_{zlib.crc32(str(path).encode()):x}"
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
+        return importlib.import_module(name) if installed else _executed(name, path)
+    except (Exception, SystemExit) as error:
         raise _load_error(path, error) from error
+
+
+def _executed(name: str, path: Path) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    module = sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))  # type: ignore[arg-type]
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
-def _load_error(path: Path, error: Exception) -> FlowError:
+def _load_error(path: Path, error: BaseException) -> FlowError:
     if isinstance(error, FlowError):
         return error
     if isinstance(error, SyntaxError) and error.filename:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
 import io
+import textwrap
 import tokenize
 import types
 import typing
@@ -33,22 +35,37 @@ def fields(settings: type) -> dict[str, Field]:
     hints = typing.get_type_hints(settings, include_extras=True)
     found = {}
     for entry in dataclasses.fields(settings):
-        line, comment = comments.get(entry.name, (None, ""))
+        place, comment = comments.get(entry.name, (None, ""))
         default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
-        found[entry.name] = Field(entry.name, hints[entry.name], default, comment, line)
+        found[entry.name] = Field(entry.name, hints[entry.name], default, comment, place)
     return found
 
 
 def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:
+    """Where each field is declared and the comment on its lines, those of base classes included."""
+    found: dict[str, tuple[Place | None, str]] = {}
+    for owner in reversed(settings.__mro__):
+        if dataclasses.is_dataclass(owner):
+            found |= _own_comments(owner)
+    return found
+
+
+def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
     try:
         lines, start = inspect.getsourcelines(settings)
-        path = inspect.getsourcefile(settings) or ""
-        tokens = list(tokenize.generate_tokens(io.StringIO(inspect.cleandoc("".join(lines))).readline))
-    except (OSError, TypeError, tokenize.TokenError):
+        source = textwrap.dedent("".join(lines))
+        tree = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError):
         return {}
-    remarks = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
-    names = {t.string: t.start[0] for t, after in zip(tokens, tokens[1:], strict=False) if t.type == tokenize.NAME and after.string == ":"}
-    return {name: (Place(path, start + row - 1), remarks.get(row, "")) for name, row in reversed(names.items())}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    remarks = {t.start[0]: t.string.lstrip("#").strip() for t in tokens if t.type == tokenize.COMMENT}
+    path = inspect.getsourcefile(settings) or ""
+    found: dict[str, tuple[Place | None, str]] = {}
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            comment = next((remarks[row] for row in range(node.lineno, (node.end_lineno or 0) + 1) if row in remarks), "")
+            found[node.target.id] = (Place(path, start + node.lineno - 1), comment)
+    return found
 
 
 def override(settings: Any, given: Mapping[str, Any], prefix: str) -> Any:
@@ -141,9 +158,13 @@ def variants(settings: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _others(type_: Any, value: Any) -> list[Any]:
-    base = typing.get_args(type_)[0] if typing.get_origin(type_) is typing.Annotated else type_
-    if typing.get_origin(base) is Literal:
-        return [choice for choice in typing.get_args(base) if choice != value]
+    if typing.get_origin(type_) is typing.Annotated:
+        return _others(typing.get_args(type_)[0], value)
+    if typing.get_origin(type_) is Literal:
+        return [choice for choice in typing.get_args(type_) if choice != value]
+    if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union:
+        found = [other for part in typing.get_args(type_) for other in _others(part, value)]
+        return [other for number, other in enumerate(found) if other not in found[:number]]
     if isinstance(value, bool):
         return [not value]
     return [type(value)(0)] if isinstance(value, int | float) and value else []

@@ -5,20 +5,24 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import os
 import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from rlflow.errors import Place
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def call_place() -> Place | None:
     """First line of the call, in user code, that led here."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and _ours(frame):
+    while frame is not None and not _theirs(frame):
         frame = frame.f_back
     if frame is None:
         return None
@@ -26,9 +30,12 @@ def call_place() -> Place | None:
     return Place(frame.f_code.co_filename, line)
 
 
-def _ours(frame: types.FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return name.partition(".")[0] == "rlflow" and not name.startswith("rlflow.algorithms.")
+def _theirs(frame: types.FrameType) -> bool:
+    """Whether a frame is the user's: not ours, and not of a library that calls back into us."""
+    name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+    if name.partition(".")[0] in ("rlflow", "torch", "numpy"):
+        return name.startswith("rlflow.algorithms.")
+    return "site-packages" in path or not path.startswith((_STANDARD, "<frozen"))
 
 
 @lru_cache(maxsize=256)
@@ -44,38 +51,71 @@ def definition_place(function: Callable[..., Any]) -> Place:
 
 @lru_cache(maxsize=1024)
 def digest(function: Callable[..., Any]) -> str:
-    """12 hex digits over what the function does: its syntax without comments and docstrings, its defaults, and the same of
-    the plain functions and constants of its own file that it names. Equal bodies in two files have equal digests."""
-    parts = sorted(set(_meaning(inspect.unwrap(function), set())))
+    """12 hex digits over what the function does: its syntax without comments and docstrings, its defaults, and the same of the
+    functions, classes and constants of its own file that it names. Equal bodies in two files have equal digests."""
+    parts = sorted(set(_meaning(cast(types.FunctionType, inspect.unwrap(function)), set())))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _meaning(function: Callable[..., Any], seen: set[int]) -> Iterator[str]:
+def _meaning(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
     if id(function) in seen:
         return
     seen.add(id(function))
     yield _syntax(function)
-    for name, value in _names(function):
+    named = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {}), **_names(function)}
+    for name, value in named.items():
+        value = inspect.unwrap(value) if callable(value) else value
         if isinstance(value, types.FunctionType) and value.__code__.co_filename == function.__code__.co_filename:
             yield from _meaning(value, seen)
-        elif isinstance(value, bool | int | float | str | bytes | tuple | None):
-            yield f"{name}={value!r}"
+        elif isinstance(value, type) and value.__module__ == function.__module__:
+            yield _syntax(value)
+        elif (constant := _constant(value)) is not None:
+            yield f"{name}={constant}"
 
 
-def _names(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    captured = inspect.getclosurevars(function)
-    yield from captured.globals.items()
-    yield from captured.nonlocals.items()
+def _names(function: types.FunctionType) -> dict[str, Any]:
+    """The globals and captured variables that a function names, in functions and comprehensions within it as well."""
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    captured = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    found = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+    return found | {name: cell.cell_contents for name, cell in captured.items() if cell != types.CellType()}
 
 
-def _syntax(function: Callable[..., Any]) -> str:
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _constant(value: Any) -> str | None:
+    """A plain value as text that is the same in every process, None for any other."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, dict):
+        value = [item for pair in value.items() for item in pair]
+    elif isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    if not isinstance(value, list | tuple):
+        return None
+    parts = [_constant(item) for item in value]
+    return None if None in parts else f"[{', '.join(map(str, parts))}]"
+
+
+def _syntax(thing: types.FunctionType | type) -> str:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):  # defined in a console: the compiled code is all there is
-        return repr((function.__code__.co_code, function.__code__.co_consts))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
+    except (OSError, TypeError, SyntaxError):  # defined in a console, or a part of a line: the compiled code is all there is
+        code = getattr(thing, "__code__", None)
+        return repr((code.co_code, code.co_names, _shown(code))) if code else thing.__qualname__
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.decorator_list = []
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body = node.body[1:] or [ast.Pass()]
     return ast.dump(tree)
+
+
+def _shown(code: types.CodeType) -> list[Any]:
+    """Constants of compiled code, without the addresses that nested code prints."""
+    return [(c.co_code, _shown(c)) if isinstance(c, types.CodeType) else c for c in code.co_consts]

@@ -48,13 +48,17 @@ class Dataset:
 
     @property
     def shape(self) -> Shape:
-        responses = len(self.records[0].responses) if self.records else 0
-        return ("prompts", "completions", "pairs")[responses]
+        return ("prompts", "completions", "pairs")[len(self._like.responses)]
+
+    @property
+    def _like(self) -> Record:
+        """One record for all, which are of one shape."""
+        return self.records[0] if self.records else Record("")
 
     @property
     def columns(self) -> dict[str, Kind]:
         """Name → kind of the columns that its rows have."""
-        return rows.kinds(self.records, self.declared)
+        return rows.kinds(self._like, self.declared)
 
     @property
     def scorer(self) -> Scorer | None:
@@ -71,7 +75,7 @@ class Dataset:
 
     def batch(self, index: Sequence[int], start: int = 0) -> Batch:
         """The records at ``index`` as rows, at consecutive positions of the data stream from ``start``."""
-        return rows.batch([self.records[i] for i in index], start, self.encoder, self.wording, self.declared)
+        return rows.batch([self.records[i] for i in index], self._like, start, self.encoder, self.wording, self.declared)
 
     def prompts(self, seed: int = 0) -> Prompts:
         """A cursor over the records, shuffled anew in each epoch."""

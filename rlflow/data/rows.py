@@ -14,40 +14,37 @@ from rlflow.data.encode import Encoder, Wording
 from rlflow.data.fields import Record
 
 
-def kinds(records: Sequence[Record], declared: Mapping[str, Kind]) -> dict[str, Kind]:
+def kinds(like: Record, declared: Mapping[str, Kind]) -> dict[str, Kind]:
     """The columns that ``batch`` gives for such records."""
-    names = ["prompt", *(["answer"] if records and records[0].answer is not None else []), "prompt_tokens"]
-    responses = len(records[0].responses) if records else 0
-    names += ["completion", "tokens", "mask", "finish"] if responses else []
-    names += ["group", "chosen"] if responses == 2 else []
+    names = ["prompt", *(["answer"] if like.answer is not None else []), "prompt_tokens"]
+    names += ["completion", "tokens", "mask", "finish"] if like.responses else []
+    names += ["group", "chosen"] if len(like.responses) == 2 else []
     return {name: TABLE[name].kind for name in names} | {name: _settled(kind) for name, kind in declared.items()}
 
 
-def batch(records: Sequence[Record], start: int, encoder: Encoder, wording: Wording, declared: Mapping[str, Kind]) -> Batch:
-    """The records as rows at consecutive positions of the data stream from ``start``."""
-    axis = _axis(records, start)
-    repeated = [record for record in records for _ in range(max(len(record.responses), 1))]
+def batch(records: Sequence[Record], like: Record, start: int, encoder: Encoder, wording: Wording, declared: Mapping[str, Kind]) -> Batch:
+    """The records as rows at consecutive positions of the data stream from ``start``. ``like`` says which columns no records have."""
+    each = max(len(like.responses), 1)
+    repeated = [record for record in records for _ in range(each)]
     prompts = encoder.prompts([wording.of(record) for record in records])
     data = {"prompt": _text([record.question for record in repeated])}
-    if records and records[0].answer is not None:
+    if like.answer is not None:
         data["answer"] = _text([record.answer or "" for record in repeated])
-    data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids, record in zip(prompts, records, strict=True)
-                                                      for _ in range(max(len(record.responses), 1))])
+    data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids in prompts for _ in range(each)])
     data |= {name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()}
-    return Batch(axis, data | dict(_responses(records, encoder, axis)))
+    axis = _axis(len(records), start, pairs=each == 2)
+    return Batch(axis, data | dict(_responses(records, encoder, axis) if like.responses else ()))
 
 
-def _axis(records: Sequence[Record], start: int) -> Axis:
-    if not records or len(records[0].responses) < 2:
-        return Axis.fresh(len(records), start)
-    position = torch.arange(start, start + len(records)).repeat_interleave(2)
-    return Axis(torch.stack([position, torch.arange(2).repeat(len(records))], 1), grouped=True)
+def _axis(count: int, start: int, pairs: bool) -> Axis:
+    if not pairs:
+        return Axis.fresh(count, start)
+    position = torch.arange(start, start + count).repeat_interleave(2)
+    return Axis(torch.stack([position, torch.arange(2).repeat(count)], 1), grouped=True)
 
 
 def _responses(records: Sequence[Record], encoder: Encoder, axis: Axis) -> Iterator[tuple[str, Data]]:
     texts = [text for record in records for text in record.responses]
-    if not texts:
-        return
     tokens = _ragged("tokens", encoder.responses(texts))
     yield "completion", _text(texts)
     yield "tokens", tokens

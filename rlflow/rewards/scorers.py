@@ -65,7 +65,7 @@ def math() -> Scorer:
         right = _read(verifier, answer.rpartition(FINAL)[2])
         if not right:
             return None
-        said = verifier.parse(completion, parsing_timeout=None)
+        said = verifier.parse(given(completion), parsing_timeout=None)
         return float(verifier.verify(right, said, timeout_seconds=None, raise_on_error=True))
 
     return scored

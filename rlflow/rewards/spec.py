@@ -38,7 +38,7 @@ def parse_reward(written: str) -> RewardSpec:
         return RewardSpec("task" if body == "task" else "math", body, weight)
     if ".py" in body:
         return _function(written, body, weight)
-    if Path(body).is_dir():
+    if body and Path(body).is_dir():
         return RewardSpec("model", Path(body).name, weight, path=_model(body))
     raise _unknown(written, body)
 

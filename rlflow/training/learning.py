@@ -55,6 +55,8 @@ class Passes:
 
     def __post_init__(self) -> None:
         check_mean(self.mean)
+        if self.minibatch is not None and self.minibatch < 1:
+            raise ValueError(f"update: found minibatch={self.minibatch}, expected at least 1 row per step, or None for all")
 
 
 def learn(engine: Engine, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:

@@ -66,6 +66,12 @@ class Trainer(Protocol):
 
     def load(self, folder: Path) -> None: ...
 
+    def state(self) -> dict[str, Tensor]:
+        """Everything that a bit-equal continuation needs, by name: ``parameters/NAME``, optimizer state, ``steps``. Live tensors."""
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from what ``state`` gave."""
+
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...

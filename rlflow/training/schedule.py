@@ -6,12 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from rlflow.errors import PlanError
+
 Shape = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rises linearly to ``peak`` over ``warmup`` steps, then stays or falls to 0 at step ``total``."""
+    """Rises linearly to ``peak`` over ``warmup`` steps, then stays or falls to 0 at step ``total``. Raises PlanError where
+    it should fall and ``total`` does not say when."""
 
     peak: float
     shape: Shape = "constant"
@@ -20,8 +23,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.shape != "constant" and self.total <= self.warmup:
-            raise ValueError(f"schedule: found {self.shape!r} with warmup={self.warmup} and {self.total} updates in all, "
-                             "expected more updates than warmup; the schedule 'constant' needs no number of updates")
+            raise PlanError.of("schedule", f"the schedule '{self.shape}' does not know when to end",
+                               found=f"warmup={self.warmup} and {self.total} updates in all", expected="more updates than warmup",
+                               remedy="the schedule 'constant' needs no number of updates")
 
     def rate(self, step: int) -> float:
         """The learning rate of the ``step``-th optimizer step, counted from 0."""

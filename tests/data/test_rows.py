@@ -6,12 +6,12 @@ from conftest import make_tokenizer
 from transformers import AutoTokenizer
 
 from rlflow import PlanError
-from rlflow.columns import TABLE
+from rlflow.columns import TABLE, row
 from rlflow.data import open_data
 
 
-def decoded(folder, data, column="prompt_tokens", row=0):
-    piece = torch.split(data[column].flatten() if False else data.data[column].value, data.data[column].lengths.tolist())[row]
+def decoded(folder, batch, column="prompt_tokens", row=0):
+    piece = torch.split(batch.data[column].value, batch.data[column].lengths.tolist())[row]
     return AutoTokenizer.from_pretrained(folder, local_files_only=True).decode(piece)
 
 
@@ -107,3 +107,10 @@ def test_pairs_of_whole_conversations_hold_their_prompt(jsonl, tokenizer):
 def test_responses_that_make_no_row_are_refused(jsonl, record, says):
     with pytest.raises(PlanError, match=says):
         open_data(jsonl(record))
+
+
+@pytest.mark.parametrize("record", [{"answer": "a"}, {"completion": "c"}, {"chosen": "c", "rejected": "r"}])
+def test_no_rows_have_the_same_columns_as_some(jsonl, record):
+    data = open_data(jsonl({"prompt": "p", "level": 1, **record}), columns={"level": row("int64")})
+    assert data.batch([]).columns == data.batch([0]).columns
+    assert len(data.batch([])) == 0

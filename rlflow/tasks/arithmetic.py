@@ -1,0 +1,130 @@
+"""The packaged model: made from nothing by the project's own `sft` flow, on answers of a pupil who errs.
+
+    python -m rlflow.tasks.arithmetic FOLDER      # make base-model
+
+It writes FOLDER/arithmetic_model and FOLDER/arithmetic_lessons.jsonl.
+
+A first run teaches two-digit sums and differences with right answers; a second one answers as the pupil gives them, who often
+forgets the carry or the minus sign and slips on digits. So the model holds the right answer and prefers a wrong one where the
+pupil errs more often than not: what reinforcement learning then has to undo is a preference of the weights, not chance alone.
+Held-out questions of the packaged task are in none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlflow.data.dataset import Dataset
+from rlflow.data.source import open_data
+from rlflow.runs.api import run
+from rlflow.runs.packaged import packaged
+
+SEED = 0
+COPIES = 4  # answers of the pupil to each question
+LESSONS = 2000  # right answers that ship with the model, for the `sft` flow
+FORGETS, SLIPS = 0.6, 0.25  # how often the pupil forgets a carry, or a sign; and errs in a digit
+SHARED = {"prompts": 32, "held_out": 0, "actor": {"schedule": "linear", "warmup": 50, "beta2": 0.95, "weight_decay": 0.01}}
+
+
+def make(folder: Path) -> None:
+    """Write the model with its tokenizer, and lessons for the `sft` flow, into ``folder``."""
+    training = questions()
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        blank(work / "blank", [record.prompt for record in training.records])
+        right, erring = work / "right.jsonl", work / "erring.jsonl"
+        _write(right, lessons(training, 1, 0.0, 0.0))
+        _write(erring, lessons(training, COPIES, FORGETS, SLIPS))
+        taught = _taught(work / "blank", right, 2400, 1e-3, work / "runs")
+        final = _taught(taught, erring, 1600, 4e-4, work / "runs")
+        shutil.copytree(final, folder / "arithmetic_model", dirs_exist_ok=True)
+        _write(folder / "arithmetic_lessons.jsonl", list(lessons(training, 1, 0.0, 0.0))[:LESSONS])
+
+
+def questions() -> Dataset:
+    """The training side of the packaged task."""
+    values = packaged("default")[1]
+    task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
+    return open_data(values["data"], task=task).split(values["held_out"])[0]
+
+
+def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterator[dict[str, str]]:
+    """A completion for each question, ``copies`` times over."""
+    chance = random.Random(SEED)
+    for _ in range(copies):
+        for record in data.records:
+            terms = str(record.question).rpartition(":")[2].removesuffix("=").split()
+            yield {"prompt": str(record.prompt), "completion": pupil(terms, chance, forgets, slips), "answer": record.answer or ""}
+
+
+def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float) -> str:
+    """The pupil's answer to ``a + b`` or ``a - b``."""
+    first, sign, second = int(terms[0]), terms[1], int(terms[2])
+    low, high = sorted((first, second))
+    carries = first % 10 + second % 10 >= 10 if sign == "+" else high % 10 < low % 10
+    size = first + second if sign == "+" else high - low
+    negative = sign == "-" and first < second
+    if carries and chance.random() < forgets:
+        size += -10 if sign == "+" else 10
+    if negative and chance.random() < forgets:
+        negative = False
+    digits = list(str(size))
+    if chance.random() < slips:
+        place = chance.randrange(len(digits))
+        digits[place] = chance.choice([digit for digit in "0123456789" if digit != digits[place]])
+    return "-" * negative + "".join(digits)
+
+
+def blank(folder: Path, texts: Iterable[Any]) -> None:
+    """An untrained model of about 0.95M parameters, and a byte-level tokenizer with a token for each digit."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = make_tokenizer(texts)
+    vocabulary = -(-len(tokenizer) // 16) * 16
+    config = Qwen3Config(
+        vocab_size=vocabulary, hidden_size=192, intermediate_size=512, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=6,
+        head_dim=32, max_position_embeddings=256, tie_word_embeddings=True, attention_dropout=0.0, initializer_range=0.06,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(SEED)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_tokenizer(texts: Iterable[Any]) -> Any:
+    """Byte-level BPE, so that any text survives a round trip; the words of the questions are tokens of their own."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=384, special_tokens=["<pad>", "<eos>"], show_progress=False, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False)
+
+
+def _taught(model: Path, data: Path, steps: int, lr: float, out: Path) -> Path:
+    """The model after ``steps`` steps of `sft` on the data."""
+    roles = {"actor": {**SHARED["actor"], "lr": lr}}  # type: ignore[dict-item]
+    result = run("sft", model=str(model), data=str(data), iterations=steps, seed=SEED, out=str(out), say=print, **{**SHARED, **roles})
+    return result.folder / "final" / "actor"
+
+
+def _write(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

@@ -1,0 +1,168 @@
+"""What a Trainer computes for a padded batch is what a plain Hugging Face forward gives for each row alone."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
+
+from rlflow import loss
+from rlflow.backends.local import Trainer
+from rlflow.backends.local.logprobs import logprobs_and_entropy
+from rlflow.batch import Batch, padding
+from rlflow.errors import PlanError
+from rlflow.training.protocols import ModelSpec
+
+SHAPES = ["gpt2", "qwen3", "llama", "gemma3", "gemma2"]
+PROMPTS = [[5, 9, 11], [7], [4, 4, 8, 20, 33, 12, 9, 8, 7, 6, 5]]
+TOKENS = [[12, 40, 3, 1], [1, 1, 60, 8, 9, 10, 11, 12, 13], [30]]  # 1 is EOS and padding
+
+
+def batch(**more):
+    return Batch.of(prompt_tokens=PROMPTS, tokens=TOKENS, mask=[[True] * len(t) for t in TOKENS], **more)
+
+
+def rows_of(column):
+    return torch.split(column.value, column.lengths.tolist())
+
+
+@torch.no_grad()
+def alone(model, prompt, tokens, temperature=1.0):
+    """(log-probs, entropy) of each response token, without padding, from the full logits."""
+    logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1] / temperature
+    distribution = logits.log_softmax(-1)
+    return distribution[torch.arange(len(tokens)), tokens], -(distribution.exp() * distribution).sum(-1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logprobs_and_entropy_equal_a_plain_forward_row_by_row(folders, shape):
+    temperatures = [1.0, 0.7, 2.5]
+    with padding(float("nan")):
+        got = Trainer(ModelSpec(folders[shape])).forward(batch(temperature=temperatures), ("logprobs", "entropy"))
+    model = AutoModelForCausalLM.from_pretrained(folders[shape], dtype=torch.float32).eval()
+    for i, (prompt, tokens, temperature) in enumerate(zip(PROMPTS, TOKENS, temperatures, strict=True)):
+        logprobs, entropy = alone(model, prompt, tokens, temperature)
+        torch.testing.assert_close(rows_of(got.data["logprobs"])[i], logprobs, atol=2e-6, rtol=0)
+        torch.testing.assert_close(rows_of(got.data["entropy"])[i], entropy, atol=2e-6, rtol=0)
+
+
+def test_without_a_temperature_column_it_is_one(folders):
+    trainer = Trainer(ModelSpec(folders["llama"]))
+    assert torch.equal(trainer.forward(batch())["logprobs"], trainer.forward(batch(temperature=[1.0] * 3))["logprobs"])
+
+
+def test_values_are_of_the_prefix_before_each_token_and_know_no_temperature(folders):
+    trainer = Trainer(ModelSpec(folders["qwen3"], head="values", trained=True))
+    assert not trainer.forward(batch(), ("values",)).data["values"].value.any()  # a new head gives 0
+    torch.nn.init.normal_(trainer.network.head.weight)
+    got = trainer.forward(batch(temperature=[0.1, 3.0, 1.0]), ("values",))
+    model = AutoModelForCausalLM.from_pretrained(folders["qwen3"], dtype=torch.float32).eval()
+    for i, (prompt, tokens) in enumerate(zip(PROMPTS, TOKENS, strict=True)):
+        hidden = model.model(torch.tensor([prompt + tokens])).last_hidden_state[0]
+        expected = trainer.network.head(hidden)[len(prompt) - 1 : -1, 0]
+        torch.testing.assert_close(rows_of(got.data["values"])[i], expected.detach(), atol=2e-6, rtol=5e-6)
+
+
+def test_a_value_does_not_see_its_own_token(folders):
+    trainer = Trainer(ModelSpec(folders["gpt2"], head="values", trained=True))
+    torch.nn.init.normal_(trainer.network.head.weight)
+    a, b = (trainer.forward(Batch.of(prompt_tokens=[[5, 6]], tokens=[[7, last]]), ("values",))["values"] for last in (8, 9))
+    assert torch.equal(a, b)
+
+
+def test_scores_are_read_after_the_last_token_though_padding_is_eos(folders):
+    got = Trainer(ModelSpec(folders["reward"], head="scores")).forward(batch(), ("scores",))
+    model = AutoModelForSequenceClassification.from_pretrained(folders["reward"]).eval()
+    for i, (prompt, tokens) in enumerate(zip(PROMPTS, TOKENS, strict=True)):
+        hidden = model.model(torch.tensor([prompt + tokens])).last_hidden_state[0, -1]
+        torch.testing.assert_close(got["scores"][i], model.score(hidden)[0].detach(), atol=2e-6, rtol=0)
+
+
+def test_forward_gives_rows_in_order_whatever_the_micro_batches(folders):
+    whole = Trainer(ModelSpec(folders["llama"])).forward(batch(), ("logprobs",))
+    one = Trainer(ModelSpec(folders["llama"]), Trainer.Settings(micro_tokens=1)).forward(batch(), ("logprobs",))
+    torch.testing.assert_close(whole["logprobs"], one["logprobs"], atol=2e-6, rtol=0)
+    assert whole.axis is not one.axis
+    assert Trainer(ModelSpec(folders["llama"])).forward(batch().rows([]), ("logprobs",))["logprobs"].shape == (0, 0)
+
+
+def test_bfloat16_trains_float32_weights(folders):
+    frozen = Trainer(ModelSpec(folders["llama"], dtype="bfloat16"))
+    trained = Trainer(ModelSpec(folders["llama"], dtype="bfloat16", trained=True))
+    assert next(frozen.network.module.parameters()).dtype is torch.bfloat16
+    assert next(trained.network.module.parameters()).dtype is torch.float32
+    exact = Trainer(ModelSpec(folders["llama"])).forward(batch())["logprobs"]
+    for trainer in (frozen, trained):
+        got = trainer.forward(batch())["logprobs"]
+        assert got.dtype is torch.float32
+        torch.testing.assert_close(got, exact, atol=0.05, rtol=0)
+
+
+def test_an_empty_prompt_is_refused(folders):
+    with pytest.raises(ValueError, match="empty prompt in row 0, expected at least one token"):
+        Trainer(ModelSpec(folders["gpt2"])).forward(Batch.of({"prompt_tokens": [torch.zeros(0, dtype=torch.int64)], "tokens": [[4]]}))
+
+
+def test_a_model_is_asked_only_for_what_its_head_gives(folders):
+    with pytest.raises(ValueError, match="'values' from a model with the head 'logprobs'"):
+        Trainer(ModelSpec(folders["gpt2"])).forward(batch(), ("values",))
+
+
+def test_folders_that_cannot_serve_are_plan_errors(folders, tmp_path):
+    for spec, message in [
+        (ModelSpec(tmp_path), "needs a Hugging Face model folder"),
+        (ModelSpec(folders["reward"]), "lacks weights"),
+        (ModelSpec(folders["llama"], head="scores"), "without a score head"),
+        (ModelSpec(folders["llama"], trained=True, dtype="float16"), "loss scaling"),
+    ]:
+        with pytest.raises(PlanError, match=message):
+            Trainer(spec)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_chunks_of_logits_change_neither_numbers_nor_gradients(entropy):
+    torch.manual_seed(0)
+    weight = torch.randn(50, 8, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(23, 8, dtype=torch.float64, requires_grad=True)
+    targets, temperature = torch.randint(50, (23,)), torch.rand(23, dtype=torch.float64) + 0.5
+    results = []
+    for tokens in (1, 7, 100):
+        pair = logprobs_and_entropy(lambda h: h @ weight.T, hidden, targets, temperature, tokens=tokens, entropy=entropy)
+        total = sum((x.square().sum() for x in pair if x is not None), torch.zeros(()))
+        results.append([*pair, *torch.autograd.grad(total, (weight, hidden))])
+    for other in results[:2]:
+        for a, b in zip(results[2], other, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the number of entries of the largest tensor that any operation made."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.entries = max(self.entries, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return out
+
+
+def test_logits_of_a_large_vocabulary_exist_a_few_tokens_at_a_time(tmp_path):
+    """150k words, 96 response tokens, 16 at a time: no tensor of an update has more entries than 16 × 150k or the head's weight."""
+    vocabulary, tokens = 150_000, 16
+    config = Qwen3Config(vocab_size=vocabulary, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+                         num_key_value_heads=1, head_dim=8, tie_word_embeddings=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    trainer = Trainer(ModelSpec(tmp_path, trained=True), Trainer.Settings(logit_tokens=tokens))
+    rows = Batch.of(prompt_tokens=[[5]] * 2, tokens=[list(range(48))] * 2, mask=[[True] * 48] * 2)
+
+    @loss(new=("logprobs", "entropy"))
+    def likelihood(new, mask):
+        return -new.logprobs - new.entropy, {}
+
+    with Largest() as largest:
+        trainer.update(rows, likelihood)
+        trainer.forward(rows, ("logprobs", "entropy"))
+    assert largest.entries == tokens * vocabulary

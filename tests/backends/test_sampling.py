@@ -1,0 +1,56 @@
+"""One draw: the distribution, its truncation, and the log-prob that comes with it."""
+
+import pytest
+import torch
+
+from rlflow.backends.local.sampling import draw, truncated
+from rlflow.training.chance import uniforms
+from rlflow.training.protocols import Sampling
+
+LOGITS = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625]).log()
+
+
+def frequencies(sampling, draws=20_000):
+    token, logprob = draw(LOGITS.expand(draws, -1), uniforms(range(draws), 1)[:, 0], sampling)
+    return torch.bincount(token, minlength=5) / draws, token, logprob
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_distribution(temperature):
+    expected = (LOGITS / temperature).softmax(-1)
+    found, token, logprob = frequencies(Sampling(temperature=temperature))
+    torch.testing.assert_close(found, expected, atol=0.012, rtol=0)
+    torch.testing.assert_close(logprob, expected.log()[token])
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({"top_k": 2}, [0, 1]), ({"top_p": 0.74}, [0, 1]), ({"top_p": 0.76}, [0, 1, 2]), ({"top_p": 1e-9}, [0]), ({"top_k": 9}, range(5)),
+     ({"top_k": 3, "top_p": 0.8}, [0, 1])],
+)  # fmt: skip
+def test_truncation_keeps_the_likeliest_and_logprobs_are_of_what_is_left(options, kept):
+    expected = torch.zeros(5)
+    expected[list(kept)] = LOGITS.softmax(-1)[list(kept)]
+    expected /= expected.sum()
+    found, token, logprob = frequencies(Sampling(**options))
+    torch.testing.assert_close(found, expected, atol=0.012, rtol=0)
+    torch.testing.assert_close(logprob, expected.log()[token])
+
+
+def test_greedy_takes_the_likeliest_at_temperature_one():
+    token, logprob = draw(LOGITS.roll(2)[None], torch.tensor([0.99], dtype=torch.float64), Sampling(temperature=0, top_k=1))
+    assert token.tolist() == [2]
+    assert logprob.item() == pytest.approx(torch.tensor(0.5).log().item())
+
+
+def test_the_largest_uniform_number_never_draws_what_was_cut():
+    logits = truncated(torch.zeros(1, 1000), top_k=3, top_p=1.0)
+    token, logprob = draw(logits, torch.tensor([1 - 2.0**-52], dtype=torch.float64), Sampling())
+    assert logits[0, token] > -torch.inf
+    assert torch.isfinite(logprob)
+
+
+def test_broken_logits_give_a_missing_logprob():
+    token, logprob = draw(torch.full((1, 5), torch.nan), torch.tensor([0.5], dtype=torch.float64), Sampling())
+    assert 0 <= int(token) < 5
+    assert logprob.isnan()

@@ -1,0 +1,93 @@
+"""A pool for all tests of a file, and functions that misbehave in every way."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlflow.rewards import RewardPool
+
+HOSTILE = '''
+import ctypes, math, os, signal, subprocess, sys, threading, time
+
+import neighbour
+
+def good(completion, answer): return completion == answer
+def length(completion, bonus=0.0): return len(completion) + bonus
+def imports(completion): return neighbour.VALUE
+def chosen(completion):
+    """What each completion does instead of being scored; a number is scored as itself."""
+    return ACTIONS[completion]() if completion in ACTIONS else float(completion)
+
+def sleep(): time.sleep(3600)
+def hold(): ctypes.PyDLL(None).sleep(3600)  # in C, holding the lock of the interpreter
+def stop(): os.kill(os.getpid(), signal.SIGSTOP)
+def leave(): os._exit(3)
+def leave_loudly(): print("the last words"); os._exit(3)
+def kill(): os.kill(os.getpid(), signal.SIGKILL)
+def segfault(): ctypes.string_at(0)
+def close(): os.closerange(3, 256)
+def fail(): raise ValueError("bad " + "row" * 100_000)
+def quit(): sys.exit(0)
+def interrupt(): raise KeyboardInterrupt
+def recurse(): return recurse()
+def unprintable():
+    class Odd(Exception):
+        def __str__(self): raise RuntimeError
+    raise Odd
+def print_much(): print("x" * 10_000_000); print("y" * 1000, file=sys.stderr); return 1
+def read_input(): return float(len(sys.stdin.read()))
+def close_output(): sys.stdout.close(); os.close(1); return 1
+def child(): return subprocess.Popen(["sleep", "3600"]).pid
+def tensor():
+    import numpy
+    return numpy.float32(0.5)
+
+class Number:
+    shape = ()
+    def item(self): raise OSError("no item")
+
+ACTIONS = {
+    "hang": sleep, "hold": hold, "stop": stop, "exit": leave, "exit loudly": leave_loudly, "kill": kill, "segfault": segfault,
+    "close": close, "raise": fail, "sys.exit": quit, "interrupt": interrupt, "recurse": recurse, "unprintable": unprintable,
+    "nan": lambda: math.nan, "inf": lambda: -math.inf, "huge": lambda: 10**400, "text": lambda: "1.0", "list": lambda: [1.0],
+    "complex": lambda: 1j, "100 MB": lambda: "x" * 100_000_000, "none": lambda: None, "odd": Number, "true": lambda: True, "int": lambda: 2,
+    "numpy": tensor, "print": print_much, "stdin": read_input, "close stdout": close_output, "child": child,
+}
+'''
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "neighbour.py").write_text("VALUE = 4.0\n")
+    (folder / "hostile.py").write_text(HOSTILE)
+    return str(folder / "hostile.py")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RewardPool]:
+    with RewardPool(2) as pool:
+        yield pool
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def gone(process: int) -> bool:
+    """Wait until a process that was killed has ended."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    import select
+
+    ended = bool(select.select([handle], [], [], 10)[0])
+    os.close(handle)
+    return ended

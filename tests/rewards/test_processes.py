@@ -1,0 +1,217 @@
+"""A row that hangs, crashes or lies costs itself: it is missing, with its cause; every other row has its score."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import alive, gone
+
+from rlflow import Batch, PlanError, text, token
+from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
+
+
+def judged(pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen") -> Scores:
+    (reward,) = bind([parse_reward(f"{file}:{function}")], pool, timeout=timeout)
+    return reward.score(Batch.of(completion=list(completions)))
+
+
+@pytest.mark.parametrize(
+    ("action", "cause", "says"),
+    [
+        ("exit", "died", "exited with code 3"),
+        ("exit loudly", "died", "it last printed: the last words"),
+        ("kill", "died", "killed by SIGKILL"),
+        ("segfault", "died", "killed by SIG"),
+        ("close", "died", "the process"),
+        ("raise", "raised", "ValueError: bad row"),
+        ("sys.exit", "raised", "SystemExit"),
+        ("interrupt", "raised", "KeyboardInterrupt"),
+        ("recurse", "raised", "RecursionError"),
+        ("unprintable", "raised", "Odd"),
+        ("odd", "raised", "no item"),
+        ("nan", "nan", "nan"),
+        ("inf", "nan", "-inf"),
+        ("huge", "nan", "inf"),
+        ("text", "type", "returned str"),
+        ("100 MB", "type", "returned str"),
+        ("list", "type", "returned list"),
+        ("complex", "type", "returned complex"),
+        ("none", "none", "returned None"),
+    ],
+)
+def test_a_row_without_a_number_is_missing_and_never_0(pool, hostile, action, cause, says):
+    scores = judged(pool, hostile, "1", action, "2", "3")
+    assert math.isnan(scores.values[1])
+    assert scores.values[[0, 2, 3]].tolist() == [1, 2, 3]
+    assert scores.missing == {cause: 1}
+    assert says in scores.first[cause]
+    assert len(scores.first[cause]) < 5000
+
+
+@pytest.mark.parametrize("action", ["hang", "hold", "stop"])
+def test_a_row_that_does_not_end_is_killed_at_its_deadline(pool, hostile, action):
+    scores = judged(pool, hostile, "1", action, "2", timeout=0.5)
+    assert scores.values[[0, 2]].tolist() == [1, 2]
+    assert scores.missing == {"timeout": 1}
+    assert "0.5 s" in scores.first["timeout"]
+
+
+@pytest.mark.parametrize(("action", "score"), [("true", 1), ("int", 2), ("numpy", 0.5), ("print", 1), ("stdin", 0), ("close stdout", 1)])
+def test_numbers_of_every_kind_count_whatever_else_the_function_does(pool, hostile, action, score, capfd):
+    scores = judged(pool, hostile, action, "7")
+    assert (scores.values.tolist(), scores.missing) == ([score, 7], {})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_many_rows_keep_their_order_among_rows_that_fail(hostile):
+    actions = {7: "exit", 40: "raise", 41: "kill", 100: "hang", 101: "nan", 299: "exit"}
+    with RewardPool(2) as pool:
+        scores = judged(pool, hostile, *(actions.get(n, str(n)) for n in range(300)), timeout=0.5)
+        assert [n for n in range(300) if scores.values[n].isnan()] == sorted(actions)
+        assert all(scores.values[n] == n for n in range(300) if n not in actions)
+        assert scores.missing == {"died": 3, "raised": 1, "timeout": 1, "nan": 1}
+
+
+def test_a_killed_worker_is_replaced_and_an_idle_one_that_dies_costs_no_row(hostile):
+    with RewardPool(1) as pool:
+        judged(pool, hostile, "1")
+        (first,) = pool.processes()
+        judged(pool, hostile, "exit")
+        assert gone(first)
+        judged(pool, hostile, "1")
+        (second,) = pool.processes()
+        assert second != first
+        os.kill(second, signal.SIGKILL)
+        assert gone(second)
+        assert judged(pool, hostile, "1", "2").values.tolist() == [1, 2]
+
+
+def test_warm_workers_are_kept(hostile):
+    with RewardPool(1) as pool:
+        assert pool.processes() == []
+        judged(pool, hostile, "1")
+        before = pool.processes()
+        judged(pool, hostile, "2", function="length")
+        assert pool.processes() == before
+
+
+def test_closing_leaves_no_process_behind_not_even_of_user_code(hostile):
+    pool = RewardPool(2)
+    child = int(judged(pool, hostile, "child").values[0])
+    workers = pool.processes()
+    assert alive(child)
+    pool.close()
+    assert all(gone(process) for process in [child, *workers])
+    with pytest.raises(RuntimeError, match="closed"):
+        judged(pool, hostile, "1")
+    pool.close()
+
+
+def test_a_killed_row_takes_its_children_along(pool, hostile):
+    scores = judged(pool, hostile, "child", "hang", timeout=0.5)
+    assert scores.missing == {"timeout": 1}
+
+
+def test_closing_ends_scoring_that_is_under_way(hostile):
+    pool, raised = RewardPool(1), []
+
+    def score():
+        try:
+            judged(pool, hostile, "hang", "1")
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    judged(pool, hostile, "1")
+    thread = threading.Thread(target=score)
+    thread.start()
+    pool.close()
+    thread.join(10)
+    assert raised == ["the reward pool is closed"]
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "sys.exit(0)"])
+def test_workers_end_with_their_parent_however_it_ends(hostile, ending):
+    code = (
+        "import os, signal, sys\nfrom rlflow.rewards import *\npool = RewardPool(2)\n"
+        f"reward, = bind([parse_reward({hostile + ':chosen'!r})], pool)\n"
+        "pool.score(reward.scorer, ['completion'], [['1']] * 64)\nprint(*pool.processes(), flush=True)\n"
+        "pool.submit(reward.scorer, ['completion'], [['hold'], ['hang']])\n" + ending
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    processes = [int(process) for process in ended.stdout.split()]
+    assert processes
+    assert all(gone(process) for process in processes)
+    assert ended.stderr == ""
+
+
+def test_several_threads_share_a_pool(pool, hostile):
+    def score(n):
+        return judged(pool, hostile, *(str(n * 100 + k) for k in range(50))).values.tolist()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(score, range(4))) == [[n * 100 + k for k in range(50)] for n in range(4)]
+
+
+def test_no_rows_have_no_scores(pool, hostile):
+    assert judged(pool, hostile).values.shape == (0,)
+
+
+def test_a_file_finds_its_neighbours_as_when_run(pool, hostile):
+    assert judged(pool, hostile, "x", function="imports").values.tolist() == [4.0]
+
+
+def test_text_of_every_kind_arrives_unchanged(pool, hostile):
+    (reward,) = bind([parse_reward(f"{hostile}:good")], pool)
+    texts = ["", "\x00", "é\u2028\U0001f600", "\ud800", "a" * 1_000_000]
+    assert reward.score(Batch.of(completion=texts, answer=texts)).values.tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import nothing_such\ndef f(completion): return 1", r"r.py:1: the reward 'f' cannot be loaded: (.|\n)*ModuleNotFoundError"),
+        ("x = 1\nraise SystemExit(3)\ndef f(completion): return 1", r"r.py:2: (.|\n)*SystemExit: 3"),
+        ("import os\nos._exit(9)\ndef f(completion): return 1", r"does not start, 3 times in a row: the process exited with code 9"),
+        ("def f(completion): return 1\ndel f", "cannot be loaded"),
+    ],
+)
+def test_a_file_that_does_not_load_is_the_users_error(pool, tmp_path, source, says):
+    (tmp_path / "r.py").write_text(source)
+    with pytest.raises(PlanError, match=says):
+        judged(pool, str(tmp_path / "r.py"), "1", function="f")
+
+
+def test_an_edit_during_the_run_changes_nothing(tmp_path):
+    (tmp_path / "r.py").write_text("import os\ndef f(completion): return 1 if completion else os._exit(1)")
+    with RewardPool(1) as pool:
+        (reward,) = bind([parse_reward(f"{tmp_path / 'r.py'}:f")], pool)
+        (tmp_path / "r.py").write_text("def f(completion): return 2")
+        assert reward.score(Batch.of(completion=["a", "", "b"])).values[[0, 2]].tolist() == [1, 1]
+
+
+def test_several_rewards_are_their_weighted_sum_and_missing_where_any_is(pool, hostile):
+    specs = [parse_reward(f"{hostile}:{named}") for named in ("chosen:0.5", "length:-2", "chosen")]
+    scores = score_all(bind(specs, pool), Batch.of(completion=["4", "none", "10"], bonus=[0.0, 0.0, 1.0]))
+    assert scores.values.isnan().tolist() == [False, True, False]
+    assert scores.values[[0, 2]].tolist() == [0.5 * 4 - 2 * 1 + 4, 0.5 * 10 - 2 * 3 + 10]
+    assert scores.missing == {"chosen/none": 1, "chosen_2/none": 1}
+    assert scores.parts["length"].tolist() == [1, 4, 3]
+
+
+def test_columns_that_a_function_reads_must_be_there_and_be_rows(pool, hostile):
+    (reward,) = bind([parse_reward(f"{hostile}:good")], pool)
+    with pytest.raises(PlanError, match=r"reads 'answer', which the rows do not have(.|\n)*nearest: +answers"):
+        reward.score(Batch.of(completion=["a"], answers=["b"]))
+    with pytest.raises(PlanError, match="reads 'answer', which is no row column"):
+        reward.check({"completion": text, "answer": token("int64")})
+
+
+def test_numbers_reach_a_function_as_numbers(pool, tmp_path):
+    (tmp_path / "r.py").write_text("def f(level, share, flag): return level * 100 + share * 10 + (flag is True)")
+    (reward,) = bind([parse_reward(f"{tmp_path / 'r.py'}:f")], pool)
+    assert reward.score(Batch.of(level=[3], share=[0.5], flag=[True])).values.tolist() == [306]

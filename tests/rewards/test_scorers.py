@@ -1,0 +1,86 @@
+"""What is right, wrong and unreadable: exact match, math, the tasks' own scorers."""
+
+import math
+
+import pytest
+
+from rlflow import Batch, PlanError
+from rlflow.data import open_data
+from rlflow.rewards import bind, parse_reward
+from rlflow.rewards.scorers import exact
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "score"),
+    [
+        (" 42\n", "42", 1),
+        ("42.", "42", 0),
+        ("", "42", 0),
+        ("so <answer>41</answer>, no: <answer> 42 </answer>", "42", 1),
+        ("2 + 2 = 4\n#### 1,004", "He has 1004.\n#### 1004", 1),
+        ("#### $18.", "... #### 18", 1),
+        ("18", "... #### 18", 1),
+        ("the answer is 18", "... #### 18", 0),
+        ("#### 18 #### 19", "... #### 18", 0),
+    ],
+)
+def test_answers_are_compared_letter_by_letter_and_gsm8k_by_its_final_number(completion, answer, score):
+    assert exact(completion=completion, answer=answer) == score
+
+
+MATH = [
+    (r"Thus \boxed{\frac{1}{2}}.", "0.5", 1),
+    (r"The answer is $\frac{2}{4}$", r"\frac{1}{2}", 1),
+    ("so it is 42", "... so\n#### 42", 1),
+    ("<answer>-42</answer>", "-42", 1),
+    ("It is $1{,}000$.", "1,000", 1),
+    (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", 1),
+    (r"\boxed{41}", "42", 0),
+    (r"\boxed{1, 2}", r"\{1, 3\}", 0),
+    ("", "42", 0),
+    ("I do not know", "42", 0),
+    (r"\boxed{" * 3000, "42", 0),
+    ("(" * 5000 + "42", "42", None),  # whatever it is read as, it is a number in range
+    ("\x00\ud800" * 100, "42", 0),
+    ("$" * 1001, "42", 0),
+    (r"\frac{" * 1000 + "1", "42", 0),
+    ("∫" * 500, "42", 0),
+]
+
+
+def test_math_tells_right_from_wrong_and_survives_garbage(pool):
+    (reward,) = bind([parse_reward("math")], pool)
+    scores = reward.score(Batch.of(completion=[case[0] for case in MATH], answer=[case[1] for case in MATH]))
+    assert scores.missing == {}
+    for (completion, answer, expected), score in zip(MATH, scores.values.tolist(), strict=True):
+        assert score in ((0, 1) if expected is None else (expected,)), (completion[:40], answer)
+
+
+def test_a_right_answer_that_cannot_be_read_is_missing(pool):
+    (reward,) = bind([parse_reward("math")], pool)
+    scores = reward.score(Batch.of(completion=["42", "42"], answer=["", "42"]))
+    assert (math.isnan(scores.values[0]), scores.values[1], scores.missing) == (True, 1, {"none": 1})
+
+
+def test_arithmetic_that_never_ends_is_killed_or_runs_out_of_memory(pool):
+    (reward,) = bind([parse_reward("math")], pool, timeout=1.0)
+    scores = reward.score(Batch.of(completion=["9**9**9**9", "42"], answer=["42", "42"]))
+    assert math.isnan(scores.values[0])
+    assert scores.values[1] == 1
+
+
+@pytest.mark.parametrize("task", ["chain_sum", "countdown", "word_sorting"])
+def test_a_tasks_own_scorer_judges_its_rows(pool, task):
+    data = open_data(task, task={"size": 6}, seed=4)
+    (reward,) = bind([parse_reward("task")], pool, data)
+    batch = data.prompts().take(6)
+    right = batch | Batch(batch.axis, Batch.of(completion=[f"<answer>{answer}</answer>" for answer in batch["answer"]]).data)
+    wrong = batch | Batch(batch.axis, Batch.of(completion=["no idea"] * 6).data)
+    assert reward.score(right).values.tolist() == [1.0] * 6
+    assert reward.score(wrong).values.max() < 0.5
+    assert reward.reads == ("completion", "entry")
+
+
+def test_a_task_without_answers_is_refused(pool):
+    with pytest.raises(PlanError, match="no scorer of its own"):
+        bind([parse_reward("task")], pool, None)

@@ -1,0 +1,51 @@
+"""Numbers from seeds."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlflow.training.chance import mixed, permutation, splitmix, uniforms
+
+
+def reference(x):
+    """splitmix64 as published (Vigna's C code), on Python integers."""
+    z = (x + 0x9E3779B97F4A7C15) % 2**64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return z ^ (z >> 31)
+
+
+@pytest.mark.parametrize("x", [0, 1, 12345, 2**63 - 1, -1, -(2**63)])
+def test_splitmix_is_the_published_one(x):
+    assert int(splitmix(torch.tensor(x))) % 2**64 == reference(x % 2**64)
+
+
+def test_uniforms_depend_on_seed_and_step_alone():
+    a = uniforms([3, 2**64 - 1, 5], 10)
+    assert torch.equal(a[2], uniforms([5], 4 + 6)[0])
+    assert torch.equal(a[:, :4], uniforms([3, -1, 5], 4))
+    assert a.dtype is torch.float64
+
+
+def test_uniforms_look_uniform_and_independent():
+    a = uniforms(range(2000), 50)
+    assert a.min() >= 0
+    assert a.max() < 1
+    counts = torch.histc(a.flatten(), 20, 0, 1)
+    assert ((counts - 5000).square() / 5000).sum() < 45  # chi-square with 19 degrees: 45 has probability 0.0007
+    assert abs(np.corrcoef(a[:-1].flatten(), a[1:].flatten())[0, 1]) < 0.012
+    assert abs(np.corrcoef(a[:, :-1].flatten(), a[:, 1:].flatten())[0, 1]) < 0.012
+    assert len(a.unique()) == a.numel()
+
+
+def test_permutations_are_drawn_from_all_seeds():
+    assert sorted(permutation(100, 1, 2).tolist()) == list(range(100))
+    assert torch.equal(permutation(100, 1, 2), permutation(100, 1, 2))
+    assert not torch.equal(permutation(100, 1, 2), permutation(100, 2, 1))
+    assert permutation(0, 1).tolist() == []
+    first = torch.bincount(torch.tensor([int(permutation(5, seed)[0]) for seed in range(2000)]))
+    assert first.min() > 320
+
+
+def test_mixing_keeps_the_order_of_numbers():
+    assert len({mixed(1, 2), mixed(2, 1), mixed(1), mixed(1, 2, 0), mixed(0, 1, 2)}) == 5

@@ -1,0 +1,92 @@
+"""The loop of an update, with an engine of one parameter: new.logprobs is that parameter for every token."""
+
+import pytest
+import torch
+
+from rlflow import loss
+from rlflow.batch import Batch
+from rlflow.training.learning import Passes, Step, learn
+from rlflow.training.objective import New
+
+
+class Engine:
+    """Records what it computes; every step that is not told to break is taken."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, breaks=()):
+        self.weight = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        self.breaks, self.seen, self.gradients = list(breaks), [], []
+
+    def compute(self, rows, want):
+        self.seen.append([row[0] for row in rows["tokens"].tolist()])
+        return New(logprobs=self.weight.expand(rows["tokens"].shape))
+
+    def backward(self, objective):
+        objective.backward()
+
+    def step(self):
+        self.gradients.append(float(self.weight.grad))
+        self.weight.grad = None
+        return Step(len(self.gradients) - 1 not in self.breaks, abs(self.gradients[-1]), 0.1)
+
+
+def batch(lengths, **more):
+    """Row i starts with token 10 + i."""
+    return Batch.of(prompt_tokens=[[1]] * len(lengths), tokens=[[10 + i] * n for i, n in enumerate(lengths)],
+                    mask=[[True] * n for n in lengths], **more)
+
+
+@loss
+def plain(new, mask):
+    return new.logprobs, {"seven": 7.0}
+
+
+@loss(rows="group")
+def paired(new, mask, group):
+    assert len(group) % 2 == 0
+    return new.logprobs.sum(1), {"pairs": group[0::2] == group[1::2]}
+
+
+def test_every_epoch_sees_every_row_once_in_its_own_order():
+    engine = Engine()
+    metrics = learn(engine, batch([3] * 6), plain, {}, Passes(epochs=2, minibatch=2, micro_tokens=1))
+    seen = [row for rows in engine.seen for row in rows]
+    assert sorted(seen[:6]) == sorted(seen[6:]) == list(range(10, 16))
+    assert seen[:6] != seen[6:]
+    assert metrics == {"seven": 7.0, "steps": 6, "skipped_steps": 0, "rows": 12, "lr": 0.1, "loss": 0.0, "grad_norm": 1.0, "left_out": 0}
+
+
+def test_a_token_mean_has_gradient_one_however_it_is_cut():
+    for tokens in (1, 5, 1000):
+        engine = Engine()
+        learn(engine, batch([1, 2, 3, 4, 5]), plain, {}, Passes(micro_tokens=tokens))
+        assert engine.gradients == pytest.approx([1.0])
+
+
+def test_pairs_are_never_split():
+    engine = Engine()
+    pairs = batch([2, 1] * 4, group=[i // 2 for i in range(8)])
+    metrics = learn(engine, pairs, paired, {}, Passes(minibatch=4, mean="rows", micro_tokens=1))
+    assert all(rows[1] == rows[0] + 1 and rows[0] % 2 == 0 for rows in engine.seen)
+    assert metrics["pairs"] == 1.0
+    assert metrics["steps"] == 2
+
+
+def test_skipped_steps_are_counted_and_stay_out_of_the_means():
+    metrics = learn(Engine(breaks=[1]), batch([2] * 4), plain, {}, Passes(minibatch=2, epochs=2))
+    assert (metrics["steps"], metrics["skipped_steps"]) == (3, 1)
+
+
+def test_a_minibatch_without_a_token_that_counts_takes_no_step():
+    engine = Engine()
+    rows = Batch.of(prompt_tokens=[[1]], tokens=[[2, 3]], mask=[[False, False]])
+    assert learn(engine, rows, plain, {}, Passes())["steps"] == 0
+    assert engine.seen == []
+
+
+def test_a_mean_is_checked_before_anything_is_computed():
+    with pytest.raises(ValueError, match="found mean='token'"):
+        Passes(mean="token")
+    with pytest.raises(ValueError, match="minibatch=0"):
+        Passes(minibatch=0)
