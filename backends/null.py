@@ -65,7 +65,15 @@ class Trainer:
         return token_numbers(name, batch)
 
     def update(
-        self, batch: Batch, loss: Loss, *, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens", seed: int = 0, **settings: Any
+        self,
+        batch: Batch,
+        loss: Loss,
+        *,
+        epochs: int = 1,
+        minibatch: int | None = None,
+        mean: Mean = "tokens",
+        seed: int = 0,
+        **settings: Any,
     ) -> dict[str, float]:
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))

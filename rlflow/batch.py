@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -352,7 +352,7 @@ def missing_column(name: str, columns: Mapping[str, object]) -> Problem:
                    nearest=nearest(name, columns), remedy=f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)")
 
 
-def other_axis(columns: Mapping[str, object]) -> Problem:
+def other_axis(columns: Iterable[str]) -> Problem:
     """The problem of merging columns of other rows."""
     return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", call_place(),
                    found=listed(columns), expected="columns of the same rows, or one row-level value per prompt of the same prompts",

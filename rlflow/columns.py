@@ -118,6 +118,14 @@ def standard_kind(name: str) -> Kind | None:
     return entry.kind if entry else None
 
 
+def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The kinds as they are. Raises TypeError for a value that is no kind."""
+    for name, kind in kinds.items():
+        if not isinstance(kind, Kind | None):
+            raise TypeError(f"{what}: found {name}={kind!r}, expected a kind such as row(torch.float32), token(torch.float32) or text")
+    return dict(kinds)
+
+
 def fits(given: Kind | None, expected: Kind | None) -> bool:
     """Whether a column of one kind may be read as another. Groups are read by rows as repeated."""
     if given is None or expected is None:

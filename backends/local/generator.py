@@ -15,6 +15,7 @@ from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer, texts
 from rlflow.batch import Batch, Data, flatten
 from rlflow.columns import Kind, Level, standard_kind
+from rlflow.errors import PlanError
 from rlflow.training.chance import uniforms
 from rlflow.training.minibatches import microbatches
 from rlflow.training.protocols import ModelSpec, Sampling
@@ -28,6 +29,9 @@ class Generator:
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or GeneratorSettings()
         self.network = load_network(ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed))
+        if "past_key_values" not in self.network.takes:
+            raise PlanError.of("no-cache", f"{type(self.network.module).__name__} has no key-value cache that the local generator knows",
+                               found="a forward without past_key_values", expected="an attention model such as Llama, Qwen or Gemma")
         self.tokenizer = load_tokenizer(spec.folder)
         self.eos = eos_ids(self.network, self.tokenizer)
         self.version = 0

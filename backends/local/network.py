@@ -24,12 +24,13 @@ Transform = Callable[[Tensor], Tensor]
 
 class Network:
     """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
-    scores, None for log-probs. amp: the dtype of autocast, None without."""
+    scores, None for log-probs. amp: the dtype of autocast, None without. takes: the arguments that the backbone knows."""
 
-    def __init__(self, module: Any, kind: Head, head: nn.Linear | None, amp: torch.dtype | None) -> None:
-        self.module, self.kind, self.head, self.amp = module, kind, head, amp
+    def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
+        self.module, self.kind, self.head = module, kind, head
+        self.amp: torch.dtype | None = None
         self.backbone = module.base_model
-        self.takes_positions = "position_ids" in inspect.signature(self.backbone.forward).parameters
+        self.takes = set(inspect.signature(self.backbone.forward).parameters)
         self.transform = _logit_transform(self) if kind == "logprobs" else None
 
     @property
@@ -38,7 +39,7 @@ class Network:
 
     def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
         """[rows, L, hidden] for ids [rows, L] at ``positions`` [rows or 1, L]."""
-        if self.takes_positions:
+        if "position_ids" in self.takes:
             options["position_ids"] = positions
         with self.precision():
             return self.backbone(input_ids=ids, **options).last_hidden_state
@@ -81,10 +82,10 @@ class Network:
         missing = {tensor.data_ptr(): name for name, tensor in self.tensors()}
         with torch.no_grad():
             for name, tensor in tensors:
-                if name not in own or own[name].shape != tensor.shape:
-                    raise ValueError(f"weights: found '{name}' {list(tensor.shape)}, expected one of {listed(own, 8)}"
-                                     if name not in own else
-                                     f"weights: found '{name}' {list(tensor.shape)}, expected the shape {list(own[name].shape)}")
+                if name not in own:
+                    raise ValueError(f"weights: found '{name}', expected one of {listed(own, 8)}")
+                if own[name].shape != tensor.shape:
+                    raise ValueError(f"weights: found '{name}' {list(tensor.shape)}, expected the shape {list(own[name].shape)}")
                 own[name].copy_(tensor)
                 missing.pop(own[name].data_ptr(), None)
         if missing:
@@ -115,12 +116,16 @@ def load_network(spec: ModelSpec) -> Network:
         raise PlanError.of("dtype", "float16 cannot be trained without loss scaling", found="float16", expected="bfloat16 or float32")
     dtype = torch.float32 if low else getattr(torch, spec.dtype)
     module = _scorer(spec, config, dtype) if spec.head == "scores" else _language_model(spec, dtype)
-    head = {"logprobs": lambda: None, "scores": lambda: module.score, "values": lambda: value_head(module, spec.folder)}[spec.head]()
-    module.eval().requires_grad_(spec.trained)
-    network = Network(module, spec.head, head.requires_grad_(spec.trained) if head is not None else None, None)
+    network = Network(module.eval().requires_grad_(spec.trained), spec.head, _head(module, spec))
     network.to(spec.device)
-    network.amp = torch.bfloat16 if low else None
+    network.amp = torch.bfloat16 if low else None  # after the trial of its logits, which wants them exact
     return network
+
+
+def _head(module: Any, spec: ModelSpec) -> nn.Linear | None:
+    if spec.head == "values":
+        return value_head(module, spec.folder).requires_grad_(spec.trained)
+    return module.score if spec.head == "scores" else None
 
 
 def value_head(module: Any, folder: Path) -> nn.Linear:

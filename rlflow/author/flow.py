@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, overload
 
 from rlflow.author import source
 from rlflow.author.scope import current
-from rlflow.columns import Kind
+from rlflow.columns import Kind, checked_kinds
 from rlflow.errors import FlowError, Place, Problem
 
 
@@ -59,8 +60,12 @@ class Flow:
                                     remedy=f"write def {self.name}(prompts, actor, …, hp=Settings())"))  # fmt: skip
         rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)
         roles = tuple(p.name for p in listed[1:] if p.name != "hp" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        hp = next((p.default for p in listed if p.name == "hp"), None)
-        return Parameters(listed[0].name, roles, rest, None if hp is inspect.Parameter.empty else hp)
+        hp = next((p.default for p in listed if p.name == "hp" and p.default is not p.empty), None)
+        if hp is not None and (isinstance(hp, type) or not dataclasses.is_dataclass(hp)):
+            raise FlowError(Problem("flow-settings", f"flow '{self.name}' has settings of another kind than a dataclass", self.place,
+                                    found=f"hp={hp!r}", expected="an object of a frozen dataclass",
+                                    remedy="write @dataclass(frozen=True) over the class, and hp=Settings() as the parameter"))  # fmt: skip
+        return Parameters(listed[0].name, roles, rest, hp)
 
 
 @overload
@@ -82,7 +87,7 @@ def flow(
     """
 
     def make(function: Callable[..., Any]) -> Flow:
-        return Flow(function, dict(data or {}), state)
+        return Flow(function, checked_kinds("@flow(data=…)", data or {}), state)
 
     return make(function) if function is not None else make
 

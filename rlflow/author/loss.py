@@ -75,6 +75,9 @@ def loss(
     if unknown:
         raise TypeError(f"@loss(new={new!r}): found {unknown[0]!r}, expected 'logprobs', 'values', 'scores' or ('logprobs', 'entropy')")
 
+    if rows not in ("row", "group"):
+        raise TypeError(f"@loss(rows={rows!r}): expected 'row' or 'group'")
+
     def make(function: Callable[..., Any]) -> Loss:
         return Loss(function, names, rows)
 

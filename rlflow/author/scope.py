@@ -43,4 +43,9 @@ def entered(scope: Scope) -> Iterator[None]:
 
 def batch_like(value: Any) -> bool:
     """Whether a value is a batch, real or symbolic."""
-    return hasattr(value, "axis") and hasattr(value, "columns")
+    return hasattr(type(value), "columns") and hasattr(type(value), "rename")
+
+
+def symbolic(value: Any) -> bool:
+    """Whether a value stands for one that is not known while a flow is traced."""
+    return getattr(type(value), "symbolic", False) is True

@@ -88,7 +88,7 @@ def override(settings: Any, given: Mapping[str, Any], prefix: str) -> Any:
         raise PlanError(*problems)
     try:
         return type(settings)(**parsed)
-    except (ValueError, TypeError, AssertionError) as error:
+    except Exception as error:  # whatever a __post_init__ raises
         raise PlanError.of("setting-range", f"the settings do not fit together: {error}", found=str(parsed), expected="settings that "
                            f"{type(settings).__name__} accepts", remedy=f"change --{prefix}…") from error  # fmt: skip
 
@@ -101,12 +101,15 @@ def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
 def parse(type_: Any, value: Any) -> Any:
     """A value of the annotated type, from text or as it is. Raises ValueError that says what was expected."""
     from pydantic import ValidationError
+    from pydantic.errors import PydanticSchemaGenerationError
 
     if isinstance(value, str) and value.lower() in ("none", "null") and _optional(type_):
         value = None
     try:
         adapter = _adapter(type_)
         return adapter.validate_strings(value) if isinstance(value, str) else adapter.validate_python(value)
+    except PydanticSchemaGenerationError:  # a type of the author's own: nothing is known about its values
+        return value
     except ValidationError as error:
         reasons = "; ".join(dict.fromkeys(detail["msg"][0].lower() + detail["msg"][1:] for detail in error.errors()))
         raise ValueError(f"{described(type_)}: {reasons}") from None

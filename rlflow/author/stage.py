@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any, Literal, overload
 
 from rlflow.author import signature, source
-from rlflow.author.scope import batch_like
+from rlflow.author.scope import batch_like, symbolic
 from rlflow.author.signature import Signature
-from rlflow.columns import Kind, standard_kind
+from rlflow.columns import Kind, checked_kinds, standard_kind
 from rlflow.dispatch import DP_COMPUTE, Dispatch
-from rlflow.errors import Place
+from rlflow.errors import FlowError, Place, Problem
 
 Gives = str | tuple[str, ...] | Mapping[str, Kind | None]
 
@@ -39,6 +39,10 @@ class Stage:
 
             names = (gives,) if isinstance(gives, str) else gives
             return current().stage(self, arguments[0], names, settings)
+        if any(symbolic(argument) for argument in arguments):
+            raise FlowError(Problem("not-a-batch", f"stage '{self.name}' takes one batch", source.call_place(), self.place,
+                                    found=", ".join(type(argument).__name__ for argument in arguments), expected="a batch",
+                                    remedy=f"write {self.name}(batch): its parameters' names pick the columns; settings go by name"))  # fmt: skip
         return self.function(*arguments, **settings)
 
     @property
@@ -75,7 +79,17 @@ def stage(
     timeout: float = 300.0,
     pure: bool = True,
 ) -> Callable[[Callable[..., Any]], Stage]: ...
-def stage(function: Callable[..., Any] | None = None, /, *, gives: Gives = (), **options: Any) -> Any:
+def stage(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    gives: Gives = (),
+    dispatch: Dispatch = DP_COMPUTE,
+    on: str | None = None,
+    rows: Literal["row", "group"] = "row",
+    timeout: float = 300.0,
+    pure: bool = True,
+) -> Any:
     """Make a function of columns a stage.
 
     gives: the columns it returns, by name (standard ones take the table's kind) or name → kind such as ``row(torch.float32)``.
@@ -83,8 +97,16 @@ def stage(function: Callable[..., Any] | None = None, /, *, gives: Gives = (), *
     adjacent groups per call. timeout: seconds of running. pure=False: has side effects, never retried.
     """
 
+    if not isinstance(dispatch, Dispatch):
+        raise TypeError(f"@stage(dispatch={dispatch!r}): found no mode, expected DP_COMPUTE, ALL or RANK0, imported from rlflow")
+    if rows not in ("row", "group"):
+        raise TypeError(f"@stage(rows={rows!r}): expected 'row' or 'group'")
+    if not timeout > 0:
+        raise TypeError(f"@stage(timeout={timeout!r}): expected seconds above 0")
+    kinds = given_kinds(gives)
+
     def make(function: Callable[..., Any]) -> Stage:
-        return Stage(function, given_kinds(gives), **options)
+        return Stage(function, kinds, dispatch, on, rows, timeout, pure)
 
     return make(function) if function is not None else make
 
@@ -92,5 +114,5 @@ def stage(function: Callable[..., Any] | None = None, /, *, gives: Gives = (), *
 def given_kinds(gives: Gives) -> dict[str, Kind | None]:
     """Name → kind for each column given; the table's kind for a bare standard name, None for a bare name of the author's own."""
     if isinstance(gives, Mapping):
-        return dict(gives)
+        return checked_kinds("@stage(gives=…)", gives)
     return {name: standard_kind(name) for name in ((gives,) if isinstance(gives, str) else gives)}

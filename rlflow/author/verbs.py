@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,25 +26,28 @@ def _count(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+MEANS = ("tokens", "rows", "row-tokens")
 COUNT = "an integer of at least 1"
 GENERATE = {
     "samples": Setting(1, _count, COUNT),
     "max_tokens": Setting(REQUIRED, _count, COUNT),
     "temperature": Setting(1.0, lambda v: _number(v) and v >= 0, "a number of at least 0 (0 is greedy)"),
     "top_p": Setting(1.0, lambda v: _number(v) and 0 < v <= 1, "a number above 0 and at most 1 (1 is off)"),
-    "top_k": Setting(0, lambda v: isinstance(v, int) and v >= 0, "an integer of at least 0 (0 is off)"),
+    "top_k": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
     "stop": Setting((), lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v), "a tuple of strings"),
 }
 UPDATE = {
     "epochs": Setting(1, _count, COUNT),
     "minibatch": Setting(None, lambda v: v is None or _count(v), COUNT + ", or None for all rows"),
-    "mean": Setting(
-        "tokens", lambda v: v in ("tokens", "rows", "row-tokens") or (_number(v) and v > 0), '"tokens", "rows", "row-tokens" or a number above 0'
-    ),
-    "after": Setting(0, lambda v: isinstance(v, int) and v >= 0, "a number of iterations, at least 0"),
+    "mean": Setting("tokens", lambda v: v in MEANS or (_number(v) and v > 0), '"tokens", "rows", "row-tokens" or a number above 0'),
+    "after": Setting(0, _whole, "a number of iterations, at least 0"),
 }
 REPEAT = {"groups": Setting(REQUIRED, _count, COUNT), "tries": Setting(REQUIRED, _count, COUNT)}
 
@@ -51,15 +55,25 @@ GENERATE_GIVES = ("tokens", "mask", "completion", "finish", "sampled_logprobs", 
 MODEL_READS = ("prompt_tokens", "tokens")
 VERBS = ("generate", "logprobs", "values", "update")
 DEADLINES = {"generate": 1800.0, "update": 1800.0, "logprobs": 600.0, "values": 600.0, "reward": 600.0}
-KINDS = {name: standard_kind(name) for name in (*GENERATE_GIVES, "group", "logprobs", "entropy", "values", "scores")}
+KINDS = {name: standard_kind(name) for name in ("prompt_tokens", *GENERATE_GIVES, "group", "logprobs", "entropy", "values", "scores")}
 
 
 def bind(what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
     """Settings of a verb with defaults filled in. Raises FlowError for unknown, missing and out-of-range ones, all at once."""
+    bound, problems = judged(what, specification, given, place)
+    if problems:
+        raise FlowError(*problems)
+    return bound
+
+
+def judged(
+    what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Settings with which a trace can go on, and what is wrong with those given: a bad one is taken as its default, or 1."""
     problems = [unknown_setting(what, name, specification, place) for name in given if name not in specification]
-    bound = {name: given.get(name, setting.default) for name, setting in specification.items()}
-    for name, value in bound.items():
-        setting = specification[name]
+    bound = {}
+    for name, setting in specification.items():
+        value = bound[name] = given.get(name, setting.default)
         if value is REQUIRED:
             problems.append(missing_setting(what, name, setting.expected, place))
         elif not setting.test(value):
@@ -67,9 +81,10 @@ def bind(what: str, specification: Mapping[str, Setting], given: Mapping[str, An
                 Problem("setting-range", f"{what} has a setting out of range", place, found=f"{name}={value!r}",
                         expected=f"{name}: {setting.expected}", remedy=f"change {name}")
             )  # fmt: skip
-    if problems:
-        raise FlowError(*problems)
-    return bound | {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}
+        else:
+            continue
+        bound[name] = 1 if setting.default is REQUIRED else setting.default
+    return bound | {name: tuple(value) for name, value in bound.items() if isinstance(value, list)}, problems
 
 
 def unknown_setting(what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None) -> Problem:

@@ -10,7 +10,7 @@ from typing import Any
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
 from rlflow.author.settings import override, variants
-from rlflow.errors import PlanError, Problem
+from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.trace.compile import Options, Program, trace
 
@@ -33,13 +33,16 @@ class Report:
 
 def check(flow: Flow, hp: Any = None, options: Options | None = None, *, staleness: int = 0, with_variants: bool = True) -> Report:
     """All problems of a flow, errors first."""
-    hp = hp if hp is not None else flow.parameters.hp
+    problems: list[Problem] = []
     try:
+        hp = hp if hp is not None else flow.parameters.hp
         hp = override(hp, {}, "hp.") if hp is not None else None
-    except PlanError as error:
+    except FlowError as error:
         return Report(None, error.problems)
+    except PlanError as error:  # a value out of its range; what the flow does with it is judged all the same
+        problems += error.problems
     traced = trace(flow, hp, options)
-    problems = list(traced.problems)
+    problems += traced.problems
     if traced.program:
         problems += stale_problems(traced.program, staleness)
     if with_variants:
@@ -49,13 +52,14 @@ def check(flow: Flow, hp: Any = None, options: Options | None = None, *, stalene
 
 
 def variant_problems(flow: Flow, hp: Any, options: Options | None, known: list[Problem]) -> Iterator[Problem]:
-    """Columns that are read and not given when one setting has another value. Other failures of a variant are its own affair."""
+    """Columns that are read and not given when one setting has another value. Any other failure drops the variant: such a value is
+    not meant."""
     seen = {(problem.code, problem.message) for problem in known}
     for change, changed in variants(hp):
-        for problem in trace(flow, changed, options).problems:
-            if problem.code == "missing-column" and (problem.code, problem.message) not in seen:
-                seen.add((problem.code, problem.message))
-                yield replace(problem, variant=change)
+        found = [p for p in trace(flow, changed, options).problems if p.severity == "error" and (p.code, p.message) not in seen]
+        if all(problem.code == "missing-column" for problem in found):
+            seen |= {(problem.code, problem.message) for problem in found}
+            yield from (replace(problem, variant=change) for problem in found)
 
 
 def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:

@@ -56,7 +56,8 @@ def settings(flow: Flow, given: Mapping[str, Any]) -> Any:
 def trace_options(given: Given) -> Options:
     """What of the flags shapes the graph, without importing what they name."""
     rewards = given.options.reward
-    return Options(max(len(rewards), 1), tuple(dict.fromkeys(name for reward in rewards for name in reward_reads(reward))) or Options().reward_reads)
+    reads = tuple(dict.fromkeys(name for reward in rewards for name in reward_reads(reward)))
+    return Options(max(len(rewards), 1), reads or Options().reward_reads)
 
 
 def reward_reads(reward: str) -> tuple[str, ...]:

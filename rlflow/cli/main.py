@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -81,8 +82,16 @@ def main() -> None:
         code = _told(error, 1)
     except Exception as error:
         code = _usage(error)
+    leave(code if isinstance(code, int) else 0)
+
+
+def leave(code: int) -> None:
+    """Exit. After a failure a stage may still be running in a thread that nothing can stop, and Python would wait or abort."""
     sys.stdout.flush()
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.stderr.flush()
+    if code in (0, 2):
+        sys.exit(code)
+    os._exit(code)
 
 
 def _told(error: Exception, code: int) -> int:

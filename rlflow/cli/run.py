@@ -57,13 +57,14 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
 
 def help_text(file: str, flow: Flow) -> str:
     """Every flag of a flow with its type, default and what it does."""
-    lines = [f"rlflow run {file} [--NAME VALUE …]", "", (flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or "").strip(), ""]
+    about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
+    lines = [f"rlflow run {file} [--NAME VALUE …]", "", about.strip(), ""]
     if flow.parameters.hp is not None:
         lines += ["The algorithm's settings", *_described("hp.", type(flow.parameters.hp), flow.parameters.hp), ""]
     lines += ["The run", *_described("", Options), "  --config FILE.toml  the same names in a file; flags win",
               "  --json  print a last line of JSON", "  --quiet  print nothing but errors", ""]  # fmt: skip
     lines += ["Data (--data.NAME)", "  prompt, answer, completion, chosen, rejected  the file's field for each",
-              "  chat, system, template, max_prompt, split  how prompts are worded; any other name is a parameter of the task", ""]  # fmt: skip
+              "  chat, system, template, max_prompt, split  how prompts are worded; other names are parameters of the task", ""]  # fmt: skip
     lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
               "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD", *_backends()]  # fmt: skip
     return "\n".join(lines)
@@ -81,7 +82,8 @@ def _described(prefix: str, settings: type, values: Any = None) -> list[str]:
     for entry in fields(settings).values():
         default = getattr(values, entry.name) if values is not None else entry.default
         shown = "" if default is None else f" = {default}"
-        found.append(f"  --{prefix}{entry.name.replace('_', '-') if not prefix else entry.name} {described(entry.type)}{shown}  {entry.comment}")
+        name = entry.name if prefix else entry.name.replace("_", "-")
+        found.append(f"  --{prefix}{name} {described(entry.type)}{shown}  {entry.comment}")
     return found
 
 

@@ -91,12 +91,12 @@ class Dataset:
         question has several. Neither side is freed of repeated questions.
         """
         if held_out == 0 or not self.records:
-            return self, replace(self, records=())
+            return self, replace(self, records=(), dropped=0, doubles=0)
         held = _held([_place(record.question, seed) for record in self.records], held_out)
         if all(held) or held_out < 0:
             raise _bad_split(self, held_out)
         sides = [[record for record, out in zip(self.records, held, strict=True) if out is side] for side in (False, True)]
-        return replace(self, records=sides[0]), replace(self, records=sides[1])
+        return replace(self, records=sides[0]), replace(self, records=sides[1], dropped=0, doubles=0)
 
 
 def _place(question: str, seed: int) -> int:

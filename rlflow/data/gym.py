@@ -50,7 +50,8 @@ def _make(task: str, parameters: Mapping[str, Any]) -> Any:
     _check_names(task, parameters, [field.name for field in dataclasses.fields(config)])
     try:
         chosen = config(**parameters)
-        chosen.validate()
+        if hasattr(chosen, "validate"):
+            chosen.validate()
         return kind(config=chosen)
     except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses values
         raise PlanError.of("task-parameter", f"reasoning-gym refuses the parameters of '{task}': {error or type(error).__name__}",

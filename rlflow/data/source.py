@@ -39,7 +39,7 @@ def open_data(
     """
     encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer is not None else ByteEncoder()
     wording = Wording(chat, system, template)
-    name = os.fspath(spec)
+    name = os.path.expanduser(os.fspath(spec))
     if _is_task(name):
         _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")
         data = _drawn(name.removeprefix(gym.PREFIX), task or {}, columns or {}, seed)
@@ -52,6 +52,8 @@ def open_data(
 
 
 def _is_task(name: str) -> bool:
+    if not name:
+        raise PlanError.of("data-missing", "no data is named", expected="a file, a folder, or a reasoning-gym task")
     if name.startswith(gym.PREFIX):
         return True
     path = Path(name)

@@ -24,7 +24,19 @@ def apply_stage(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: i
     ``batch`` holds the columns that the stage reads; an optional one may be absent. Raises ValueError where a result does not fit
     what the stage declares, with found and expected.
     """
-    columns = [batch[name] if name in batch else None for name in stage.signature.column_names]
+    if stage.dispatch.split is None or stage.dispatch.merge is None:
+        return _applied(stage, batch, settings, seed, trainer)
+    pieces = [_applied(stage, part, settings, seed, trainer) for part in stage.dispatch.split(batch, 1)]
+    merged = stage.dispatch.merge([columns for columns, _ in pieces], batch)
+    if len(merged) != len(batch) or set(merged.data) != set(stage.gives):
+        raise ValueError(f"dispatch {stage.dispatch}: found {len(merged)} rows of {listed(merged.data)}, expected {len(batch)} of "
+                         f"{listed(stage.gives)}")
+    metrics = {name: sum(metrics[name] for _, metrics in pieces) / len(pieces) for name in (pieces[0][1] if pieces else ())}
+    return Batch(batch.axis, {name: merged.data[name] for name in stage.gives}), metrics
+
+
+def _applied(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any) -> tuple[Batch, dict[str, float]]:
+    columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)
     if stage.draws:
         settings["generator"] = _generators(stage, batch, seed)
@@ -32,7 +44,8 @@ def apply_stage(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: i
     values, metrics = split_metrics(stage.function(*first, *columns, **settings), len(stage.gives))
     if len(values) != len(stage.gives):
         raise ValueError(f"found {len(values)} results, expected {len(stage.gives)}: {listed(stage.gives)}")
-    data = {name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), value in zip(stage.gives.items(), values, strict=True)}
+    named = zip(stage.gives.items(), values, strict=True)
+    data = {name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), value in named}
     return Batch(batch.axis, data), {name: mean_metric(name, value, batch) for name, value in metrics.items()}
 
 
@@ -48,17 +61,19 @@ def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, A
     """Results and the dict of metrics that may end them."""
     values = result if isinstance(result, tuple) else (result,)
     metrics = values[-1] if values and isinstance(values[-1], dict) else {}
-    values = values[:-1] if isinstance(values[-1], dict) else values
+    values = values[:-1] if values and isinstance(values[-1], dict) else values
     return (() if count == 0 and values == (None,) else values), metrics
 
 
 def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bool = False) -> Data:
     """A stage's value as a column. Raises ValueError where shape, dtype or text do not fit."""
-    lengths = token_lengths(batch)
-    kind = kind or _seen(name, value, batch.axis, lengths)
+    if value is None:
+        raise ValueError(f"column '{name}': found None, expected {kind or 'a tensor'}")
+    kind = kind or _seen(name, value, batch.axis, token_lengths(batch))
+    lengths = token_lengths(batch, Level.PROMPT if kind.level is Level.PROMPT else Level.TOKEN)
     if kind.level is Level.TEXT:
         return _text(name, kind, value, len(batch))
-    tensor = torch.as_tensor(value).detach()
+    tensor = torch.as_tensor(value).detach().cpu()
     expected = _shape(kind.level, batch.axis, lengths)
     if tuple(tensor.shape) != expected:
         raise ValueError(f"column '{name}': found shape {list(tensor.shape)}, expected {list(expected)} ({kind.level.value} level)")
@@ -71,9 +86,9 @@ def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bo
     return Data.trimmed(kind, tensor, batch.axis, lengths)
 
 
-def token_lengths(batch: Batch) -> Tensor | None:
-    """Lengths of the token columns of a batch, None where it has none."""
-    return next((data.lengths for data in batch.data.values() if data.kind.level is Level.TOKEN), None)
+def token_lengths(batch: Batch, level: Level = Level.TOKEN) -> Tensor | None:
+    """Lengths of the token columns (or prompt columns) of a batch, None where it has none."""
+    return next((data.lengths for data in batch.data.values() if data.kind.level is level), None)
 
 
 def _shape(level: Level, axis: Axis, lengths: Tensor | None) -> tuple[int, ...]:
@@ -82,7 +97,7 @@ def _shape(level: Level, axis: Axis, lengths: Tensor | None) -> tuple[int, ...]:
     if level in (Level.ROW, Level.GROUP):
         return (len(axis),)
     if lengths is None:
-        raise ValueError("a stage that gives token columns must read one: nothing else says how long its rows are")
+        raise ValueError(f"a stage that gives {level.value} columns must read one: nothing else says how long its rows are")
     return (len(axis), int(lengths.max()) if len(lengths) else 0)
 
 
@@ -124,12 +139,22 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
 
 def mean_metric(name: str, value: Any, batch: Batch) -> float:
     """A stage's metric as a number: the mean of what is finite, under the mask for token values; the maximum for ``_max``."""
-    tensor = torch.as_tensor(value).detach().double()
-    mask = batch["mask"] if tensor.ndim == 2 and "mask" in batch else torch.ones_like(tensor, dtype=torch.bool)
-    chosen = tensor[mask & ~tensor.isnan()]
+    tensor = torch.as_tensor(value).detach().cpu().double()
+    chosen = tensor[_counted(name, tensor, batch) & ~tensor.isnan()]
     if not chosen.numel():
         return math.nan
     return float(chosen.max() if name.endswith("_max") else chosen.mean())
+
+
+def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
+    """The entries of a metric that count: of token values those under the mask, or without a mask those that are no padding."""
+    lengths = token_lengths(batch)
+    if value.ndim < 2 or lengths is None:
+        return torch.ones_like(value, dtype=torch.bool)
+    mask = batch["mask"] if "mask" in batch else torch.arange(int(lengths.max()) if len(lengths) else 0) < lengths[:, None]
+    if value.shape != mask.shape:
+        raise ValueError(f"metric '{name}': found shape {list(value.shape)}, expected {list(mask.shape)}, one value per row, or one value")
+    return torch.as_tensor(mask)
 
 
 class SkipIteration(Exception):

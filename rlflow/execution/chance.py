@@ -37,7 +37,8 @@ def _splitmix(x: Tensor) -> Tensor:
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """Unsigned right shift: torch's is signed."""
-    return (x >> bits) & (2 ** (64 - bits) - 1)
+    kept: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
+    return kept
 
 
 def generator(seed: int) -> torch.Generator:

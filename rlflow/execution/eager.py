@@ -9,13 +9,14 @@ from typing import Any
 from rlflow.author import scope, verbs
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
+from rlflow.author.scope import symbolic
 from rlflow.author.signature import REQUIRED, Signature
-from rlflow.author.source import call_place
+from rlflow.author.source import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.columns import fits
-from rlflow.errors import FlowError, Problem
-from rlflow.execution.apply import apply_stage, failing
+from rlflow.errors import FlowError, Place, Problem
+from rlflow.execution.apply import SkipIteration, apply_stage, failing
 from rlflow.execution.engine import Engine, Metrics, model_reads, reads
 from rlflow.trace import rules
 
@@ -24,10 +25,14 @@ class Bare:
     """The scope outside any flow: stages run at once, without chance, roles or state."""
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+        if stage.on is not None:
+            raise FlowError(Problem("stage-role", f"stage '{stage.name}' runs on the role '{stage.on}'", call_place(), stage.place,
+                                    found="no flow around it", expected="a call inside a flow that has the role",
+                                    remedy="call it inside a flow, or its function with a trainer and tensors"))  # fmt: skip
         inputs, settings = prepared(stage, batch, {}, settings)
         with failing(stage.name, 0, inputs, call_place()):
             result, _ = apply_stage(stage, inputs, settings, 0)
-        return renamed(result, gives)
+        return renamed(f"stage '{stage.name}'", result, gives)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
         raise FlowError(Problem("repeat-outside", "repeat needs the data cursor of a run", call_place(), found="no flow around it",
@@ -37,19 +42,30 @@ class Bare:
 def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
     """The columns that the stage reads, and all its settings. Raises FlowError for what is missing, as tracing does."""
     what, place = f"stage '{stage.name}'", call_place()
-    if not isinstance(batch, Batch):
-        raise FlowError(rules.leaked(place))
+    batch = real(what, batch)
     if state:
         batch = Batch(batch.axis, batch.data | dict(state))
+    suits(what, stage.signature, batch, place, stage.place)
+    return reads(stage.signature.column_names, batch), checked(what, stage.signature, settings, ("generator",))
+
+
+def real(what: str, batch: Any) -> Batch:
+    """The batch. Raises FlowError for one of a trace, and for what is none."""
+    if not isinstance(batch, Batch):
+        raise FlowError(rules.leaked(call_place()) if symbolic(batch) else rules.not_a_batch(what, batch, call_place()))
+    return batch
+
+
+def suits(what: str, signature: Signature, batch: Batch, place: Place | None, definition: Place | None) -> None:
+    """Raises FlowError for columns that are missing or of another kind, as tracing does."""
     problems = []
-    for parameter in stage.signature.columns:
+    for parameter in signature.columns:
         if parameter.name not in batch and not parameter.optional:
-            problems.append(rules.missing(what, parameter.name, list(batch.data), place, stage.place, ()))
+            problems.append(rules.missing(what, parameter.name, list(batch.data), place, definition, ()))
         elif parameter.name in batch and not fits(batch.columns[parameter.name], parameter.kind):
-            problems.append(rules.wrong_kind(what, parameter, batch.columns[parameter.name], place, stage.place))
+            problems.append(rules.wrong_kind(what, parameter, batch.columns[parameter.name], place, definition))
     if problems:
         raise FlowError(*problems)
-    return reads(stage.signature.column_names, batch), checked(what, stage.signature, settings, ("generator",))
 
 
 def checked(what: str, signature: Signature, given: Mapping[str, Any], skip: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -63,8 +79,12 @@ def checked(what: str, signature: Signature, given: Mapping[str, Any], skip: tup
     return {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
 
 
-def renamed(batch: Batch, gives: tuple[str, ...] | None) -> Batch:
-    return batch.rename(**dict(zip(batch.data, gives, strict=True))) if gives else batch
+def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
+    if gives is None:
+        return batch
+    if len(gives) != len(batch.data) or len(set(gives)) != len(gives):
+        raise FlowError(rules.gives_count(what, gives, batch.data, call_place(), None))
+    return batch.rename(**dict(zip(batch.data, gives, strict=True)))
 
 
 @dataclass
@@ -92,23 +112,27 @@ class Session:
         with failing(node, self.engine.iteration, inputs, call_place()):
             result, metrics = self.engine.stage(stage, inputs, settings, call)
         self.log(node, metrics)
-        result = renamed(result, gives)
+        result = renamed(f"stage '{stage.name}'", result, gives)
         self.engine.state |= {name: float(result.data[name].value) for name in result.data if name in self.engine.state}
         return result
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
-        bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, call_place())
+        place, name = call_place(), getattr(body, "__name__", "body")
+        bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
+        prompts = real("repeat", prompts)
         start, names = self.calls, dict(self._names)
 
         def run_body(batch: Batch) -> Batch:
             self.calls, self._names = start, dict(names)  # each try is the same calls on other rows
             result = body(batch)
             if not isinstance(result, Batch):
-                raise FlowError(rules.body_result(body.__name__, result, call_place(), None))
+                raise FlowError(rules.body_result(name, result, place, definition_place(body)))
+            if "keep" not in result:
+                raise FlowError(rules.no_keep(name, list(result.data), place, definition_place(body)))
             return result
 
         rows, metrics = self.engine.repeat(run_body, prompts, **bound)
-        _, node = self.next_call(f"repeat.{body.__name__}")
+        _, node = self.next_call(f"repeat.{name}")
         self.log(node, metrics)
         return rows
 
@@ -132,6 +156,8 @@ class Role:
     def generate(self, prompts: Batch, **settings: Any) -> Batch:
         _, call, node = self._call("generate")
         bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
+        if real(node, prompts).axis.grouped:
+            raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):
             rows = self._engine.generate(self._name, prompts, bound, call)
             assert rows.axis.index is not None
@@ -140,33 +166,35 @@ class Role:
 
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
         names = (gives,) if isinstance(gives, str) else tuple(gives)
-        return self._forward("logprobs", ("logprobs", "entropy")[: len(names)], names, model_reads(batch, "temperature"))
+        return self._forward("logprobs", ("logprobs", "entropy")[: max(len(names), 1)], names, batch, "temperature")
 
     def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values") -> Batch:
-        return self._forward("values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), model_reads(batch))
+        return self._forward("values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), batch)
 
-    def _forward(self, verb: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch) -> Batch:
+    def _forward(self, verb: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch, *optional: str) -> Batch:
         _, _, node = self._call(verb)
-        with failing(node, self._engine.iteration, batch, call_place()):
-            return renamed(self._engine.forward(self._name, want, batch), gives)
+        inputs = model_reads(real(node, batch), *optional)
+        with failing(node, self._engine.iteration, inputs, call_place()):
+            return renamed(node, self._engine.forward(self._name, want, inputs), gives)
 
     def __call__(self, batch: Batch, *, gives: str | tuple[str, ...] = "scores") -> Batch:
         session, _, node = self._call("")
-        with failing(node, self._engine.iteration, batch, call_place()):
+        with failing(node, self._engine.iteration, real(node, batch), call_place()):
             result, metrics = self._engine.reward(self._name, batch)
         session.log(node, metrics)
-        return renamed(result, (gives,) if isinstance(gives, str) else tuple(gives))
+        return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
     def update(self, batch: Batch, loss: Loss, **settings: Any) -> None:
         session, call, node = self._call("update")
+        if not isinstance(loss, Loss):
+            raise FlowError(rules.not_a_loss(node, loss, call_place()))
+        batch = real(node, batch)
         own = verbs.bind(node, verbs.UPDATE, {k: v for k, v in settings.items() if k in verbs.UPDATE}, call_place())
         rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in verbs.UPDATE})
         if self._engine.state:
             batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
-        for parameter in loss.signature.columns:
-            if parameter.name not in batch and not parameter.optional:
-                raise FlowError(rules.missing(f"loss '{loss.name}'", parameter.name, list(batch.data), call_place(), loss.place, ()))
-        inputs = reads(update_reads(loss), batch)
+        suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
+        inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
             session.log(node, self._engine.update(self._name, inputs, loss, {**own, **rest}, call))
 
@@ -177,7 +205,8 @@ def update_reads(loss: Loss) -> tuple[str, ...]:
 
 
 def call(flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """One eager iteration; or, inside another flow, just its lines. Afterwards the iteration counter moves on."""
+    """One eager iteration; or, inside another flow, just its lines. Afterwards the iteration counter moves on, also where there was
+    nothing to train on; then the result is None. An iteration that raised leaves the state as it was."""
     if scope._current.get() is not None:
         return flow.function(prompts, *roles, **named)
     engine = next((role._engine for role in (*roles, *named.values()) if isinstance(role, Role)), None)
@@ -185,8 +214,14 @@ def call(flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, A
         raise FlowError(Problem("eager-roles", f"flow '{flow.name}' was called without its roles", call_place(), flow.place,
                                 found=f"{len(roles) + len(named)} arguments", expected=", ".join(flow.parameters.roles),
                                 remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)"))  # fmt: skip
-    session = Session(engine)
-    with scope.entered(session):
-        result = flow.function(prompts, *roles, **named)
+    state = dict(engine.state)
+    try:
+        with scope.entered(Session(engine)):
+            result = flow.function(prompts, *roles, **named)
+    except SkipIteration:
+        engine.state, result = state, None
+    except BaseException:
+        engine.state = state
+        raise
     engine.iteration += 1
     return result

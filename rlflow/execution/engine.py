@@ -15,6 +15,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
+from rlflow.errors import listed
 from rlflow.execution import chance
 from rlflow.execution.apply import SkipIteration, apply_stage
 from rlflow.training.protocols import Generator, Sampling, Trainer
@@ -66,16 +67,19 @@ class Engine:
         assert model.generator is not None
         sampling = Sampling(**settings)
         seeds = chance.row_seeds(self.seed_of(call), prompts.axis.repeat(sampling.samples).keys)
-        return model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
+        rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
+        return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch) -> Batch:
         trainer = self.models[role].trainer
         assert trainer is not None
-        return trainer.forward(batch, want)
+        return Batch(batch.axis, whole(trainer.forward(batch, want), len(batch), want).data)
 
     def reward(self, role: str, batch: Batch) -> tuple[Batch, Metrics]:
         """``scores``, and how many are missing."""
         scores, metrics = self.scorers[role](batch)
+        if tuple(scores.shape) != (len(batch),):
+            raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(batch)}], one per row")
         data = Data(Kind(Level.ROW, "float32"), scores.float())
         present = scores[~scores.isnan()]
         metrics = {"mean": float(present.mean()) if len(present) else float("nan"), **metrics}
@@ -107,13 +111,22 @@ class Engine:
         while count < groups and tried < tries:
             rows = body(prompts if tried == 0 else self.fresh(len(prompts)))
             tried, seen = tried + 1, seen + rows.axis.groups
-            kept.append(rows.rows(rows["keep"]))
+            kept.append(rows.rows(rows["keep"].bool()))
             count += kept[-1].axis.groups
         metrics = {"tries": float(tried), "kept": float(min(count, groups)), "seen": float(seen), "surplus": float(max(count - groups, 0))}
         if count == 0:
             raise SkipIteration(f"none of {seen} groups was kept in {tried} tries")
         joined = Batch.concat([batch for batch in kept if len(batch)])
         return joined.rows(joined.axis.slots < groups), metrics
+
+
+def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
+    """What a backend answered. Raises ValueError where rows or columns are missing."""
+    missing = [name for name in names if name not in rows]
+    if len(rows) != count or missing:
+        also = f" with {listed(missing)}" if missing else ""
+        raise ValueError(f"found {len(rows)} rows of {listed(rows.data)}, expected {count} rows{also}")
+    return rows
 
 
 def reads(names: tuple[str, ...], batch: Batch) -> Batch:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import queue
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +14,17 @@ import torch
 
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Axis, Batch, Data
+from rlflow.batch import Axis, Batch, Data, other_axis
 from rlflow.columns import Kind, Level
-from rlflow.errors import StageError
+from rlflow.errors import FlowError, StageError
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.engine import Engine, Metrics
 from rlflow.execution.lanes import Lanes
 from rlflow.graph.model import Column, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, Start
+
+QUEUED_SECONDS = 0.05  # how soon a node that waits for its lane is looked at again
 
 
 @dataclass(frozen=True)
@@ -45,21 +49,38 @@ class Outcome:
 
 
 class Store:
-    """Columns of one iteration, and the real row axis of each of the graph's."""
+    """Columns of one iteration, and the real row axis of each of the graph's. Nodes put from their threads; once closed it stays
+    empty, whatever a late node still brings."""
 
     def __init__(self) -> None:
         self.columns: dict[Column, Data] = {}
         self.axes: dict[int, Axis] = {}
         self.peak_bytes = 0
+        self._bytes = 0
+        self._closed = False
+        self._lock = threading.Lock()
 
     def put(self, node: Node, batch: Batch, names: tuple[str, ...]) -> None:
         """Keep the outputs that are read later. ``batch`` has them under the names that the function knows."""
-        if node.outputs:
-            self.axes[node.rows_axis] = batch.axis
-        for output in node.outputs:
-            if output.name in names:
-                self.columns[Column(node.id, output.name)] = batch.data[output.source]
-        self.peak_bytes = max(self.peak_bytes, sum(data.nbytes for data in self.columns.values()))
+        with self._lock:
+            if self._closed:
+                return
+            self.axes.setdefault(node.rows_axis, batch.axis)
+            for output in node.outputs:
+                if output.name in names:
+                    data = self.columns[Column(node.id, output.name)] = batch.data[output.source]
+                    self._bytes += data.nbytes
+            self.peak_bytes = max(self.peak_bytes, self._bytes)
+
+    def free(self, columns: Iterable[Column]) -> None:
+        with self._lock:
+            gone = [self.columns.pop(column) for column in columns if column in self.columns]
+            self._bytes -= sum(data.nbytes for data in gone)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self.columns.clear()
 
     def gather(self, plan: Plan, node: Node) -> Batch:
         """The node's inputs under its parameters' names, spread over its rows."""
@@ -67,13 +88,17 @@ class Store:
         found: dict[str, Data] = {}
         for item in node.inputs:
             data, own = self.columns[item.column], self.axes[plan.graph.nodes[item.column.node].rows_axis]
-            found[item.parameter] = data if own is axis or data.kind.level is Level.SCALAR else _spread(data, own, axis)
+            found[item.parameter] = _spread(item.parameter, data, own, axis)
         return Batch(axis, found)
 
 
-def _spread(data: Data, own: Axis, axis: Axis) -> Data:
+def _spread(name: str, data: Data, own: Axis, axis: Axis) -> Data:
+    """A column over the rows of ``axis``. Raises FlowError for one whose kind the tracer could not know and that cannot be spread."""
+    if own is axis or data.kind.level is Level.SCALAR:
+        return data
     index = own.rows_of(axis)
-    assert index is not None, "the tracer merges related rows only"
+    if index is None or data.kind.level is Level.TOKEN:
+        raise FlowError(other_axis([name]))
     return data.take(index, own)
 
 
@@ -88,7 +113,7 @@ class Executor:
     def run(self, plan: Plan, prompts: Batch) -> Outcome:
         """One iteration. Raises StageError when a stage raised or passed its deadline."""
         outcome = Outcome()
-        run = _Run(self, plan, prompts, outcome)
+        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data)
         self.store = run.store
         run.until_finished()
         return outcome
@@ -97,8 +122,8 @@ class Executor:
 class _Run:
     """One plan being run: the main plan or, in a thread of its own, the body of a repeat."""
 
-    def __init__(self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome) -> None:
-        self.executor, self.plan, self.prompts, self.outcome = executor, plan, prompts, outcome
+    def __init__(self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> None:
+        self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
         self.engine = executor.engine
         self.store = Store()
         self.results: Batch | None = None
@@ -116,7 +141,7 @@ class _Run:
                     self._failure = error
                 instructions = self._scheduler.failed(node) if error else self._scheduler.done(node)
         finally:
-            self.store.columns.clear()
+            self.store.close()
         if self._failure is not None:
             raise self._failure
 
@@ -129,12 +154,11 @@ class _Run:
             if isinstance(instruction, Start):
                 self._start(self.plan.graph.nodes[instruction.node])
             elif isinstance(instruction, Free):
-                for column in instruction.columns:
-                    self.store.columns.pop(column, None)
+                self.store.free(instruction.columns)
         return over
 
     def _start(self, node: Node) -> None:
-        self._deadlines[node.id] = time.monotonic() + node.timeout
+        self._deadlines.pop(node.id, None)
         if node.op in (Op.DATA, Op.STATE):
             self._job(node)()
         else:
@@ -157,15 +181,17 @@ class _Run:
         return job
 
     def _next(self) -> tuple[int, BaseException | None]:
-        """The next node that ends, waiting no longer than the nearest deadline."""
+        """The next node that ends, waiting no longer than the nearest deadline. A node that is still queued for its lane has none:
+        a little later it may have one."""
         while True:
-            running = self._scheduler.running
-            wait = min(self._deadlines[i] for i in running) - time.monotonic()
+            running, now = self._scheduler.running, time.monotonic()
+            wait = min(self._deadlines.get(i, now + QUEUED_SECONDS) for i in running) - now
             try:
                 return self._ended.get(timeout=min(max(wait, 0.0), 3600.0))
             except queue.Empty:
-                late = [i for i in running if self._deadlines[i] <= time.monotonic()]
+                late = [i for i in running if self._deadlines.get(i, math.inf) <= time.monotonic()]
                 if late:
+                    self.executor.lanes.lost(self.plan.lane[late[0]])
                     raise self._late(self.plan.graph.nodes[late[0]]) from None
 
     def _late(self, node: Node) -> StageError:
@@ -178,11 +204,13 @@ class _Run:
         if node.op is Op.DATA:
             result: Batch | None = self.prompts
         elif node.op is Op.STATE:
-            result = self.engine.state_batch(self.prompts)
+            result = Batch(self.prompts.axis, self.state)
         else:
             batch = self.store.gather(self.plan, node)
             with failing(node.name, self.engine.iteration, batch, node.place):
                 result, metrics = PERFORM[node.op](self, node, batch)
+                if result is not None and len(result) != len(self.store.axes.get(node.rows_axis, result.axis)):
+                    raise ValueError(f"found {len(result)} rows, expected {len(self.store.axes[node.rows_axis])}")
             self.outcome.metrics |= {f"{node.name}/{name}": value for name, value in metrics.items()}
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
@@ -203,11 +231,10 @@ class _Run:
         kept = [item for item in graph.results if item.column in self.store.columns]
         if not kept:
             return
-        axes = {item.parameter: self.store.axes[graph.nodes[item.column.node].rows_axis] for item in kept}
-        rows = max(axes.values(), key=lambda axis: (axis.grouped, len(axis)))
+        rows = self.store.axes[graph.rows]
         for item in kept:
-            data, own = self.store.columns[item.column], axes[item.parameter]
-            found[item.parameter] = data if own is rows or data.kind.level is Level.SCALAR else _spread(data, own, rows)
+            own = self.store.axes[graph.nodes[item.column.node].rows_axis]
+            found[item.parameter] = _spread(item.parameter, self.store.columns[item.column], own, rows)
         self.results = Batch(rows, found)
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
@@ -246,9 +273,11 @@ class _Run:
 
     def repeat(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
         body = self.plan.bodies[node.id]
+        names = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
+        state = {name: batch.data[name] for name in names}
 
         def run_body(prompts: Batch) -> Batch:
-            run = _Run(self.executor, body, prompts, self.outcome)
+            run = _Run(self.executor, body, prompts, self.outcome, state)
             run.until_finished()
             assert run.results is not None
             return run.results

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 Job = Callable[[], None]
@@ -18,10 +19,20 @@ class Lanes:
     def __init__(self, room: Mapping[str, int] = ROOM) -> None:
         self.room = dict(room)
         self._queues: dict[str, queue.SimpleQueue[Job | None]] = {}
+        self._threads: list[threading.Thread] = []
         for lane, count in self.room.items():
             self._queues[lane] = queue.SimpleQueue()
-            for number in range(count):
-                threading.Thread(target=_work, args=(self._queues[lane],), name=f"{lane}-{number}", daemon=True).start()
+            for _ in range(count):
+                self._open(lane)
+
+    def _open(self, lane: str) -> None:
+        self._threads.append(threading.Thread(target=_work, args=(self._queues[lane],), name=lane, daemon=True))
+        self._threads[-1].start()
+
+    def lost(self, lane: str) -> None:
+        """A thread of the lane does not come back: another takes its place."""
+        if lane in self._queues:
+            self._open(lane)
 
     def submit(self, lane: str, job: Job) -> None:
         run = contextvars.copy_context().run
@@ -30,11 +41,16 @@ class Lanes:
         else:
             threading.Thread(target=run, args=(job,), name=lane, daemon=True).start()
 
-    def close(self) -> None:
-        """Let idle threads end; a running job ends its thread when it returns."""
+    def close(self, seconds: float = 5.0) -> bool:
+        """End the threads; whether all ended in time. A job that still runs ends its thread when it returns, if ever: Python aborts
+        where such a thread is inside torch when the interpreter goes down."""
         for lane, jobs in self._queues.items():
             for _ in range(self.room[lane]):
                 jobs.put(None)
+        limit = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(limit - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads)
 
 
 def _work(jobs: queue.SimpleQueue[Job | None]) -> None:

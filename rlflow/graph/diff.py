@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import networkx as nx
@@ -28,12 +29,14 @@ def diff(first: Graph, second: Graph) -> list[Difference]:
 
 def same_shape(first: Graph, second: Graph) -> bool:
     """Whether the two graphs are isomorphic: the same operations and functions wired alike, whatever the names."""
-    return bool(nx.is_isomorphic(_labelled(first), _labelled(second), node_match=lambda a, b: a == b))
+    return bool(nx.is_isomorphic(_labelled(first), _labelled(second), operator.eq, operator.eq))
 
 
 def _labelled(graph: Graph) -> nx.DiGraph:
-    order = nx.DiGraph(graph.order.edges)
+    """Nodes with what they do, edges with the parameters that they feed."""
+    order = nx.DiGraph()
     order.add_nodes_from((node.id, {"op": node.op, "digest": node.digest}) for node in graph.nodes)
+    order.add_edges_from((a, b, {"columns": sorted(why["columns"])}) for a, b, why in graph.order.edges(data=True))
     return order
 
 
@@ -75,7 +78,7 @@ def _changes(first: Graph, one: Node, second: Graph, two: Node) -> Iterator[str]
         yield from (f"in its body: {line}" for line in diff(one.body, two.body))
 
 
-def _mapping_changes(what: str, one: dict[str, object], two: dict[str, object]) -> Iterator[str]:
+def _mapping_changes(what: str, one: Mapping[str, object], two: Mapping[str, object]) -> Iterator[str]:
     for name in [*one, *(name for name in two if name not in one)]:
         if name not in two:
             yield f"{what} {name} no longer (was {one[name]})"
@@ -87,4 +90,4 @@ def _mapping_changes(what: str, one: dict[str, object], two: dict[str, object]) 
 
 def _state(first: Graph, second: Graph) -> Iterator[Difference]:
     one, two = {slot.name: slot.initial for slot in first.state}, {slot.name: slot.initial for slot in second.state}
-    yield from (Difference("~", f"state {change}") for change in _mapping_changes("holds", dict(one), dict(two)))
+    yield from (Difference("~", f"state {change}") for change in _mapping_changes("holds", one, two))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import networkx as nx
 
+from rlflow.errors import printable
 from rlflow.graph.model import Graph, Node, Op
 
 SHAPES = {Op.DATA: ("[(", ")]"), Op.STATE: ("[(", ")]"), Op.UPDATE: ("[[", "]]"), Op.REPEAT: ("{{", "}}")}
@@ -15,7 +18,7 @@ SHAPES = {Op.DATA: ("[(", ")]"), Op.STATE: ("[(", ")]"), Op.UPDATE: ("[[", "]]")
 
 def text(graph: Graph) -> str:
     """One line per node: its name, what it reads and from whom, what it gives."""
-    lines = [f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else "")]
+    lines = [printable(f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else ""), keep="")]
     lines += _text_nodes(graph, "  ")
     lines += [f"  state {slot.name} = {slot.initial:g}, then {graph.nodes[slot.final.node].name}.{slot.final.name}" for slot in graph.state]
     return "\n".join(lines)
@@ -61,14 +64,27 @@ def _quoted(label: str) -> str:
 
 
 def dot(graph: Graph) -> str:
-    lines = [f"digraph {json.dumps(graph.name)} {{", "  node [shape=box];"]
-    lines += [f"  n{node.id} [label={json.dumps(node.name)}];" for node in graph.nodes]
-    lines += [f"  n{a.id} -> n{b.id} [label={json.dumps(label)}];" for a, b, label in _reduced(graph)]
+    lines = [f"digraph {_dotted(graph.name)} {{", "  node [shape=box];"]
+    lines += [f"  n{node.id} [label={_dotted(node.name)}];" for node in graph.nodes]
+    lines += [f"  n{a.id} -> n{b.id} [label={_dotted(label)}];" for a, b, label in _reduced(graph)]
     return "\n".join([*lines, "}"])
 
 
+def _dotted(label: str) -> str:
+    return json.dumps(label, ensure_ascii=False)
+
+
 def as_json(graph: Graph) -> str:
-    return json.dumps(dataclasses.asdict(graph), indent=1)
+    """Numbers that JSON has not are text: "inf", "nan"."""
+    return json.dumps(_finite(dataclasses.asdict(graph)), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 FORMATS: dict[str, Callable[[Graph], str]] = {"text": text, "mermaid": mermaid, "dot": dot, "json": as_json}

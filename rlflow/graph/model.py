@@ -137,7 +137,8 @@ class StateSlot:
 
 @dataclass(frozen=True)
 class Graph:
-    """One iteration of an algorithm at given settings. ``results`` are the columns that a `repeat` body gives."""
+    """One iteration of an algorithm at given settings. ``results`` are the columns that the flow, or a `repeat` body, returns, over
+    the axis ``rows``."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -146,6 +147,7 @@ class Graph:
     roles: tuple[RoleUse, ...] = ()
     state: tuple[StateSlot, ...] = ()
     results: tuple[Input, ...] = ()
+    rows: int = 0
 
     def __str__(self) -> str:
         from rlflow.graph.draw import text

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 
 from rlflow.errors import PlanError
-from rlflow.graph.model import Graph, Node
+from rlflow.graph.model import Column, Graph, Node
 
 VERSION = 1
 
@@ -29,11 +29,33 @@ def unpack(data: bytes) -> Graph:
         if envelope["format"] != "rlflow-graph" or envelope["version"] != VERSION:
             raise ValueError(f"format {envelope['format']!r} version {envelope['version']!r}")
         graph: Graph = _adapter().validate_json(json.dumps(envelope["graph"]), strict=True)
+        _consistent(graph)
         return graph
-    except (ValueError, KeyError, TypeError, IndexError, msgpack.UnpackException, ValidationError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError, msgpack.UnpackException, ValidationError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise PlanError.of("graph-bytes", "these bytes are not a graph of this version", found=reason,
-                           expected=f"rlflow-graph version {VERSION}", remedy="write the graph again with this version") from error  # fmt: skip
+                           expected=f"rlflow-graph version {VERSION}",
+                           remedy="write the graph again with this version") from error  # fmt: skip
+
+
+def _consistent(graph: Graph) -> None:
+    """Raises ValueError where a reference leads nowhere, or to a node that does not come before."""
+    given: set[Column] = set()
+    for number, node in enumerate(graph.nodes):
+        if node.id != number or not {item.column for item in node.inputs} <= given:
+            raise ValueError(f"node {node.name!r} reads what no node before it gives")
+        if not all(0 <= axis < len(graph.axes) for axis in (node.axis, node.rows_axis)):
+            raise ValueError(f"node {node.name!r} has rows that the graph has not")
+        given |= {Column(number, output.name) for output in node.outputs}
+        if node.body is not None:
+            _consistent(node.body)
+    if len(graph.by_name) != len(graph.nodes):
+        raise ValueError("two nodes have one name")
+    parents = [axis.parent for axis in graph.axes if axis.parent is not None]
+    if not all(0 <= axis < len(graph.axes) for axis in (*parents, *([graph.rows] if graph.axes else ()))):
+        raise ValueError("rows of rows that the graph has not")
+    if not {item.column for item in graph.results} | {slot.final for slot in graph.state} <= given:
+        raise ValueError("a result that no node gives")
 
 
 @lru_cache(maxsize=1)

@@ -13,17 +13,17 @@ from typing import Any
 
 from rlflow.extras import require
 
-Scorer = Callable[..., Any]
+Score = Callable[..., Any]
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 FINAL = "####"  # what GSM8K writes before the final answer
 
 
-def build(kind: str, settings: Mapping[str, Any]) -> Scorer:
+def build(kind: str, settings: Mapping[str, Any]) -> Score:
     """The scorer of a kind: match, math, reasoning_gym, function."""
     return BUILDERS[kind](**settings)
 
 
-def match() -> Scorer:
+def match() -> Score:
     return exact
 
 
@@ -44,7 +44,7 @@ def _final(text: str) -> str:
     return given(text.rpartition(FINAL)[2]).replace(",", "").removeprefix("$").removesuffix(".").strip()
 
 
-def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Scorer:
+def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Score:
     from rlflow.data.frozen import thawed
 
     kind, config = require("reasoning_gym.factory", extra="tasks").DATASETS[task]
@@ -56,7 +56,7 @@ def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Scorer:
     return scored
 
 
-def math() -> Scorer:
+def math() -> Score:
     verifier = require("math_verify", extra="tasks")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -78,10 +78,10 @@ def _read(verifier: Any, answer: str) -> Any:
     return verifier.parse(answer if marked or not answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
 
 
-def function(file: str, function: str, source: str, module: str = "") -> Scorer:
+def function(file: str, function: str, source: str, module: str = "") -> Score:
     """A function of a user's file, loaded from the text that the run read at its start."""
     loaded = _imported(file, module) if module else _loaded(file, source)
-    found: Scorer = getattr(loaded, function)
+    found: Score = getattr(loaded, function)
     return found
 
 
@@ -105,4 +105,4 @@ def _imported(file: str, module: str) -> types.ModuleType:
     return sys.modules[module]
 
 
-BUILDERS: dict[str, Callable[..., Scorer]] = {"match": match, "math": math, "reasoning_gym": reasoning_gym, "function": function}
+BUILDERS: dict[str, Callable[..., Score]] = {"match": match, "math": math, "reasoning_gym": reasoning_gym, "function": function}

@@ -33,7 +33,7 @@ class RewardSpec:
 
 def parse_reward(written: str) -> RewardSpec:
     """The reward that was written. Raises PlanError where there is no such thing; a function's file is read, not imported."""
-    body, weight = _weighed(written)
+    body, weight = _weighed(os.path.expanduser(written))
     if body in ("task", "math"):
         return RewardSpec("task" if body == "task" else "math", body, weight)
     if ".py" in body:

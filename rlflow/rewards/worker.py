@@ -47,7 +47,7 @@ class Worker:
 
     def __init__(self, replies: int) -> None:
         self._replies = replies
-        self._scorers: dict[str, tuple[str, scorers.Scorer]] = {}
+        self._scorers: dict[str, tuple[str, scorers.Score]] = {}
 
     def serve(self, requests: int) -> None:
         """Answer requests until their end."""
@@ -80,7 +80,7 @@ class Worker:
             rest = rest[os.write(self._replies, rest) :]
 
 
-def _scored(scorer: scorers.Scorer, row: dict[str, Any]) -> Any:
+def _scored(scorer: scorers.Score, row: dict[str, Any]) -> Any:
     """A number, or [cause, message] for a missing one."""
     try:
         return _number(scorer(**row))

@@ -13,12 +13,12 @@ from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
 from rlflow.author.scope import entered
 from rlflow.author.stage import Stage
-from rlflow.columns import Kind, scalar, standard_kind
+from rlflow.columns import Kind, fits, standard_kind
 from rlflow.errors import FlowError, Place, Problem, listed
-from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
+from rlflow.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
 from rlflow.trace import rules
 from rlflow.trace.symbols import Held, SymbolicBatch, SymbolicRole
-from rlflow.trace.tracer import Context, Tracer
+from rlflow.trace.tracer import STATE, Context, Tracer
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,28 @@ def trace(flow: Flow, hp: Any = None, options: Options | None = None) -> Traced:
         return Traced(None, error.problems)
     hp = hp if hp is not None else parameters.hp
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
-    tracer = Tracer(Context(names, options.reward_reads))
     roles = role_names(flow, options.rewards)
-    initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
+    tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound)))
+    initial = _initial(tracer, flow, hp)
     result, stopped = _call(tracer, flow, hp, roles, initial, options)
     tracer.problems += stopped
     graph = _graph(tracer, flow, hp, roles, initial, result)
     found = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
     return Traced(Program(flow, hp, graph, tracer.functions, tracer.bound), tuple(_distinct([*tracer.problems, *found])))
+
+
+def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
+    """The state at the start of a run; what is wrong with its declaration is reported."""
+    try:
+        initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
+    except Exception as error:
+        tracer.report(rules.state_raised(flow.name, error, flow.place))
+        return {}
+    tracer.report(*(rules.table_kind(f"the state of flow '{flow.name}'", name, STATE, standard_kind(name), flow.place, None)
+                    for name in initial if standard_kind(name)),
+                  *(rules.table_kind(f"flow '{flow.name}': its data", name, kind, standard_kind(name), flow.place, None)
+                    for name, kind in flow.data.items() if not fits(kind, standard_kind(name))))  # fmt: skip
+    return initial
 
 
 def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
@@ -114,7 +128,7 @@ def _call(
     """Run the flow's function on symbols; the problems that stopped it, if any."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
     prompts = tracer.batch(axis, _data(tracer, flow, axis, options.columns))
-    tracer.state = tracer.held_state({name: scalar("float32") for name in initial})
+    tracer.state = tracer.held_state(dict.fromkeys(initial, STATE))
     rewards = len(roles.get(flow.parameters.rest or "", []))
     positional, named = arguments(flow, lambda name: SymbolicRole(tracer, name), hp, rewards)
     try:
@@ -129,6 +143,7 @@ def _call(
 def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind] | None) -> dict[str, Held]:
     """The node that gives the data's columns."""
     names: dict[str, Kind | None] = dict(columns) if columns is not None else data_columns(flow)
+    names = {name: kind if fits(kind, standard_kind(name)) else standard_kind(name) for name, kind in names.items()}
     node = Node(0, Op.DATA, flow.parameters.data, axis, outputs=tuple(Output(name, kind, name) for name, kind in names.items()))
     tracer.recorded.nodes.append(node)
     return tracer.symbols(node).held
@@ -159,10 +174,11 @@ def _graph(tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], 
     settings = tuple((f.name, rules.plain(getattr(hp, f.name))) for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     slots = tuple(StateSlot(name, initial[name], tracer.state[name].column) for name in initial)
     uses = tuple(role_use(name, nodes, tracer.functions) for names in roles.values() for name in names)
-    results: tuple[Any, ...] = ()
+    results: tuple[Input, ...] = ()
+    rows = 0
     if isinstance(result, SymbolicBatch) and result.recorded is tracer.recorded:
-        results = tuple(Input(name, held.column) for name, held in result.held.items())
-    return Graph(flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results)
+        results, rows = tuple(Input(name, held.column) for name, held in result.held.items()), result.axis
+    return Graph(flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results, rows)
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
@@ -183,11 +199,7 @@ def role_use(name: str, nodes: tuple[Node, ...], functions: Mapping[str, Stage |
 
 def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterator[Problem]:
     """What can only be judged when the whole flow is known."""
-    readers = graph.readers() | {item.column: [] for item in graph.results}
-    for column, merged in tracer.replaced:
-        giver = graph.nodes[column.node] if column.node < len(graph.nodes) else None
-        if column not in readers and giver and giver.op is not Op.DATA:
-            yield _replaced(column, giver, merged)
+    yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
     if not any(node.writes for node in graph.nodes):
         yield Problem("nothing-updated", f"flow '{graph.name}' updates nothing", place, found="no update of any role",
@@ -198,12 +210,6 @@ def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterato
         if not any(node.role == use.name for node in all_nodes(graph.nodes)):
             yield Problem("role-unused", f"role '{use.name}' is not used at these settings, so it is not loaded", place,
                           found="no verb", expected="a verb, or none", remedy="nothing, if that is meant", severity="note")  # fmt: skip
-
-
-def _replaced(column: Column, giver: Node, place: Place | None) -> Problem:
-    return Problem("replaced-unread", f"column '{column.name}' of '{giver.name}' is replaced before anything read it", place, giver.place,
-                   found=f"a second '{column.name}'", expected="a reader between the two, or one of them",
-                   remedy=f'rename one of them: gives="…", or drop("{column.name}")')  # fmt: skip
 
 
 def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:

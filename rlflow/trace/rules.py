@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def own_column(what: str, name: str, place: Place | None, definition: Place | No
 
 def gives_count(what: str, names: Sequence[str], given: Iterable[str], place: Place | None, definition: Place | None) -> Problem:
     given = list(given)
-    return Problem("gives-count", f"{what} gives {len(given)} columns, not {len(names)}", place, definition,
+    return Problem("gives-count", f"{what} gives {len(given)} columns, not {len(set(names))}", place, definition,
                    found=f"gives={tuple(names)!r}", expected=f"{len(given)} names, for {listed(given)}",
                    remedy="name each column that the stage gives")  # fmt: skip
 
@@ -104,6 +105,51 @@ def body_result(name: str, value: object, place: Place | None, definition: Place
 def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
     return Problem("repeat-state", f"{what} sets state inside a repeat body", place, found=listed(names), expected="state that is only read",
                    remedy="set it after the repeat")  # fmt: skip
+
+
+def state_rows(what: str, name: str, found: Kind | None, state: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+    return Problem("state-rows", f"{what} gives '{name}', which is state of the flow, as something else than one number", place, definition,
+                   found=f"{name}: {found}", expected=f"{name}: {state}", remedy="give one number, with dispatch=RANK0")  # fmt: skip
+
+
+def state_rules(stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None) -> Iterator[Problem]:
+    """State is set once for all ranks."""
+    names = [output.name for output in outputs if output.name in set(state)]
+    if names and stage.dispatch == ALL:
+        yield Problem("state-dispatch", f"stage '{stage.name}' sets state on every rank", place, stage.place,
+                      found=f"{listed(names)} under {stage.dispatch}", expected="RANK0", remedy="write dispatch=RANK0")  # fmt: skip
+
+
+def state_raised(flow: str, error: Exception, place: Place | None) -> Problem:
+    return Problem("flow-state", f"the state of flow '{flow}' cannot be made: {type(error).__name__}: {error}", place,
+                   found=type(error).__name__, expected="a function of the settings that gives numbers by name",
+                   remedy='write @flow(state=lambda hp: {"beta": hp.beta})')  # fmt: skip
+
+
+def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Iterator[Problem]:
+    """A stage on a role: the flow has that role, and the function takes it first."""
+    if stage.on is None:
+        return
+    what, first = f"stage '{stage.name}'", next(iter(inspect.signature(stage.function).parameters), "nothing")
+    if stage.on not in roles:
+        yield Problem("unknown-role", f"{what} runs on the role '{stage.on}', which this flow has not", place, stage.place, found=stage.on,
+                      expected=f"one of {listed(roles)}", nearest=nearest(stage.on, roles),
+                      remedy="name a role of the flow in on=, or give the flow that parameter")  # fmt: skip
+    if first != stage.on:
+        yield Problem("role-parameter", f"{what} runs on the role '{stage.on}' but does not take it first", place, stage.place, found=first,
+                      expected=f"{stage.on} as the first parameter", remedy=f"write def {stage.name}({stage.on}, …)")  # fmt: skip
+
+
+def length_rules(stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None) -> Iterator[Problem]:
+    """Tokens that a stage gives have the lengths of those that it reads."""
+    for level in (Level.TOKEN, Level.PROMPT):
+        given = [output.name for output in outputs if output.kind and output.kind.level is level]
+        if given and all(kind is not None and kind.level is not level for kind in reads):
+            yield Problem("unknown-lengths", f"stage '{stage.name}' gives a value per {level} but reads none, so nothing says how many",
+                          place, stage.place, found=f"{listed(given)}, from {listed(stage.signature.column_names)}",
+                          expected=f"a column of {level} level among its parameters",
+                          remedy="add `mask` to its parameters" if level is Level.TOKEN else "add `prompt_tokens` to its parameters",
+                          )  # fmt: skip
 
 
 def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None) -> Iterator[Problem]:
@@ -154,8 +200,27 @@ def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
                           found=node.name, expected="sampling, scoring and stages", remedy="update after the repeat")  # fmt: skip
 
 
+def repeat_prompts(made: Sequence[str], place: Place | None) -> Problem:
+    return Problem("repeat-prompts", "repeat draws fresh prompts from the data, so it starts from the data as they come", place,
+                   found=f"columns made by the flow: {listed(made)}" if made else "rows that were sampled", expected="the prompts",
+                   remedy="pass the flow's own prompts, and make further columns inside the body")  # fmt: skip
+
+
+def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]]) -> Iterator[Problem]:
+    """Columns that gave way to others of their name before anything read them."""
+    read = graph.readers().keys() | {item.column for item in graph.results}
+    for column, place in replaced:
+        giver = graph.nodes[column.node]
+        if column not in read and giver.op is not Op.DATA:
+            yield Problem("replaced-unread", f"column '{column.name}' of '{giver.name}' is replaced before anything read it", place,
+                          giver.place, found=f"a second '{column.name}'", expected="a reader between the two, or one of them",
+                          remedy=f'rename one of them: gives="…", or drop("{column.name}")')  # fmt: skip
+
+
 def plain(value: Any) -> Value:
     """A setting as the graph stores it: numbers and text as they are, anything else by its name or repr."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # more than the wire format holds
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):

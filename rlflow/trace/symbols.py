@@ -42,6 +42,8 @@ DECISION = "put the decision inside a @stage, or base it on a setting"
 class Symbol:
     """Refuses every use as a value, whichever way Python or torch tries it."""
 
+    symbolic = True
+
     def __bool__(self) -> bool:
         refuse("in a condition", DECISION)
 
@@ -56,6 +58,17 @@ class Symbol:
 
     def __int__(self) -> int:
         refuse("as a number", INTO_STAGE)
+
+    def __index__(self) -> int:
+        refuse("as a number", INTO_STAGE)
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        refuse("as a place to write to", "a batch does not change: merge what a stage gives with batch |= stage(batch)")
+
+    def __eq__(self, other: object) -> bool:
+        refuse("in a comparison", DECISION)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __array__(self, *arguments: Any, **options: Any) -> Any:
         refuse("as an array", INTO_STAGE)
@@ -73,11 +86,11 @@ def _comparison(self: Any, other: Any) -> Any:
     refuse("in a comparison", DECISION)
 
 
-_OPERATORS = "add sub mul matmul truediv floordiv mod pow and xor lshift rshift".split()
+_OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "and", "or", "xor", "lshift", "rshift")
 for _name in _OPERATORS:
     setattr(Symbol, f"__{_name}__", _arithmetic)
     setattr(Symbol, f"__r{_name}__", _arithmetic)
-for _name in ("neg", "pos", "abs", "invert"):
+for _name in ("neg", "pos", "abs", "invert", "round"):
     setattr(Symbol, f"__{_name}__", _arithmetic)
 for _name in ("lt", "le", "gt", "ge"):
     setattr(Symbol, f"__{_name}__", _comparison)
@@ -89,10 +102,10 @@ class SymbolicColumn(Symbol):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __eq__(self, other: object) -> bool:
-        refuse("in a comparison", DECISION)
-
-    __hash__ = None  # type: ignore[assignment]
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(f"with .{name}", INTO_STAGE)
 
     def __repr__(self) -> str:
         return f"<column {self.name}, not known while tracing>"
@@ -115,6 +128,8 @@ class SymbolicBatch(Symbol):
         return name in self.held
 
     def __getitem__(self, name: str) -> SymbolicColumn:
+        if not isinstance(name, str):
+            refuse("with an index", INTO_STAGE)
         self.tracer.find(self, name, "batch[…]")
         return SymbolicColumn(name)
 
@@ -162,13 +177,16 @@ class SymbolicRole:
     def generate(self, prompts: Any, **settings: Any) -> Any:
         return self._tracer.generate(self._name, prompts, settings)
 
-    def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs") -> Any:
+    def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
+        self._tracer.no_settings(f"{self._name}.logprobs", unknown)
         return self._tracer.forward(self._name, "logprobs", batch, gives)
 
-    def values(self, batch: Any, *, gives: str | tuple[str, ...] = "values") -> Any:
+    def values(self, batch: Any, *, gives: str | tuple[str, ...] = "values", **unknown: Any) -> Any:
+        self._tracer.no_settings(f"{self._name}.values", unknown)
         return self._tracer.forward(self._name, "values", batch, gives)
 
-    def __call__(self, batch: Any, *, gives: str | tuple[str, ...] = "scores") -> Any:
+    def __call__(self, batch: Any, *, gives: str | tuple[str, ...] = "scores", **unknown: Any) -> Any:
+        self._tracer.no_settings(self._name, unknown)
         return self._tracer.reward(self._name, batch, gives)
 
     def update(self, batch: Any, loss: Loss, **settings: Any) -> None:

@@ -17,28 +17,32 @@ from rlflow.author.scope import current
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place, digest
 from rlflow.author.stage import Stage
-from rlflow.author.verbs import missing_setting, unknown_setting
-from rlflow.columns import Kind, Level, fits, standard_kind
+from rlflow.author.verbs import Setting, missing_setting, unknown_setting
+from rlflow.columns import Kind, Level, fits, scalar, standard_kind
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
 from rlflow.trace.symbols import Held, SymbolicBatch
 
+STATE = scalar("float32")  # the kind of what lives across iterations
+
 
 @dataclass(frozen=True)
 class Context:
-    """What tracing knows of the run: names of the settings (for hints), and what reward functions read."""
+    """What tracing knows of the run: names of the settings (for hints) and of the roles, and what reward functions read."""
 
     settings: tuple[str, ...] = ()
     reward_reads: tuple[str, ...] = ("completion", "answer")
+    roles: tuple[str, ...] = ()
 
 
 @dataclass
 class Recorded:
-    """Nodes of the flow, or of a `repeat` body, in program order."""
+    """Nodes of the flow, or of a `repeat` body, in program order; and columns that were replaced by others of their name, where."""
 
     nodes: list[Node] = field(default_factory=list)
     axes: list[RowAxis] = field(default_factory=list)
+    replaced: list[tuple[Column, Place | None]] = field(default_factory=list)
 
 
 class Tracer:
@@ -51,7 +55,6 @@ class Tracer:
         self.functions: dict[str, Stage | Loss] = {}
         self.bound: dict[str, dict[str, Any]] = {}
         self.state: dict[str, Held] = {}
-        self.replaced: list[tuple[Column, Place | None]] = []
         self.calls = 0
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
@@ -81,9 +84,8 @@ class Tracer:
     def batch(self, axis: int, held: Mapping[str, Held]) -> SymbolicBatch:
         return SymbolicBatch(self, self.recorded, axis, held)
 
-    def report(self, problem: Problem) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
+    def report(self, *problems: Problem) -> None:
+        self.problems += [problem for problem in dict.fromkeys(problems) if problem not in self.problems]
 
     # -- reading columns -----------------------------------------------------------------------------------------------------
 
@@ -98,11 +100,16 @@ class Tracer:
     def find(self, batch: SymbolicBatch, name: str, what: str) -> Held | None:
         """The column, or None after reporting that it is missing."""
         self.mine(batch, what)
-        held = self.state.get(name) or batch.held.get(name)
-        if held is None and (batch.axis, name) not in self._poisoned:
-            self._poisoned.add((batch.axis, name))
-            self.report(rules.missing(what, name, self.visible(batch), call_place(), None, self.context.settings))
+        held = batch.held.get(name)
+        if held is None:
+            self._missing(batch, name, what, call_place(), None)
         return held
+
+    def _missing(self, batch: SymbolicBatch, name: str, what: str, place: Place | None, definition: Place | None) -> None:
+        """Report a column once per axis; from then on it is taken as given."""
+        if (batch.axis, name) not in self._poisoned:
+            self._poisoned.add((batch.axis, name))
+            self.report(rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
         return [*batch.held, *(name for name in self.state if name not in batch.held)]
@@ -123,9 +130,8 @@ class Tracer:
     def _absent(self, batch: SymbolicBatch, parameter: ColumnParameter, what: str, place: Place | None, definition: Place | None) -> None:
         if parameter.optional:
             self.report(rules.optional_absent(what, parameter.name, place, definition))
-        elif (batch.axis, parameter.name) not in self._poisoned:
-            self._poisoned.add((batch.axis, parameter.name))
-            self.report(rules.missing(what, parameter.name, self.visible(batch), place, definition, self.context.settings))
+        else:
+            self._missing(batch, parameter.name, what, place, definition)
 
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -134,17 +140,20 @@ class Tracer:
         batch = self.mine(batch, what)
         outputs = self._outputs(what, stage.gives, gives, place, stage.place)
         axis = self.recorded.axes[batch.axis]
-        for problem in rules.stage_rules(stage, outputs, axis, place):
-            self.report(problem)
         bound = self._settings(what, stage.signature, settings, place, stage.place, ("generator",))
         inputs = self.inputs(batch, stage.signature.columns, what, stage.place)
+        sound = [output for output in outputs if stage.gives[output.source] in (None, output.kind)]
+        self.report(*rules.stage_rules(stage, sound, axis, place), *rules.role_rules(stage, self.context.roles, place),
+                    *rules.state_rules(stage, outputs, self.state, place))  # fmt: skip
+        if len(inputs) == len(stage.signature.columns):
+            self.report(*rules.length_rules(stage, sound, [batch.columns.get(item.parameter) for item in inputs], place))
         node = self.add(
             Op.STAGE, stage.name, batch.axis, inputs=inputs, outputs=outputs, settings=bound, role=stage.on, dispatch=str(stage.dispatch),
             rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place, definition=stage.place,
         )  # fmt: skip
         self.functions[node.name] = stage
         result = self.symbols(node)
-        self.state |= {name: held for name, held in result.held.items() if name in self.state}
+        self.state = self.state | {name: held for name, held in result.held.items() if name in self.state}
         if self.depth and (changed := [output.name for output in outputs if output.name in self.state]):
             self.report(rules.state_in_body(what, changed, place))
         return result
@@ -153,38 +162,52 @@ class Tracer:
         self, what: str, given: Mapping[str, Kind | None], names: tuple[str, ...] | None, place: Place | None, definition: Place | None
     ) -> tuple[Output, ...]:
         """Outputs under the names that the call asks for, checked against the table."""
-        if names is not None and len(names) != len(given):
+        if names is not None and (len(names) != len(given) or len(set(names)) != len(names)):
             self.report(rules.gives_count(what, names, given, place, definition))
             names = None
         outputs = []
         for source, name in zip(given, names or given, strict=True):
-            kind, table = given[source], standard_kind(name)
+            kind, table = given[source], STATE if name in self.state else standard_kind(name)
             if kind is not None and table is not None and not fits(kind, table):
-                self.report(rules.table_kind(what, name, kind, table, place, definition))
+                other = rules.state_rows if name in self.state else rules.table_kind
+                self.report(other(what, name, kind, table, place, definition))
+                kind = table  # later readers are judged as if it were right
             if kind is None and table is None:
                 self.report(rules.own_column(what, name, place, definition))
             outputs.append(Output(name, kind if kind is not None else table, source))
         return tuple(outputs)
 
     def _settings(
-        self, what: str, signature: Signature, given: Mapping[str, Any], place: Place | None, definition: Place | None, skip: tuple[str, ...] = ()
-    ) -> dict[str, Any]:
+        self, what: str, signature: Signature, given: Mapping[str, Any], place: Place | None, definition: Place | None,
+        skip: tuple[str, ...] = (), also: tuple[str, ...] = (),
+    ) -> dict[str, Any]:  # fmt: skip
+        """Settings of a stage or loss; ``also`` are names that the same call takes for itself."""
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in given:
             if name not in known and not signature.open_settings:
-                self.report(unknown_setting(what, name, known, place, definition))
+                self.report(unknown_setting(what, name, {**known, **dict.fromkeys(also)}, place, definition))
         for name, default in known.items():
             if default is REQUIRED and name not in given:
                 self.report(missing_setting(what, name, "a value", place, definition))
         return {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
 
+    def _bound(self, what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None) -> dict[str, Any]:
+        """Settings of a verb; what is wrong with them is reported and the trace goes on."""
+        bound, problems = verbs.judged(what, specification, given, place)
+        self.report(*problems)
+        return bound
+
+    def no_settings(self, what: str, given: Iterable[str]) -> None:
+        """The settings of a verb that has none of its own."""
+        self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in given))
+
     def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
-        bound = verbs.bind(what, verbs.GENERATE, settings, place)
+        bound = self._bound(what, verbs.GENERATE, settings, place)
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
-        inputs = self.inputs(prompts, [ColumnParameter("prompt_tokens", verbs.KINDS.get("prompt_tokens"), False)], what, None)
+        inputs = self.inputs(prompts, [ColumnParameter("prompt_tokens", verbs.KINDS["prompt_tokens"], False)], what, None)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
         node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs, outputs=outputs, settings=bound, role=role,
@@ -196,16 +219,16 @@ class Tracer:
         what, place = f"{role}.{verb}", call_place()
         batch = self.mine(batch, what)
         names = (gives,) if isinstance(gives, str) else tuple(gives)
-        sources = {"logprobs": ("logprobs", "entropy"), "values": ("values",)}[verb][: len(names)]
+        sources = {"logprobs": ("logprobs", "entropy"), "values": ("values",)}[verb][: max(len(names), 1)]
         outputs = self._outputs(what, {source: verbs.KINDS[source] for source in sources}, names, place, None)
         inputs = self._model_inputs(batch, what, ("temperature",) if verb == "logprobs" else ())
         op = Op.LOGPROBS if verb == "logprobs" else Op.VALUES
         node = self.add(op, what, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=verbs.DEADLINES[verb], place=place)
         return self.symbols(node)
 
-    def _model_inputs(self, batch: SymbolicBatch, what: str, optional: tuple[str, ...]) -> tuple[Input, ...]:
+    def _model_inputs(self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[Input, ...]:
         """What a model reads; optional columns are taken where they are, without a word where they are not."""
-        needs = [ColumnParameter(name, standard_kind(name), False) for name in verbs.MODEL_READS]
+        needs = [ColumnParameter(name, standard_kind(name), False) for name in (*verbs.MODEL_READS, *more)]
         needs += [ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.held]
         return self.inputs(batch, needs, what, None)
 
@@ -225,19 +248,16 @@ class Tracer:
         what, place = f"{role}.update", call_place()
         batch = self.mine(batch, what)
         if not isinstance(loss, Loss):
-            raise FlowError(rules.not_a_loss(what, loss, place))
-        own = {name: value for name, value in settings.items() if name in verbs.UPDATE}
-        bound = verbs.bind(what, verbs.UPDATE, own, place)
+            return self.report(rules.not_a_loss(what, loss, place))
+        bound = self._bound(what, verbs.UPDATE, {name: value for name, value in settings.items() if name in verbs.UPDATE}, place)
         rest = {name: value for name, value in settings.items() if name not in verbs.UPDATE}
-        known = Signature((), loss.signature.settings, loss.signature.open_settings)
-        bound_loss = self._settings(f"loss '{loss.name}'", known, rest, place, loss.place)
-        inputs = self._model_inputs(batch, what, ("mask", "temperature", "group"))
+        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(verbs.UPDATE))
+        inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
             if item.parameter not in {known.parameter for known in inputs}
         )  # fmt: skip
-        for problem in rules.update_rules(loss, self.recorded.axes[batch.axis], what, place):
-            self.report(problem)
+        self.report(*rules.update_rules(loss, self.recorded.axes[batch.axis], what, place))
         node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings={**bound, **bound_loss},
                         role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
                         definition=loss.place)  # fmt: skip
@@ -246,12 +266,21 @@ class Tracer:
     # -- merging -------------------------------------------------------------------------------------------------------------
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
+        renamed = {}
         for old, new in names.items():
-            held = self.find(batch, old, "rename")
-            table = standard_kind(new)
+            held, table = self.find(batch, old, "rename"), standard_kind(new)
             if held and not fits(held.kind, table):
                 self.report(rules.table_kind("rename", new, held.kind, table, call_place(), None))
-        return batch._with({names.get(name, name): held for name, held in batch.held.items()})
+                held = Held(held.column, table)
+            if held:
+                renamed[new] = held
+        rest = {name: held for name, held in batch.held.items() if name not in names}
+        self._replace(rest, renamed, call_place())
+        return batch._with(rest | renamed)
+
+    def _replace(self, held: Mapping[str, Held], by: Mapping[str, Held], place: Place | None) -> None:
+        """Note which columns give way to others of their name."""
+        self.recorded.replaced += [(held[name].column, place) for name in by if name in held and held[name].column != by[name].column]
 
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
         self.mine(batch, "|"), self.mine(other, "|")
@@ -260,10 +289,7 @@ class Tracer:
             self.report(problem)
             self._poisoned |= {(batch.axis, name) for name in other.held if name not in batch.held}
             return batch
-        for name, held in other.held.items():
-            old = batch.held.get(name)
-            if old and old.column != held.column:
-                self.replaced.append((old.column, place))
+        self._replace(batch.held, other.held, place)
         return batch._with(batch.held | other.held)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> Problem | None:
@@ -284,7 +310,10 @@ class Tracer:
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
         place = call_place()
         prompts = self.mine(prompts, "repeat")
-        bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
+        bound = self._bound("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
+        made = [n for n, held in prompts.held.items() if self.recorded.nodes[held.column.node].op is not Op.DATA]
+        if made or prompts.axis != 0:
+            self.report(rules.repeat_prompts(made, place))
         name, call = getattr(body, "__name__", "body"), self.calls
         with self._inside(prompts) as inner:
             result = body(inner)
@@ -294,11 +323,10 @@ class Tracer:
             if "keep" not in result.held:
                 self.report(rules.no_keep(name, list(result.held), place, definition_place(body)))
             graph = Graph(name, tuple(self.recorded.nodes), tuple(self.recorded.axes),
-                          results=tuple(Input(n, held.column) for n, held in result.held.items()))  # fmt: skip
-            kinds, axis = result.columns, self.recorded.axes[result.axis]
-        for problem in rules.body_rules(graph, place):
-            self.report(problem)
-        inputs = tuple(Input(n, held.column) for n, held in prompts.held.items())
+                          results=tuple(Input(n, held.column) for n, held in result.held.items()), rows=result.axis)  # fmt: skip
+            kinds, axis, replaced = result.columns, self.recorded.axes[result.axis], self.recorded.replaced
+        self.report(*rules.body_rules(graph, place), *rules.replaced_unread(graph, replaced), *rules.never_read(graph, self.functions))
+        inputs = tuple(Input(n, held.column) for n, held in (prompts.held | self.state).items())
         makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
         outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
         node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=bound,

@@ -56,6 +56,13 @@ def test_a_row_alone_draws_what_it_draws_among_others(generators, prompts, shape
         assert tokens(alone, 0) == tokens(together, 2 * i)
 
 
+def test_long_responses_outgrow_the_first_cache(folders, generators, prompts):
+    out = generators["llama"].generate(prompts, Sampling(samples=2, max_tokens=200), range(8))
+    assert max(out.data["tokens"].lengths.tolist()) == 200
+    got = Trainer(ModelSpec(folders["llama"])).forward(out | prompts)
+    torch.testing.assert_close(got["logprobs"], out["sampled_logprobs"], atol=1e-5, rtol=0)
+
+
 def test_a_row_does_not_depend_on_the_size_of_batches(folders, generators, prompts):
     sampling, seeds = Sampling(samples=4, max_tokens=12), range(100, 116)
     small = Generator(ModelSpec(folders["llama"]), Generator.Settings(batch_tokens=50)).generate(prompts, sampling, seeds)
@@ -112,6 +119,8 @@ def test_every_eos_of_the_generation_config_counts(folders, prompts, tmp_path):
     last = {tokens(out, i)[-1] for i, finish in enumerate(out["finish"]) if finish == "stop"}
     assert {20, 21} & last
     assert last <= {1, 20, 21}
+    for i, finish in enumerate(out["finish"]):
+        assert len(out["completion"][i]) <= len(tokens(out, i)) - (finish == "stop")  # one character per token, none for EOS
 
 
 def test_a_stop_string_ends_a_row_and_stays_in_it(generators, prompts):

@@ -50,6 +50,11 @@ def test_the_largest_uniform_number_never_draws_what_was_cut():
     assert torch.isfinite(logprob)
 
 
+def test_the_smallest_uniform_number_never_draws_what_was_cut():
+    token, _ = draw(torch.tensor([[0.0, 3.0, 2.0]]), torch.zeros(1, dtype=torch.float64), Sampling(top_k=2))
+    assert token.tolist() == [1]
+
+
 def test_broken_logits_give_a_missing_logprob():
     token, logprob = draw(torch.full((1, 5), torch.nan), torch.tensor([0.5], dtype=torch.float64), Sampling())
     assert 0 <= int(token) < 5

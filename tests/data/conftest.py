@@ -28,6 +28,11 @@ def make_tokenizer(folder: Path, chat: bool = True, eos: bool = True) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", name="make_tokenizer")
+def maker() -> Callable[..., Path]:
+    return make_tokenizer
+
+
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))

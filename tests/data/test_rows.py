@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import make_tokenizer
 from transformers import AutoTokenizer
 
 from rlflow import PlanError
@@ -37,7 +36,7 @@ def test_messages_always_go_through_the_chat_template(jsonl, tokenizer):
     assert batch["prompt"] == ["user: hi\n\nassistant: yes?\n\nuser: 2+2", "hi"]
 
 
-def test_what_the_tokenizer_cannot_do_is_told(jsonl, tmp_path, tokenizer):
+def test_what_the_tokenizer_cannot_do_is_told(jsonl, tmp_path, tokenizer, make_tokenizer):
     bare = make_tokenizer(tmp_path / "bare", chat=False, eos=False)
     with pytest.raises(PlanError, match="has no chat template"):
         open_data(jsonl({"prompt": "p"}), tokenizer=bare, chat=True)

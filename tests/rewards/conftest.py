@@ -1,8 +1,6 @@
 """A pool for all tests of a file, and functions that misbehave in every way."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -70,24 +68,3 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
 def pool() -> Iterator[RewardPool]:
     with RewardPool(2) as pool:
         yield pool
-
-
-def alive(process: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def gone(process: int) -> bool:
-    """Wait until a process that was killed has ended."""
-    try:
-        handle = os.pidfd_open(process)
-    except ProcessLookupError:
-        return True
-    import select
-
-    ended = bool(select.select([handle], [], [], 10)[0])
-    os.close(handle)
-    return ended

@@ -2,14 +2,15 @@
 
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from conftest import alive, gone
 
 from rlflow import Batch, PlanError, text, token
 from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
@@ -18,6 +19,25 @@ from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
 def judged(pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen") -> Scores:
     (reward,) = bind([parse_reward(f"{file}:{function}")], pool, timeout=timeout)
     return reward.score(Batch.of(completion=list(completions)))
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def gone(process: int) -> bool:
+    """Wait until a process that was killed has ended."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    ended = bool(select.select([handle], [], [], 10)[0])
+    os.close(handle)
+    return ended
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,140 @@
+"""`rlflow run` as a user meets it: real processes, exit codes, what is printed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rlflow.cli.main import main
+
+NULL = ["--backend", "null", "--iterations", "3", "--prompts", "4", "--hp.max_tokens", "4"]
+
+
+def rlflow(*words, cwd, **options):
+    return subprocess.run([sys.executable, "-m", "rlflow.cli.main", *words], cwd=cwd, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
+    done = rlflow("run", "ppo", *NULL, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last.keys() == {"accuracy_before", "accuracy_after", "greedy_before", "greedy_after", "iterations", "seconds", "run"}
+    run = tmp_path / last["run"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [0, 1, 2]
+    assert {"reward/mean", "actor.update/loss", "response/length"} <= lines[0].keys()
+    settings = json.loads((run / "settings.json").read_text())
+    assert (settings["options"]["seed"], settings["hp"]["max_tokens"], settings["options"]["backend"]) == (0, 4, "null")
+    assert "actor.generate" in (run / "graph.txt").read_text()
+    assert {event["name"] for event in json.loads((run / "timeline.json").read_text())} >= {"actor.generate", "reward", "gae"}
+    assert (run / "samples.jsonl").read_text().count("\n") == 12
+    assert (run / "final" / "actor").is_dir()
+    assert "on the critical path" in done.stderr
+
+
+@pytest.fixture
+def called(monkeypatch, capsys, tmp_path):
+    """The entry point in this process: what it prints and the code it exits with."""
+
+    def call(*words):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["rlflow", *words])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        out, err = capsys.readouterr()
+        return exit.value.code, out, err
+
+    return call
+
+
+@pytest.mark.parametrize("words", [
+    (["--hp.betta", "1"], "nearest:  beta"),
+    (["--hp.beta", "-1"], "float >= 0"),
+    (["--iterrations", "3"], "--iterations"),
+    (["--acter.lr", "1"], "actor"),
+    (["--actor.forwrad_seconds", "1"], "forward_seconds"),
+    (["--name", "../elsewhere"], "single folder name"),
+    (["--staleness", "1"], "one pool"),
+    (["--actor.trainer", "nul"], "no backend"),
+    (["--seed"], "no value"),
+    (["--config", "missing.toml"], "cannot be read"),
+    (["--device", "cuda"], "no usable GPU"),
+    (["--reward", "tusk"], "task"),
+    (["--reward", "none.py:f"], "none.py"),
+], ids=lambda words: words[0][0])  # fmt: skip
+def test_what_does_not_fit_is_said_in_a_few_lines_and_exits_2(tmp_path, called, words):
+    flags, says = words
+    code, out, err = called("run", "ppo", *NULL, *flags)
+    assert code == 2, out + err
+    assert says in err
+    assert len(err.splitlines()) <= 12
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_is_not_there_is_said(called):
+    code, _, err = called("run", "ppo", "--model", "nowhere", "--data", "chain_sum")
+    assert code == 2
+    assert "'nowhere' is no Hugging Face model folder" in err
+
+
+def test_a_stage_that_raises_exits_1_with_its_place_and_shapes(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from rlflow import flow, loss, stage\n"
+        "@stage(gives='advantages')\n"
+        "def broken(scores, mask):\n"
+        "    raise ZeroDivisionError('\\x1b[31mno')\n"
+        "@loss\n"
+        "def policy_loss(new, advantages):\n"
+        "    return -new.logprobs * advantages, {}\n"
+        "@flow\n"
+        "def own(prompts, actor, reward):\n"
+        "    batch = actor.generate(prompts, samples=2, max_tokens=4)\n"
+        "    batch |= reward(batch)\n"
+        "    batch |= broken(batch)\n"
+        "    actor.update(batch, policy_loss)\n"
+    )
+    done = rlflow("run", "own.py", *NULL[:6], cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "own.py:12: stage 'broken' failed in iteration 0 on 8 rows: ZeroDivisionError" in done.stderr
+    assert "scores: row float32 [8]" in done.stderr
+    assert "\x1b" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ndef score(completion):\n    time.sleep(60)\n    return 1.0\n")
+    words = [sys.executable, "-m", "rlflow.cli.main", "run", "ppo", *NULL, "--reward", "slow.py:score"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("run: ")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+def test_quiet_prints_nothing_and_two_runs_have_two_folders(tmp_path, called):
+    for number in (1, 2):
+        assert called("run", "grpo", *NULL, "--quiet") == (0, "", "")
+        assert (tmp_path / "runs" / f"grpo-{number}").is_dir()
+
+
+def test_help_lists_every_setting_with_its_default_and_comment(called):
+    code, out, _ = called("run", "ppo", "--help")
+    assert code == 0
+    for part in ("--hp.beta float >= 0 = 0.05  price of one nat of KL", "--iterations int >= 1 = 100", "--ROLE.lr float >= 0", "--config"):
+        assert part in out
+
+
+def test_settings_from_a_file_give_way_to_flags(tmp_path, called):
+    (tmp_path / "run.toml").write_text('backend = "null"\niterations = 5\nprompts = 4\n[hp]\nmax_tokens = 4\nbeta = 0.5\n')
+    _, out, _ = called("run", "ppo", "--config", "run.toml", "--iterations", "2", "--json", "--quiet")
+    last = json.loads(out)
+    assert last["iterations"] == 2
+    assert json.loads((tmp_path / last["run"] / "settings.json").read_text())["hp"]["beta"] == 0.5

@@ -1,0 +1,82 @@
+"""The packaged task: enough questions, and held-out ones that nothing has seen."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rlflow.tasks
+from rlflow.data.source import open_data
+from rlflow.runs.packaged import packaged
+from rlflow.tasks import arithmetic
+
+FOLDER = Path(next(iter(rlflow.tasks.__path__)))
+
+
+def split(name):
+    values = packaged(name)[1]
+    task = {key.removeprefix("data."): value for key, value in values.items() if key.startswith("data.")}
+    training, held_out = open_data(values["data"], task=task).split(values["held_out"])
+    return {record.question for record in training.records}, {record.question for record in held_out.records}
+
+
+@pytest.fixture(scope="module")
+def sides():
+    return split("ppo")
+
+
+def test_there_are_ten_thousand_questions_and_five_hundred_held_out(sides):
+    training, held_out = sides
+    assert len(training) + len(held_out) >= 10_000
+    assert len(held_out) >= 500
+
+
+def test_no_held_out_question_is_among_those_that_reinforcement_learning_draws(sides):
+    training, held_out = sides
+    assert not training & held_out
+
+
+def test_no_held_out_question_is_among_those_that_the_model_was_taught(sides):
+    taught = {record.question for record in arithmetic.questions().records}
+    assert len(taught) > 10_000
+    assert not taught & sides[1]
+
+
+def test_no_held_out_question_is_among_the_lessons_that_ship(sides):
+    lessons = [json.loads(line) for line in (FOLDER / "arithmetic_lessons.jsonl").read_text().splitlines()]
+    assert len(lessons) == arithmetic.LESSONS
+    assert not {lesson["prompt"] for lesson in lessons} & sides[1]
+    assert all(lesson["completion"] == lesson["answer"] for lesson in lessons)
+
+
+@pytest.mark.parametrize("name", ["grpo", "default"])
+def test_every_packaged_task_on_sums_holds_out_the_same_questions(sides, name):
+    assert split(name) == sides
+
+
+def test_the_model_that_ships_is_small():
+    size = sum(path.stat().st_size for path in (FOLDER / "arithmetic_model").iterdir())
+    assert size < 4_000_000
+
+
+def test_a_flow_without_a_task_of_its_own_gets_the_default():
+    assert packaged("something_new")[0] == "default"
+    assert Path(packaged("something_new")[1]["model"], "config.json").is_file()
+
+
+def test_the_pupil_errs_as_described():
+    class Always:
+        def random(self):
+            return 0.0
+
+        def randrange(self, stop):
+            return 0
+
+        def choice(self, options):
+            return options[0]
+
+    assert arithmetic.pupil(["27", "+", "15"], Always(), 1.0, 0.0) == "32"
+    assert arithmetic.pupil(["32", "-", "15"], Always(), 1.0, 0.0) == "27"
+    assert arithmetic.pupil(["11", "-", "33"], Always(), 1.0, 0.0) == "22"
+    assert arithmetic.pupil(["11", "-", "33"], Always(), 0.0, 0.0) == "-22"
+    assert arithmetic.pupil(["11", "+", "11"], Always(), 0.0, 1.0) == "02"

@@ -1,0 +1,225 @@
+"""docs/authoring.md is true: every block runs, and prints what the page shows.
+
+Python blocks continue one another in one module; one whose first line is ``# NAME.py`` is a file of its own, and the first file is
+where the module starts. Their flows pass `check` and run on the null backend, planned and eagerly. Console blocks go through the
+command line's entry point, in a folder that holds the files; ``# exits N`` after a command is its exit code. Outputs are equal but for
+times (``0.02 s``), and a line ``…`` stands for any lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import doctest
+import importlib
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import rlflow
+from rlflow.author.flow import Flow
+from rlflow.author.load import flows_of, load
+from rlflow.author.stage import Stage
+from rlflow.check.check import check
+from rlflow.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "authoring.md").read_text()
+CHECKED = ("rlflow/author", "rlflow/trace", "rlflow/check", "rlflow/cli/check.py", "rlflow/runs/flags.py")  # what `check` can say
+EAGER = ("rlflow/batch.py", "rlflow/execution")  # what eager calls can say besides
+CAST = {"threads": 1, "backend": "null", "prompts": 4}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of the page: its language, its text and the line where it opens."""
+
+    language: str
+    text: str
+    line: int
+
+    @property
+    def file(self) -> str | None:
+        """The file that the block is, where it is one."""
+        named = re.match(r"# (\w+\.py)\n", self.text)
+        return named.group(1) if named else None
+
+    def __str__(self) -> str:
+        return f"line-{self.line}"
+
+
+def blocks(language: str | None = None) -> list[Block]:
+    fences = re.finditer(r"^```(.+)\n((?s:.*?))^```$", PAGE, re.M)
+    found = [Block(fence.group(1), fence.group(2), PAGE.count("\n", 0, fence.start()) + 1) for fence in fences]
+    return [block for block in found if language in (None, block.language)]
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table after a text, row by row, without its head."""
+    rows = PAGE[PAGE.index(heading):].partition("|---")[2].partition("\n\n")[0].splitlines()[1:]  # fmt: skip
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """A module of all Python blocks; its folder holds them as files."""
+    folder = tmp_path_factory.mktemp("docs")
+    path, modules = list(sys.path), set(sys.modules)
+    module = sys.modules["authoring"] = ModuleType("authoring")
+    vars(module).update({name: getattr(rlflow, name) for name in rlflow.__all__}, rlflow=rlflow, folder=folder)
+    files = [block for block in blocks("python") if block.file]
+    for block in files:
+        (folder / str(block.file)).write_text(block.text)
+    with contextlib.chdir(folder):
+        sys.path.insert(0, str(folder))
+        vars(module).update({k: v for k, v in vars(importlib.import_module(files[0].file.partition(".")[0])).items() if k[:2] != "__"})
+        for block in blocks("python"):
+            if not block.file:
+                source = folder / f"{block}.py"
+                source.write_text(block.text)
+                exec(compile(block.text, str(source), "exec"), vars(module))
+    yield module
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name == "authoring" or str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def in_folder(page: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(page.folder)
+
+
+def normal(text: str) -> str:
+    return "".join(line.rstrip() + "\n" for line in re.sub(r"\b\d+\.\d+ s\b", "_ s", text).splitlines())
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether what was printed is what the page shows."""
+    parts = [re.escape(part) for part in re.split(r"^…\n", normal(shown), flags=re.M)]
+    return re.fullmatch(r"(?:.*\n)*".join(parts), normal(printed)) is not None
+
+
+def commands(block: Block) -> Iterator[tuple[str, int, str]]:
+    """(command, exit code, what the page shows) of a console block."""
+    for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]:
+        line, _, shown = part.partition("\n")
+        command, _, code = line.partition("  # exits ")
+        yield command, int(code or 0), shown
+
+
+def run_command(command: str) -> tuple[int, str]:
+    """Exit code and output of a line that starts with `rlflow`, in this process: a process each would take a minute."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        patch.setattr(sys, "argv", shlex.split(command))
+        patch.setattr(os, "_exit", sys.exit)  # the command line leaves so after a failure
+        with pytest.raises(SystemExit) as stop:
+            main()
+    return int(stop.value.code or 0), out.getvalue()
+
+
+def flows(page: ModuleType, block: Block) -> list[Flow]:
+    """The flows that a Python block defines."""
+    if block.file:
+        return list(flows_of(load(page.folder / block.file)).values())
+    names = [node.name for node in ast.parse(block.text).body if isinstance(node, ast.FunctionDef)]
+    return [value for name in names if isinstance(value := getattr(page, name), Flow)]
+
+
+def one_iteration(flow: Flow) -> Any:
+    """Two planned iterations, then an eager one."""
+    rlflow.run(flow, iterations=2, **CAST)
+    roles = rlflow.roles(flow, **CAST)
+    try:
+        return flow(roles.take(), **roles)
+    finally:
+        roles.close()
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=str)
+def test_flows_of_the_page_pass_check_and_run(page: ModuleType, block: Block) -> None:
+    refused = {command for other in blocks("console") for command, code, _ in commands(other) if code}
+    for flow in flows(page, block):
+        loud = [str(problem) for problem in check(flow).problems if problem.severity != "note"]
+        assert bool(loud) is (f"rlflow check {block.file}" in refused), "\n".join(loud)
+        one_iteration(flow)
+
+
+def test_stages_that_no_flow_of_the_page_calls_run(page: ModuleType) -> None:
+    @rlflow.loss
+    def reader(new: Any, price: Any, long: Any, halved: Any, noise: Any, advantages: Any) -> Any:
+        return new.logprobs * advantages + price + (halved + noise + long)[:, None]
+
+    @rlflow.flow
+    def others(prompts: Any, actor: Any, reward: Any) -> Any:
+        batch = actor.generate(prompts, samples=2, max_tokens=8)
+        batch |= reward(batch)
+        batch |= actor.logprobs(batch)
+        batch |= page.prices(batch, beta=0.1)
+        batch |= page.halve(batch)
+        batch |= page.jitter(batch)
+        batch |= page.compare(batch, gives="gain").rename(gain="advantages")
+        page.norm(batch)
+        actor.update(batch, reader)
+        return batch
+
+    batch = one_iteration(others)
+    assert torch.equal(batch["halved"], batch["scores"] / 2)
+    assert batch["noise"].std() > 0
+    stages = {name for name, value in vars(page).items() if isinstance(value, Stage) and name not in rlflow.__all__}
+    assert {name for name in stages if f"|= {name}(" not in PAGE} == {"prices", "halve", "jitter", "norm", "mixed", "adapt"}
+
+
+@pytest.mark.parametrize("block", blocks("console"), ids=str)
+def test_commands_print_what_the_page_shows(block: Block) -> None:
+    for command, code, shown in commands(block):
+        found, printed = run_command(command)
+        assert matches(shown, printed), f"$ {command}\n{printed}"
+        assert found == code, printed
+
+
+@pytest.mark.parametrize("block", blocks("pycon"), ids=str)
+def test_sessions_print_what_the_page_shows(page: ModuleType, block: Block) -> None:
+    session = doctest.DocTestParser().get_doctest(block.text, dict(vars(page)), str(block), None, 0)
+    told: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(session, out=told.append)
+    assert result.failed == 0, "".join(told)
+
+
+def test_the_table_of_columns_is_the_one_that_rlflow_prints() -> None:
+    assert [block.text for block in blocks("text columns")] == [f"{rlflow.columns()}\n"]
+
+
+def codes(places: Iterable[str]) -> dict[str, set[str]]:
+    """Code → levels of the problems in the source of these places."""
+    found: dict[str, set[str]] = {}
+    for place in places:
+        path = ROOT / place
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Problem", "PlanError.of"):
+                    level = next((ast.literal_eval(k.value) for k in node.keywords if k.arg == "severity"), "error")
+                    found.setdefault(ast.literal_eval(node.args[0]), set()).add(level)
+    return found
+
+
+@pytest.mark.parametrize(("heading", "places", "without"), [("## What check says", CHECKED, ()), ("In an eager call,", EAGER, CHECKED)])
+def test_the_tables_of_codes_are_those_of_the_source(heading: str, places: tuple[str, ...], without: tuple[str, ...]) -> None:
+    known = codes(without)
+    shown = {row[0].strip("`"): set(row[1].split(", ")) for row in table(heading)}
+    assert shown == {code: levels for code, levels in codes(places).items() if code not in known}
+
+
+def test_other_languages_do_not_slip_in_unrun() -> None:
+    assert {block.language for block in blocks()} == {"python", "console", "pycon", "text columns"}
