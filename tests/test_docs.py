@@ -214,7 +214,7 @@ def codes(places: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(("heading", "places", "without"), [("## What check says", CHECKED, ()), ("In an eager call,", EAGER, CHECKED)])
+@pytest.mark.parametrize(("heading", "places", "without"), [("## What check says", CHECKED, ()), ("In eager calls,", EAGER, CHECKED)])
 def test_the_tables_of_codes_are_those_of_the_source(heading: str, places: tuple[str, ...], without: tuple[str, ...]) -> None:
     known = codes(without)
     shown = {row[0].strip("`"): set(row[1].split(", ")) for row in table(heading)}

@@ -1,0 +1,49 @@
+"""Settings of the verbs: defaults, ranges, all problems at once."""
+
+import math
+
+import pytest
+
+from rlflow.author import verbs
+from rlflow.errors import FlowError
+
+
+def test_defaults_are_filled_in_and_lists_become_tuples():
+    bound = verbs.bind("actor.generate", verbs.GENERATE, {"max_tokens": 8, "stop": ["###"]})
+    assert bound == {"samples": 1, "max_tokens": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop": ("###",)}
+
+
+@pytest.mark.parametrize(
+    ("specification", "name", "value"),
+    [
+        (verbs.GENERATE, "samples", 0), (verbs.GENERATE, "samples", True), (verbs.GENERATE, "samples", 2.0),
+        (verbs.GENERATE, "temperature", -0.1), (verbs.GENERATE, "temperature", math.nan), (verbs.GENERATE, "temperature", math.inf),
+        (verbs.GENERATE, "top_p", 0), (verbs.GENERATE, "top_p", 1.1), (verbs.GENERATE, "top_k", -1),
+        (verbs.GENERATE, "stop", "###"), (verbs.GENERATE, "stop", ("",)),
+        (verbs.UPDATE, "epochs", 0), (verbs.UPDATE, "minibatch", 0), (verbs.UPDATE, "mean", "token"), (verbs.UPDATE, "mean", 0),
+        (verbs.UPDATE, "after", -1), (verbs.REPEAT, "groups", 0), (verbs.REPEAT, "tries", -1),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused(specification, name, value):
+    given = {n: 1 for n, setting in specification.items() if setting.default is verbs.REQUIRED} | {name: value}
+    with pytest.raises(FlowError) as caught:
+        verbs.bind("verb", specification, given)
+    assert [(p.code, p.found) for p in caught.value.problems] == [("setting-range", f"{name}={value!r}")]
+
+
+@pytest.mark.parametrize("mean", ["tokens", "rows", "row-tokens", 1, 0.5])
+def test_every_way_to_average_is_taken(mean):
+    assert verbs.bind("update", verbs.UPDATE, {"mean": mean})["mean"] == mean
+
+
+def test_all_problems_of_a_call_are_found_at_once():
+    with pytest.raises(FlowError) as caught:
+        verbs.bind("actor.generate", verbs.GENERATE, {"max_token": 8, "samples": 0})
+    assert [(p.code, p.found, p.nearest) for p in caught.value.problems] == [
+        ("unknown-setting", "max_token", "max_tokens"), ("setting-range", "samples=0", None), ("missing-setting", "nothing", None),
+    ]  # fmt: skip
+
+
+def test_a_trace_goes_on_with_settings_that_are_possible():
+    bound, problems = verbs.judged("generate", verbs.GENERATE, {"samples": 0}, None)
+    assert (bound["samples"], bound["max_tokens"], len(problems)) == (1, 1, 2)
