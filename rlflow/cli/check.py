@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,13 @@ from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.check.check import Report, check
 from rlflow.errors import PlanError
+from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.rewards.text import reads
 from rlflow.runs.flags import Given, parse_flags, read_toml, sorted_out
+from rlflow.runs.names import source_files, unknown_names
 from rlflow.trace.compile import Options, role_names
+
+MODEL_READS = ("prompt_tokens", "tokens")
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:
@@ -32,6 +37,7 @@ def judged(file: str, arguments: Sequence[str]) -> Report:
     flow = load_flow(file)
     given = given_flags(flow, parse_flags(arguments))
     hp = settings(flow, given.hp)
+    check_names(given, [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names])
     return check(flow, hp, trace_options(given), staleness=given.options.staleness)
 
 
@@ -54,20 +60,35 @@ def settings(flow: Flow, given: Mapping[str, Any]) -> Any:
 
 
 def trace_options(given: Given) -> Options:
-    """What of the flags shapes the graph, without importing what they name."""
-    rewards = given.options.reward
-    reads = tuple(dict.fromkeys(name for reward in rewards for name in reward_reads(reward)))
-    return Options(max(len(rewards), 1), reads or Options().reward_reads)
+    """What of the flags shapes the graph, without importing what they name. Raises PlanError for a reward that is not there."""
+    rewards = [parse_reward(reward) for reward in given.options.reward]
+    found = [name for reward in rewards for name in reward_reads(reward)]
+    return Options(max(len(rewards), 1), tuple(dict.fromkeys(found)) or Options().reward_reads)
 
 
-def reward_reads(reward: str) -> tuple[str, ...]:
-    """The columns that a reward reads: for ``file.py:function`` its required parameters, read from the source."""
-    path, _, rest = reward.partition(".py:")
-    if not rest or not Path(f"{path}.py").is_file():
-        return Options().reward_reads if not Path(reward).is_dir() else ()
-    name = rest.partition(":")[0]
-    for node in ast.parse(Path(f"{path}.py").read_text()).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            required = node.args.args[: len(node.args.args) - len(node.args.defaults)]
-            return tuple(argument.arg for argument in required)
-    return Options().reward_reads
+def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
+    """The columns that a reward reads: of a function its required parameters, from its source."""
+    if reward.kind == "function":
+        return reads(reward.path, reward.function).required
+    return MODEL_READS if reward.kind == "model" else Options().reward_reads
+
+
+def check_names(given: Given, roles: Iterable[str]) -> None:
+    """Flags of backends, by the sources of their settings: `check` loads no backend. Raises PlanError."""
+    problems = []
+    for role in roles:
+        chosen = given.role(role)
+        known = {name for half in ("trainer", "generator") for name in setting_names(str(chosen.get(half) or given.options.backend))}
+        problems += unknown_names(role, chosen, known, given.every_role)
+    if problems:
+        raise PlanError(*dict.fromkeys(problems))
+
+
+def setting_names(backend: str) -> set[str]:
+    """Fields of the classes named …Settings in a backend's source. Raises PlanError for a backend that is not there."""
+    names: set[str] = set()
+    for file in source_files(backend):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Settings"):
+                names |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+    return names

@@ -1,0 +1,1 @@
+"""A run: its directory, its loop over iterations, what it writes and what it says."""

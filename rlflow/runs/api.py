@@ -1,0 +1,101 @@
+"""Running from Python: ``rlflow.run`` and ``rlflow.roles``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.flow import Flow
+from rlflow.author.load import load_flow
+from rlflow.author.settings import override
+from rlflow.batch import Batch
+from rlflow.errors import PlanError
+from rlflow.execution.eager import Role
+from rlflow.runs import directory
+from rlflow.runs.flags import Given, flat, sorted_out
+from rlflow.runs.loop import Prepared, Result, train
+from rlflow.runs.packaged import packaged
+from rlflow.runs.prepare import prepare
+from rlflow.trace.compile import role_names
+
+
+def run(flow: Flow | str, hp: Any = None, *, say: Callable[[str], None] | None = None, **keywords: Any) -> Result:
+    """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr": 1e-5})``.
+
+    Keywords are those of `rlflow run`; a role's settings go as a dict under its name. A reward may be a function of a file.
+    Raises FlowError, PlanError, StageError.
+    """
+    flow = load_flow(flow) if isinstance(flow, str) else flow
+    given, hp = resolved(flow, hp, flat(keywords))
+    return run_prepared(prepare(flow, hp, given), flow, given, say or (lambda line: None))
+
+
+def run_prepared(prepared: Prepared, flow: Flow, given: Given, say: Callable[[str], None]) -> Result:
+    """Make the run's directory and train; what was started is closed whatever happens."""
+    try:
+        folder = directory.create(Path(given.options.out), given.options.name, flow.name)
+        say(f"run: {folder}")
+        return train(prepared, folder, say)
+    finally:
+        prepared.close()
+
+
+def resolved(flow: Flow, hp: Any, values: Mapping[str, Any]) -> tuple[Given, Any]:
+    """What is given with the packaged task beneath it, and the flow's settings. Raises PlanError."""
+    rewards = max(len(values.get("reward", ())), 1)
+    names = [name for names in role_names(flow, rewards).values() for name in names]
+    if uses_packaged(values):
+        beneath = packaged(flow.name)[1]
+        if hp is not None:  # settings that are passed as an object are meant as they are
+            beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
+        values = {**suited(flow, names, beneath), **values}
+    given = sorted_out({name: value for name, value in values.items() if name not in ("json", "quiet")}, names)
+    hp = hp if hp is not None else flow.parameters.hp
+    if hp is None and given.hp:
+        raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(given.hp),
+                           expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")  # fmt: skip
+    return given, override(hp, given.hp, "hp.") if hp is not None else None
+
+
+def uses_packaged(values: Mapping[str, Any]) -> bool:
+    return values.get("model") is None and values.get("data") is None and values.get("backend") != "null"
+
+
+def suited(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The packaged values that this flow can take: a default task knows settings and roles that it may not have."""
+    hp = flow.parameters.hp
+    known = {f"hp.{name}" for name in vars(hp)} if hp is not None else set()
+    heads = {"data", *roles}
+    return {name: value for name, value in values.items() if name in known or "." not in name or name.partition(".")[0] in heads}
+
+
+class Roles(dict[str, Any]):
+    """Role objects by name, for ``flow(batch, **roles)``; ``take(n)`` takes the next prompts, ``close()`` ends what was started."""
+
+    def __init__(self, prepared: Prepared, roles: Mapping[str, Any], hp: Any) -> None:
+        super().__init__({**roles, **({"hp": hp} if hp is not None else {})})
+        self.prepared = prepared
+
+    def take(self, count: int | None = None) -> Batch:
+        """The next prompts of the data: as many as an iteration of a run takes, or ``count``."""
+        return self.prepared.prompts.take(count or self.prepared.per_iteration)
+
+    @property
+    def state(self) -> dict[str, float]:
+        return self.prepared.engine.state
+
+    def close(self) -> None:
+        self.prepared.close()
+
+
+def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
+    """The objects of a run for eager calls, with its seed and data cursor: ``flow(roles.take(), **roles)`` is one iteration.
+
+    A flow with ``*rewards`` takes them by position: ``flow(roles.take(), actor, *rewards)``.
+    """
+    flow = load_flow(flow) if isinstance(flow, str) else flow
+    given, hp = resolved(flow, hp, flat(keywords))
+    prepared = prepare(flow, hp, given)
+    names = [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names]
+    return Roles(prepared, {name: Role(name, prepared.engine) for name in names}, hp)

@@ -1,0 +1,113 @@
+"""Backends by name, and the models of a run made with them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlflow.author.settings import override
+from rlflow.errors import PlanError, Problem, nearest
+from rlflow.execution.engine import Model
+from rlflow.graph.model import Graph, Op, RoleUse
+from rlflow.runs.flags import Given
+from rlflow.runs.names import module_name, no_backend, unknown_names
+from rlflow.trace.compile import all_nodes
+from rlflow.training.protocols import ModelSpec
+
+
+def backend(name: str) -> Any:
+    """The module of a backend: a shipped one's name, or a dotted module. Raises PlanError."""
+    try:
+        return importlib.import_module(module_name(name))
+    except ModuleNotFoundError as error:
+        if error.name and not name.startswith(error.name) and not error.name.startswith("rlflow.backends"):
+            raise
+        raise no_backend(name) from error
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What a role needs of its backends."""
+
+    trainer: bool
+    generator: bool
+
+
+def halves(graph: Graph, use: RoleUse) -> Halves:
+    """A trainer for forwards and updates, a generator for sampling."""
+    ops = {node.op for node in all_nodes(graph.nodes) if node.role == use.name}
+    return Halves(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
+
+
+def settings(module: Any, half: str, role: str, given: Mapping[str, Any]) -> Any:
+    """The half's settings from what is given for the role; names of the other half are left to it."""
+    kind = getattr(module, half).Settings
+    known = {field.name for field in fields(kind)}
+    return override(kind(), {name: value for name, value in given.items() if name in known}, f"{role}.")
+
+
+def known_names(modules: tuple[Any, ...]) -> set[str]:
+    """The settings that the halves of a role have."""
+    kinds = [getattr(module, half).Settings for module in modules for half in ("Trainer", "Generator") if hasattr(module, half)]
+    return {field.name for kind in kinds for field in fields(kind)}
+
+
+def check_settings(uses: list[RoleUse], given: Given) -> None:
+    """Names, values and folders of all roles, before any data or model is loaded. Raises PlanError."""
+    problems: list[Problem] = []
+    for use in uses:
+        _, modules = _planned(use, given)
+        problems += unknown_names(use.name, given.role(use.name), known_names(modules), given.every_role)
+        for half, module in zip(("Trainer", "Generator"), modules, strict=True):
+            settings(module, half, use.name, given.role(use.name))
+    if problems:
+        raise PlanError(*dict.fromkeys(problems))
+
+
+def make_models(graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int]) -> dict[str, Model]:
+    """A Model for each role that is one."""
+    made = {}
+    for use in uses:
+        folder, (trainer, generator) = _planned(use, given)
+        options, need = given.options, halves(graph, use)
+        spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0))  # type: ignore[arg-type]
+        chosen = given.role(use.name)
+        made[use.name] = Model(
+            trainer.Trainer(spec, settings(trainer, "Trainer", use.name, chosen)) if need.trainer else None,
+            generator.Generator(spec, settings(generator, "Generator", use.name, chosen)) if need.generator else None,
+        )
+    return made
+
+
+def _planned(use: RoleUse, given: Given) -> tuple[Path | None, tuple[Any, Any]]:
+    chosen = given.role(use.name)
+    names = [chosen.get(half) or given.options.backend for half in ("trainer", "generator")]
+    modules = (backend(names[0]), backend(names[1]))
+    text = chosen.get("model") or given.options.model
+    if text is None:
+        if set(names) == {"null"}:
+            return None, modules
+        raise PlanError.of("no-model", f"role '{use.name}' has no model", found="neither --model nor --" + use.name + ".model",
+                           expected="a Hugging Face model folder", remedy="--model FOLDER")  # fmt: skip
+    folder = Path(text)
+    if not (folder / "config.json").is_file():
+        siblings = [str(p.parent) for p in folder.parent.glob("*/config.json")] if folder.parent.is_dir() else []
+        raise PlanError.of("model-folder", f"'{folder}' is no Hugging Face model folder", found="no config.json there",
+                           expected="a folder with config.json and weights", nearest=nearest(str(folder), siblings),
+                           remedy=f"name another folder with --model or --{use.name}.model")  # fmt: skip
+    return folder, modules
+
+
+def device_of(name: str) -> str:
+    """auto → cuda where there is one. Raises PlanError for cuda without a GPU."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PlanError.of("device", "there is no usable GPU", found="torch.cuda.is_available() is False", expected="--device cpu or auto",
+                           remedy="--device cpu")  # fmt: skip
+    return name

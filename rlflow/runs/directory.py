@@ -1,0 +1,130 @@
+"""A run's directory: settings, graph, metrics, samples and timeline as text files that any tool reads."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from rlflow.batch import Batch
+from rlflow.errors import PlanError
+from rlflow.execution.executor import Outcome, Span
+from rlflow.graph import draw
+from rlflow.graph.model import Graph
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def create(out: Path, name: str | None, flow: str) -> Path:
+    """A new folder in ``out``: ``name``, or the flow's name and the next free number. Raises PlanError for a name that is taken or
+    would lie elsewhere."""
+    if name is not None and not NAME.fullmatch(name):
+        raise PlanError.of("run-name", "a run's name is a single folder name", found=repr(name),
+                           expected="letters, digits, '.', '_' and '-'", remedy="choose another --name")  # fmt: skip
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if name is not None:
+            (out / name).mkdir()
+            return out / name
+        return _numbered(out, flow)
+    except FileExistsError:
+        raise PlanError.of("run-exists", f"the run '{out / (name or '')}' exists", found="a folder or file of that name",
+                           expected="a new name", remedy="choose another --name, or leave it out") from None  # fmt: skip
+    except OSError as error:
+        raise PlanError.of("run-folder", f"no run can be written to '{out}'", found=str(error.strerror),
+                           expected="a folder that can be written", remedy="choose another --out") from error  # fmt: skip
+
+
+def _numbered(out: Path, flow: str) -> Path:
+    number = 1
+    while True:
+        try:
+            (out / f"{flow}-{number}").mkdir()
+            return out / f"{flow}-{number}"
+        except FileExistsError:
+            number += 1
+
+
+class Records:
+    """What a run writes while it goes. Every line is whole when written, so that a stopped run can be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._metrics = (folder / "metrics.jsonl").open("a")
+        self._samples = (folder / "samples.jsonl").open("a")
+        self._timeline = (folder / "timeline.json").open("w")
+        self._timeline.write("[")
+        self._events = 0
+        self._lanes: dict[str, int] = {}
+        self._origin: float | None = None
+
+    def settings(self, settings: Mapping[str, Any], graph: Graph) -> None:
+        """Settings as JSON; the graph as text and as JSON."""
+        (self.folder / "settings.json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
+        (self.folder / "graph.txt").write_text(str(graph) + "\n")
+        (self.folder / "graph.json").write_text(draw.as_json(graph) + "\n")
+
+    def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
+        """A line of metrics; what is not finite is written as null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in sorted(values.items())}
+        _line(self._metrics, {"iteration": iteration, **finite})
+
+    def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        for row in rows:
+            _line(self._samples, {"iteration": iteration, **row})
+
+    def answers(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """answers.jsonl: held-out prompts with what the model answered before and after."""
+        (self.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def timeline(self, iteration: int, outcome: Outcome) -> None:
+        """Chrome trace events, one per node: Perfetto and chrome://tracing open the file."""
+        self._origin = self._origin if self._origin is not None else min((s.start for s in outcome.spans), default=0.0)
+        for span in outcome.spans:
+            if span.lane not in self._lanes:
+                self._lanes[span.lane] = len(self._lanes) + 1
+                name = {"name": "thread_name", "ph": "M", "pid": 1, "tid": self._lanes[span.lane], "args": {"name": span.lane}}
+                self._event(name)
+            self._event(_event(span, iteration, self._origin, self._lanes[span.lane]))
+        self._timeline.flush()
+
+    def _event(self, event: Mapping[str, Any]) -> None:
+        self._timeline.write((",\n" if self._events else "\n") + json.dumps(event))
+        self._events += 1
+
+    def close(self) -> None:
+        self._timeline.write("\n]\n")
+        for file in (self._metrics, self._samples, self._timeline):
+            file.close()
+
+
+def _event(span: Span, iteration: int, origin: float, lane: int) -> dict[str, Any]:
+    start, length = (span.start - origin) * 1e6, (span.end - span.start) * 1e6
+    return {"name": span.node, "cat": span.lane, "ph": "X", "ts": round(start, 1), "dur": round(length, 1), "pid": 1, "tid": lane,
+            "args": {"iteration": iteration, "waits for": list(span.waits_for)}}  # fmt: skip
+
+
+def _line(file: IO[str], values: Mapping[str, Any]) -> None:
+    file.write(json.dumps(values) + "\n")
+    file.flush()
+
+
+def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
+    """The first rows of an iteration as plain values: prompt, answer, completion, finish, score."""
+    texts = {name: batch for name, batch in records.items() if name in ("prompt", "answer", "completion", "finish", "scores")}
+    if "completion" not in texts:
+        return []
+    axis = texts["completion"].axis
+    rows: list[dict[str, Any]] = [{} for _ in range(min(limit, len(axis)))]
+    for name, batch in texts.items():
+        index = batch.axis.rows_of(axis)
+        if index is None:
+            continue
+        values = batch[name]
+        for row, where in zip(rows, index.tolist(), strict=False):
+            value = values[where]
+            row[name] = value if isinstance(value, str) else (float(value) if math.isfinite(float(value)) else None)
+    return rows

@@ -1,0 +1,63 @@
+"""Evaluation on held-out prompts: the same prompts and the same chance each time, so that two numbers differ by the weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlflow.batch import Batch
+from rlflow.execution import chance
+from rlflow.execution.engine import Model, Scorer
+from rlflow.training.protocols import Sampling
+
+CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Share of held-out answers that score 1.0: sampled at temperature 1, and greedy."""
+
+    sampled: float
+    greedy: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to evaluate: a model on held-out prompts, judged by a scorer."""
+
+    model: Model
+    prompts: Batch
+    scorer: Scorer
+    sampling: Sampling
+    seed: int
+
+    def __call__(self) -> Accuracy:
+        self.model.synchronise()
+        return Accuracy(self._share(1.0), self._share(0.0))
+
+    def answers(self, count: int) -> list[dict[str, str]]:
+        """The first ``count`` prompts, the right answers where the data have them, and what the model samples."""
+        rows = self._sampled(self.prompts.rows(range(min(count, len(self.prompts)))), 1.0)
+        names = [name for name in ("prompt", "answer", "completion") if name in rows]
+        return [dict(zip(names, values, strict=True)) for values in zip(*(rows[name] for name in names), strict=True)]
+
+    def _share(self, temperature: float) -> float:
+        right = 0
+        for start in range(0, len(self.prompts), CHUNK):
+            part = self.prompts.rows(range(start, min(start + CHUNK, len(self.prompts))))
+            right += int((self.scorer(self._sampled(part, temperature))[0] == 1.0).sum())
+        return right / len(self.prompts)
+
+    def _sampled(self, prompts: Batch, temperature: float) -> Batch:
+        """The prompts' rows with completions: one each, from seeds that are the same at every evaluation."""
+        assert self.model.generator is not None
+        sampling = Sampling(1, self.sampling.max_tokens, temperature, stop=self.sampling.stop)
+        seeds = chance.row_seeds(chance.derived(self.seed, "evaluation"), prompts.axis.repeat(1).keys)
+        rows = self.model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
+        assert rows.axis.index is not None
+        carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
+        return Batch(rows.axis, carried | rows.data)
+
+
+def shown(accuracy: Accuracy) -> Mapping[str, float]:
+    return {"evaluation/sampled": accuracy.sampled, "evaluation/greedy": accuracy.greedy}

@@ -1,0 +1,135 @@
+"""Flags and configuration files as one flat mapping of dotted names to values, and where each name belongs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.settings import override
+from rlflow.errors import PlanError, Problem, listed, nearest
+from rlflow.runs.options import Options
+
+SWITCHES = ("json", "quiet")
+REPEATED = ("reward",)
+ALIASES = {"data.source": "data"}  # a TOML table [data] cannot also be a value
+ROLE_KEYWORDS = ("model", "trainer", "generator", "reward")
+
+
+def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
+    """``--name value`` and ``--name=value`` → name → text; switches → True; repeated flags → a tuple. Raises PlanError."""
+    found: dict[str, Any] = {}
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise PlanError.of("flag", f"'{word}' is not a flag", found=word, expected="--NAME VALUE", remedy="see --help")
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if name in SWITCHES and not equals:
+            found[name] = True
+            continue
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise PlanError.of("flag", f"--{name} has no value", found=words[0] if words else "the end of the line",
+                                   expected="--NAME VALUE", remedy=f"write --{name} VALUE (booleans take true or false)")  # fmt: skip
+            value = words.pop(0)
+        _put(found, name, value)
+    return found
+
+
+def _put(found: dict[str, Any], name: str, value: str) -> None:
+    if name in REPEATED:
+        found[name] = (*found.get(name, ()), value)
+    elif name in found:
+        both = f"{found[name]} and {value}"
+        raise PlanError.of("flag", f"--{name} is given twice", found=both, expected="one value", remedy="remove one")
+    else:
+        found[name] = value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A configuration file as the same mapping: table [actor] with lr is ``actor.lr``. Raises PlanError."""
+    try:
+        return flat(tomllib.loads(path.read_text()))
+    except OSError as error:
+        close = nearest(path.name, [p.name for p in path.parent.glob("*.toml")]) if path.parent.is_dir() else None
+        raise PlanError.of("config", f"the configuration file '{path}' cannot be read", found=str(error.strerror), expected="a TOML file",
+                           nearest=close, remedy="name a file that is there") from error  # fmt: skip
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanError.of("config", f"the configuration file '{path}' is not TOML", found=str(error), expected="TOML",
+                           remedy="correct that line") from error  # fmt: skip
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = ALIASES.get(dotted := f"{prefix}{key}".replace("-", "_"), dotted)
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{name}.")
+        elif name in REPEATED:
+            found[name] = tuple(value) if isinstance(value, list | tuple) else (value,)
+        else:
+            found[name] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Given:
+    """Values by where they belong: the run, the algorithm's settings, the data, each role, and all roles."""
+
+    options: Options
+    hp: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    every_role: Mapping[str, Any] = field(default_factory=dict)
+
+    def role(self, name: str) -> dict[str, Any]:
+        """What is given for a role, its own before what is given for all."""
+        return {**self.every_role, **self.roles.get(name, {})}
+
+
+def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
+    """Each name to where it belongs. Raises PlanError for names that belong nowhere; backend settings are judged by the backend."""
+    own = {f.name for f in fields(Options)}
+    roles = list(roles)
+    options, hp, data, every = {}, {}, {}, {}
+    by_role: dict[str, dict[str, Any]] = {}
+    problems = []
+    for name, value in values.items():
+        head, dot, rest = name.partition(".")
+        if not dot and name in own:
+            options[name] = value
+        elif not dot:
+            every[name] = value
+        elif head == "hp":
+            hp[rest] = value
+        elif head == "data":
+            data[rest] = value
+        elif head in roles:
+            by_role.setdefault(head, {})[rest] = value
+        else:
+            problems.append(_nowhere(name, head, roles))
+    if problems:
+        raise PlanError(*problems)
+    return Given(override(Options(), options, ""), hp, data, by_role, every)
+
+
+def _nowhere(name: str, head: str, roles: list[str]) -> Problem:
+    known = ["hp", "data", *roles]
+    return Problem("unknown-flag", f"--{name} belongs to nothing in this flow", found=head,
+                   expected=f"one of {listed(known)} before the dot", nearest=nearest(head, known), remedy="see --help for all flags of this flow")  # fmt: skip
+
+
+def unknown_flag(name: str, backend_settings: Iterable[str]) -> Problem:
+    """A flag without a role that is neither the run's nor any backend's."""
+    known = [*(f.name for f in fields(Options)), *SWITCHES, "config", *backend_settings]
+    return Problem("unknown-flag", f"there is no flag --{name.replace('_', '-')}", found=f"--{name.replace('_', '-')}",
+                   expected="a flag of the run, or of a backend", nearest=_dashed(nearest(name, known)),
+                   remedy="see --help for all flags")  # fmt: skip
+
+
+def _dashed(name: str | None) -> str | None:
+    return "--" + name.replace("_", "-") if name else None

@@ -1,0 +1,29 @@
+"""The run's own keywords. Every field is a flag and a key of a configuration file; its comment is its help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+
+@dataclass(frozen=True)
+class Options:
+    """Keywords of `rlflow run`, apart from the algorithm's settings (--hp.NAME) and the backends' (--ROLE.NAME)."""
+
+    model: str | None = None  # Hugging Face model folder that model roles start from
+    data: str | None = None  # .jsonl, .parquet, a Hugging Face dataset folder, or a reasoning-gym task
+    reward: tuple[str, ...] = ()  # task, math, file.py:function or a model folder, each with an optional :weight; several: repeat the flag
+    prompts: Annotated[int, Ge(1)] = 64  # prompts per iteration
+    iterations: Annotated[int, Ge(1)] = 100  # iterations of the algorithm
+    held_out: Annotated[int, Ge(0)] = 512  # prompts kept out of training for evaluation
+    eval_every: Annotated[int, Ge(0)] = 0  # iterations between evaluations; 0 evaluates before and after only
+    seed: int = 0  # every draw is derived from it
+    out: str = "runs"  # folder that holds run directories
+    name: str | None = None  # name of the run's directory; FLOW-N without
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the models' arithmetic
+    backend: str = "local"  # trainer and generator of every role: local, null, or a dotted module
+    staleness: int = 0  # iterations that rollouts may lag behind the newest weights
+    threads: Annotated[int, Ge(0)] = 0  # torch threads; 0: one per core

@@ -1,0 +1,21 @@
+"""Packaged tasks: what a run uses when no model and no data are named. One TOML per algorithm, and a default for the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import rlflow.tasks
+from rlflow.runs.flags import read_toml
+
+
+def packaged(flow: str) -> tuple[str, dict[str, Any]]:
+    """The task for a flow: its file's name and its values, with folders made absolute."""
+    folder = Path(next(iter(rlflow.tasks.__path__)))
+    path = folder / f"{flow}.toml"
+    path = path if path.is_file() else folder / "default.toml"
+    values = read_toml(path)
+    for name, value in values.items():
+        if (name in ("model", "data") or name.endswith(".model")) and (folder / str(value)).exists():
+            values[name] = str(folder / value)
+    return path.stem, values

@@ -1,0 +1,143 @@
+"""From a flow and what is given to everything that a run needs: data, rewards, models, plan. What does not fit is said before any
+model is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import rlflow
+from rlflow.author.flow import Flow
+from rlflow.check.check import check
+from rlflow.data.dataset import Dataset
+from rlflow.errors import FlowError, PlanError
+from rlflow.execution.engine import Engine, Scorer
+from rlflow.execution.executor import Executor
+from rlflow.execution.lanes import Lanes
+from rlflow.graph.model import Graph, Op, RoleUse
+from rlflow.graph.wire import identity
+from rlflow.plan import plan
+from rlflow.rewards.process import in_worker
+from rlflow.runs import rewards as bound
+from rlflow.runs.backends import check_settings, device_of, make_models
+from rlflow.runs.dataset import divided, open_dataset
+from rlflow.runs.evaluate import Evaluation
+from rlflow.runs.flags import Given
+from rlflow.runs.loop import Prepared
+from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
+from rlflow.training.protocols import Sampling
+
+
+def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
+    """Raises FlowError and PlanError."""
+    if in_worker():
+        raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
+                           expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')  # fmt: skip
+    if given.options.staleness:
+        raise PlanError.of("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness "
+                           f"{given.options.staleness}", expected="--staleness 0", remedy="leave --staleness out")  # fmt: skip
+    torch.set_num_threads(given.options.threads or torch.get_num_threads())
+    report = check(flow, hp, with_variants=False)
+    if report.program is None or not report.ok:
+        raise FlowError(*report.errors)
+    device_of(given.options.device)
+    check_settings(model_uses(report.program.graph), given)
+    data = open_dataset(flow, given)
+    training, held_out = divided(data, given.options.held_out)
+    rewards = bound.Rewards(given, data)
+    try:
+        program = compiled(flow, hp, given, data, rewards)
+        return _assembled(program, given, training, held_out, rewards)
+    except BaseException:
+        rewards.close()
+        raise
+
+
+def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:
+    """The flow traced with the columns that the data really have."""
+    return compile_flow(flow, hp, Options(max(len(given.options.reward), 1), rewards.reads, data.columns))
+
+
+def _assembled(program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards) -> Prepared:
+    graph, options = program.graph, given.options
+    model_roles = model_uses(graph)
+    used = {node.role for node in all_nodes(graph.nodes)}
+    scorers: dict[str, Scorer] = {use.name: rewards.scorer(use.name) for use in graph.roles if use not in model_roles and use.name in used}
+    device = device_of(options.device)
+    prompts = training.prompts(options.seed)
+    updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in model_roles}
+    models = make_models(graph, model_roles, given, device, updates)
+    engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state})
+    scorers |= {use.name: bound.ModelScore(engine, use.name) for use in model_roles if use.rewards}
+    rewards.load_models(device)
+    lanes = Lanes()
+
+    def close() -> None:
+        rewards.close()  # first: a lane may be waiting for a score
+        lanes.close()
+
+    return Prepared(plan(program), engine, Executor(engine, lanes), prompts, options.prompts, options.iterations,
+                    evaluation(graph, model_roles, engine, held_out, rewards, given), options.eval_every,
+                    recorded_settings(program, given), close)  # fmt: skip
+
+
+def model_uses(graph: Graph) -> list[RoleUse]:
+    """The roles that are models: all that are used, but for rewards that nobody trains."""
+    used = {node.role for node in all_nodes(graph.nodes)}
+    return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
+
+
+def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
+    """Optimizer steps of a role over the run, for schedules that end. A `repeat` that keeps fewer rows takes fewer."""
+    steps = 0
+    for node in graph.nodes:
+        if node.op is Op.UPDATE and node.role == use.name:
+            settings = dict(node.settings)
+            axis = graph.axes[node.axis]
+            pairs = axis.parent is None and axis.grouped  # data of pairs: two rows a record
+            rows = prompts * max(axis.samples, 1) * (2 if pairs else 1)
+            per_pass = -(-rows // int(str(settings["minibatch"]))) if settings["minibatch"] is not None else 1
+            steps += per_pass * int(str(settings["epochs"])) * max(iterations - int(str(settings["after"])), 0)
+    return steps
+
+
+def evaluation(
+    graph: Graph, uses: Sequence[RoleUse], engine: Engine, held_out: Dataset, rewards: bound.Rewards, given: Given
+) -> Evaluation | None:
+    """Accuracy of the first trained language model on held-out prompts, where there are any and something can judge them."""
+    role = next((use for use in uses if use.trained and use.head == "logprobs"), None)
+    scorer = rewards.judge() if role and len(held_out) and given.options.backend != "null" else None
+    if role is None or scorer is None:
+        return None
+    model = engine.models[role.name]
+    if model.generator is None:
+        model.generator = _generator_for_evaluation(graph, role, given)
+    prompts = held_out.batch(range(len(held_out)))
+    node = next((n for n in all_nodes(graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
+    settings = dict(node.settings) if node else {}
+    longest = int(prompts.data["tokens"].lengths.max()) if "tokens" in prompts else 0  # type: ignore[union-attr]
+    stop = settings.get("stop", ())
+    sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), stop=stop if isinstance(stop, tuple) else ())
+    kept = prompts.select(*(name for name in prompts.columns if name not in ("tokens", "mask", "finish", "completion", "group", "chosen")))
+    return Evaluation(model, kept, scorer, sampling, given.options.seed)
+
+
+def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given) -> Any:
+    """A generator for a flow that never samples."""
+    sampling = replace(graph, nodes=tuple(replace(node, op=Op.GENERATE) for node in graph.nodes if node.role == role.name))
+    return make_models(sampling, [role], given, device_of(given.options.device), {})[role.name].generator
+
+
+def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
+    """What settings.json says: everything needed to run the same again."""
+    return {
+        "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
+        "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options), "data": dict(given.data),
+        "roles": {name: dict(values) for name, values in given.roles.items()}, "every_role": dict(given.every_role),
+    }  # fmt: skip
+

@@ -1,0 +1,65 @@
+"""What a run says at its end."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlflow.errors import printable
+from rlflow.runs.loop import Result
+
+WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
+
+
+def summary(result: Result) -> str:
+    """Learning before → after, and per node the time, its share and how much of it was on the critical path."""
+    parts = []
+    if result.before and result.after:
+        parts += [_rendered(_learning(result)), _rendered(_answers(result))]
+    parts.append(_rendered(_stages(result)))
+    if result.skipped:
+        parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
+    parts.append(f"{result.iterations} iterations in {result.seconds:.1f} s; everything is in {result.folder}")
+    return "\n".join(parts)
+
+
+def _learning(result: Result) -> Table:
+    assert result.before is not None
+    assert result.after is not None
+    table = Table("held-out accuracy", "before", "after", "change")
+    for name in ("sampled", "greedy"):
+        before, after = getattr(result.before, name), getattr(result.after, name)
+        table.add_row(name, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
+    return table
+
+
+def _answers(result: Result) -> Table:
+    table = Table("held-out prompt", "answer", "before", "after")
+    for row in result.answers[:5]:
+        table.add_row(*(escape(printable(_cut(row.get(name, ""), width))) for name, width in WIDTHS.items()))
+    return table
+
+
+def _cut(text: str, width: int) -> str:
+    """The end of a text, on one line: questions tell themselves apart there."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else "…" + line[1 - width :]
+
+
+def _stages(result: Result) -> Table:
+    table = Table("node", "calls", "seconds", "share", "on the critical path")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    total = result.totals.seconds or 1.0
+    for share in result.totals:
+        table.add_row(share.node, str(share.calls), f"{share.seconds:.2f}", f"{share.seconds / total:.0%}", f"{share.critical / total:.0%}")
+    return table
+
+
+def _rendered(table: Table) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100, no_color=True).print(table)
+    return out.getvalue().rstrip()

@@ -1,0 +1,139 @@
+"""Rewards bound to reward roles: what judges a run's rows, in processes of its own or by a model's forward."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.batch import Batch
+from rlflow.data.dataset import Dataset
+from rlflow.execution.engine import Engine, Metrics, Scorer
+from rlflow.rewards.pool import RewardPool
+from rlflow.rewards.reward import Reward, bind, score_all
+from rlflow.rewards.spec import RewardSpec, from_function, parse_reward
+from rlflow.runs.backends import backend
+from rlflow.runs.flags import Given
+from rlflow.training.protocols import ModelSpec, Trainer
+
+MODEL_READS = ("prompt_tokens", "tokens")
+
+
+@dataclass
+class ModelReward:
+    """A reward model of its own folder: frozen, score head."""
+
+    spec: RewardSpec
+    trainer: Trainer | None = None
+
+    def load(self, device: str, given: Given) -> None:
+        model = ModelSpec(Path(self.spec.path), "scores", False, device, given.options.dtype, given.options.seed)
+        module = backend(given.options.backend)
+        self.trainer = module.Trainer(model, module.Trainer.Settings())
+
+    def __call__(self, batch: Batch) -> Tensor:
+        assert self.trainer is not None
+        return torch.as_tensor(self.trainer.forward(batch, ("scores",))["scores"])
+
+
+@dataclass
+class Weighted:
+    """The weighted sum of rewards on one role; missing in one is missing in the sum."""
+
+    functions: list[Reward]
+    models: list[ModelReward] = field(default_factory=list)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        total, metrics = torch.zeros(len(batch), dtype=torch.float64), Metrics()
+        if self.functions:
+            scores = score_all(self.functions, batch)
+            total += scores.values.double()
+            metrics |= {f"missing_{cause}": float(count) for cause, count in scores.missing.items()}
+            if len(scores.parts) + len(self.models) > 1:
+                metrics |= {f"{name}_mean": _mean(part) for name, part in scores.parts.items()}
+        for model in self.models:
+            part = model(batch)
+            total += model.spec.weight * part.double()
+            metrics[f"{model.spec.name}_mean"] = _mean(part)
+        return total.float(), metrics
+
+
+def _mean(part: Tensor) -> float:
+    present = part[~part.isnan()]
+    return float(present.mean()) if len(present) else float("nan")
+
+
+@dataclass
+class ModelScore:
+    """A reward role that the run itself trains: its model's scores."""
+
+    engine: Engine
+    role: str
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
+        return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
+
+
+class Rewards:
+    """The rewards of a run. Functions share a pool of processes, which ``close`` ends."""
+
+    def __init__(self, given: Given, data: Dataset) -> None:
+        self._given, self._data = given, data
+        self._pool = RewardPool()
+        null = given.options.backend == "null" and not given.options.reward
+        self._specs = [] if null else [_spec(item) for item in given.options.reward or ("task",)]
+        self._models: list[ModelReward] = []
+        self._null: Scorer | None = backend("null").Score() if null else None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns that reward roles read at these settings."""
+        if self._null:
+            return ()
+        functions = [spec for spec in self._specs if spec.kind != "model"]
+        bound = bind(functions, self._pool, self._data) if self._judged else []
+        found = [name for reward in bound for name in (*reward.reads, *(n for n in reward.optional if n in self._data.columns))]
+        models = MODEL_READS if len(functions) < len(self._specs) else ()
+        return tuple(dict.fromkeys((*found, *models)))
+
+    @property
+    def _judged(self) -> bool:
+        """Whether the default, the data's own scorer, can judge; a flow without rewards needs none."""
+        return bool(self._given.options.reward) or self._data.scorer is not None
+
+    def scorer(self, role: str) -> Scorer:
+        """What judges the rows of a reward role: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""
+        if self._null:
+            return self._null
+        specs = self._specs
+        own = self._given.roles.get(role, {}).get("reward")
+        if own:
+            specs = [_spec(own)]
+        elif role.rpartition("_")[2].isdigit() and len(specs) > 1:
+            specs = [specs[int(role.rpartition("_")[2])]]
+        models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
+        self._models += models
+        return Weighted(bind([spec for spec in specs if spec.kind != "model"], self._pool, self._data), models)
+
+    def judge(self) -> Scorer | None:
+        """What says whether a held-out answer is right: the first reward that is a function, at weight 1; else the data's scorer."""
+        function = next((spec for spec in self._specs if spec.kind != "model"), None)
+        if function is None or (function.kind == "task" and self._data.scorer is None):
+            return None
+        return Weighted(bind([dataclasses.replace(function, weight=1.0)], self._pool, self._data))
+
+    def load_models(self, device: str) -> None:
+        for model in self._models:
+            model.load(device, self._given)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _spec(item: Any) -> RewardSpec:
+    return parse_reward(item) if isinstance(item, str) else from_function(item)
+

@@ -1,0 +1,62 @@
+"""A flow called eagerly and the same flow compiled end in the same parameters, bit for bit."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import rlflow
+from rlflow.author.load import load_flow
+from rlflow.runs.api import resolved, run_prepared
+from rlflow.runs.flags import flat
+from rlflow.runs.prepare import prepare
+
+FLOWS = {
+    "ppo": {"max_tokens": 6, "minibatch": 4, "epochs": 2},
+    "grpo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "beta": 0.1},
+}
+
+
+def parameters(engine):
+    return {
+        (role, name): tensor.clone()
+        for role, model in engine.models.items()
+        if model.trainer is not None
+        for name, tensor in model.trainer.state().items()
+    }
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_eager_and_compiled_runs_end_in_identical_parameters_and_metrics(name, task):
+    flow = load_flow(name)
+    hp = dataclasses.replace(flow.parameters.hp, **FLOWS[name])
+
+    eager = rlflow.roles(flow, hp, **task)
+    for _ in range(task["iterations"]):
+        flow(eager.take(), **eager)
+    eager.close()
+
+    given, hp = resolved(flow, hp, flat(task))
+    compiled = prepare(flow, hp, given)
+    run_prepared(compiled, flow, given, lambda line: None)
+
+    one, two = parameters(eager.prepared.engine), parameters(compiled.engine)
+    assert one.keys() == two.keys()
+    assert len(one) > 10
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_an_update_changes_the_parameters_and_the_seed_decides_how(task):
+    """The equality above would hold for runs that learn nothing."""
+    ends = {}
+    for seed in (0, 0, 1):
+        roles = rlflow.roles("grpo", dataclasses.replace(load_flow("grpo").parameters.hp, **FLOWS["grpo"]), **task, seed=seed)
+        before = parameters(roles.prepared.engine)
+        load_flow("grpo")(roles.take(), **roles)
+        after = parameters(roles.prepared.engine)
+        assert any(not torch.equal(before[key], after[key]) for key in before)
+        ends.setdefault(seed, []).append(after)
+        roles.close()
+    same, again = ends[0]
+    assert all(torch.equal(same[key], again[key]) for key in same)
+    assert any(not torch.equal(same[key], ends[1][0][key]) for key in same)
