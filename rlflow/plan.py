@@ -16,6 +16,7 @@ import networkx as nx
 from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.trace.compile import Program
 
+FORWARDS = (Op.LOGPROBS, Op.VALUES)
 RECORDED = ("prompt", "answer", "completion", "finish", "scores", "tokens", "mask")
 COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2}
 LANES = {Op.GENERATE: "model", Op.LOGPROBS: "model", Op.VALUES: "model", Op.UPDATE: "model", Op.REWARD: "io", Op.REPEAT: "control"}
@@ -71,7 +72,8 @@ class Plan:
 
 
 def prune(plan: Plan) -> Plan:
-    """Dead columns and nodes go. Metrics, samples and state are readers too."""
+    """Dead columns go, and forwards of models that nobody reads. Samples and state are readers, and so are metrics: a stage of the
+    author's own may end with some, which only running it tells."""
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.held_to_end else set()
     recorded = frozenset(_recorded(graph) | results | {slot.final for slot in graph.state})
@@ -79,7 +81,7 @@ def prune(plan: Plan) -> Plan:
     needed = set(recorded)
     for node in reversed(graph.nodes):
         outputs = {Column(node.id, output.name) for output in node.outputs}
-        if node.writes or not node.outputs or outputs & needed or node.op in (Op.DATA, Op.STATE) or not node.pure:
+        if outputs & needed or node.op not in FORWARDS:
             live.add(node.id)
             needed |= {item.column for item in node.inputs}
     total = sum(len(node.outputs) for node in graph.nodes)

@@ -21,6 +21,9 @@ from rlflow.trace.symbols import Held, SymbolicBatch, SymbolicRole
 from rlflow.trace.tracer import STATE, Context, Tracer
 
 
+PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
+
+
 @dataclass(frozen=True)
 class Options:
     """What of a run shapes the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those that
@@ -88,7 +91,7 @@ def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
     tracer.report(*(rules.table_kind(f"the state of flow '{flow.name}'", name, STATE, standard_kind(name), flow.place, None)
                     for name in initial if standard_kind(name)),
                   *(rules.table_kind(f"flow '{flow.name}': its data", name, kind, standard_kind(name), flow.place, None)
-                    for name, kind in flow.data.items() if not fits(kind, standard_kind(name))))  # fmt: skip
+                    for name, kind in flow.data.items() if name not in PAIR and not fits(kind, standard_kind(name))))  # fmt: skip
     return initial
 
 
@@ -152,7 +155,7 @@ def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind] | N
 def data_columns(flow: Flow) -> dict[str, Kind | None]:
     """The columns that a flow's data are declared to have: with completions, or with pairs, also what their rows arrive with."""
     names: dict[str, Kind | None] = {name: standard_kind(name) for name in ("prompt", "answer", "prompt_tokens")}
-    names |= {name: kind for name, kind in flow.data.items() if name not in ("chosen", "rejected")}
+    names |= {name: kind for name, kind in flow.data.items() if name not in PAIR}
     if {"completion", "chosen"} & set(flow.data):
         names |= {name: standard_kind(name) for name in ("completion", "tokens", "mask", "finish")}
     if "chosen" in flow.data:

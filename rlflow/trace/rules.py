@@ -13,7 +13,7 @@ from rlflow.author.stage import Stage
 from rlflow.columns import TABLE, Kind, Level
 from rlflow.dispatch import ALL, RANK0
 from rlflow.errors import Place, Problem, listed, nearest
-from rlflow.graph.model import Column, Graph, Op, Output, RowAxis, Value
+from rlflow.graph.model import Column, Graph, Node, Op, Output, RowAxis, Value
 
 
 def missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None, settings: Iterable[str]) -> Problem:
@@ -211,10 +211,18 @@ def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]
     read = graph.readers().keys() | {item.column for item in graph.results}
     for column, place in replaced:
         giver = graph.nodes[column.node]
-        if column not in read and giver.op is not Op.DATA:
+        if column not in read and not _read_within(giver, column.name):
             yield Problem("replaced-unread", f"column '{column.name}' of '{giver.name}' is replaced before anything read it", place,
                           giver.place, found=f"a second '{column.name}'", expected="a reader between the two, or one of them",
                           remedy=f'rename one of them: gives="…", or drop("{column.name}")')  # fmt: skip
+
+
+def _read_within(node: Node, name: str) -> bool:
+    """Whether a column comes as it is from the data, or was read in the `repeat` body that gives it."""
+    if node.body is None:
+        return node.op is Op.DATA
+    inner = next(item.column for item in node.body.results if item.parameter == name)
+    return inner in node.body.readers() or _read_within(node.body.nodes[inner.node], inner.name)
 
 
 def plain(value: Any) -> Value:

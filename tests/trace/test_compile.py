@@ -140,7 +140,8 @@ def test_a_reward_reads_what_its_function_names():
         batch |= actor.logprobs(batch)
         actor.update(batch, policy_loss)
 
-    assert {"completion", "tests"} <= {item.parameter for item in compile_flow(f, options=Options(1, ("completion", "tests"))).graph.nodes[2].inputs}
+    graph = compile_flow(f, options=Options(1, ("completion", "tests"))).graph
+    assert {"completion", "tests"} <= {item.parameter for item in graph.by_name["reward"].inputs}
     found = trace(f, options=Options(1, ("completion", "difficulty"))).problems
     assert [p.expected for p in found if p.code == "missing-column"] == ["column 'difficulty'"]
 
