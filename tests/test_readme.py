@@ -1,0 +1,84 @@
+"""README is true: its commands exist and print what it shows, its code is the code, its tables list what is there."""
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow.cli.main import main
+from rlflow.runs.flags import parse_flags
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = [(language, text) for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.M | re.S)]
+COMMANDS = [line for language, text in BLOCKS if language == "console" for line in text.replace("\\\n", " ").splitlines()]
+
+
+def printed(command, folder, monkeypatch):
+    """Exit code and output of a line that starts with `rlflow`, in this process."""
+    out = io.StringIO()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0), out.getvalue()
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("make ")])
+def test_every_make_command_is_a_target(command):
+    assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.M)
+
+
+def test_ci_runs_the_test_command():
+    assert "make test" in COMMANDS
+    assert re.search(r"^make test\b", (ROOT / ".ci" / "run").read_text(), re.M)
+
+
+@pytest.mark.parametrize("block", [text for language, text in BLOCKS if language == "console" and text.startswith("$ ")])
+def test_a_shown_command_prints_what_is_shown(block, tmp_path, monkeypatch):
+    line, _, shown = block.removeprefix("$ ").partition("\n")
+    command, _, code = line.partition("  # exits ")
+    whole = (ROOT / "algorithms" / "ppo.py").read_text()
+    (tmp_path / "broken.py").write_text(re.sub(r"    batch \|= charge_kl\(.*\n", "", whole))
+    folder = tmp_path if "broken.py" in command else ROOT
+    assert printed(command, folder, monkeypatch) == (int(code or 0), shown)
+
+
+@pytest.mark.parametrize("block", [text for language, text in BLOCKS if language == "python"])
+def test_the_code_shown_is_the_code_that_ships(block):
+    assert block.strip() in (ROOT / "algorithms" / "ppo.py").read_text()
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("rlflow run")])
+def test_the_flags_shown_are_flags(command, monkeypatch, tmp_path):
+    words = shlex.split(command)[3:]
+    flags = parse_flags(words)
+    (tmp_path / "style.py").write_text("def polite(completion):\n    return 1.0\n")
+    names = [word for name, value in flags.items() if name not in ("model", "data") for word in pairs(name, value)]
+    code, out = printed(shlex.join(["rlflow", "check", str(ROOT / "algorithms" / "grpo.py"), *names]), tmp_path, monkeypatch)
+    assert code == 0, out
+
+
+def pairs(name, value):
+    return [word for item in (value if isinstance(value, tuple) else (value,)) for word in (f"--{name}", item)]
+
+
+def test_every_algorithm_is_in_the_table():
+    shipped = {path.stem for path in (ROOT / "algorithms").glob("*.py")} - {"__init__"}
+    assert set(re.findall(r"\]\(algorithms/(\w+)\.py\) \|", README)) == shipped
+
+
+def test_every_link_leads_to_a_file():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_the_changelog_speaks_of_this_version():
+    import rlflow
+
+    assert f"[{rlflow.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f'version = "{rlflow.__version__}"' in (ROOT / "pyproject.toml").read_text()
