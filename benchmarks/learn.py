@@ -43,7 +43,7 @@ def main() -> None:
             run = learned(algorithm, seed, given.out)
             walls.append(run["wall"])
             print(f"| {algorithm} | {seed} | {run['accuracy_before']:.1%} → {run['accuracy_after']:.1%} | {run['greedy_before']:.1%} → "
-                  f"{run['greedy_after']:.1%} | {run['iterations']} | {run['wall']:.0f} s |", flush=True)  # fmt: skip
+                  f"{run['greedy_after']:.1%} | {run['iterations']} | {run['wall']:.0f} s |", flush=True)
     print(f"\nmedian of the whole processes: {statistics.median(walls):.0f} s")
 
 

@@ -22,7 +22,7 @@ import rlflow
 from rlflow.author.load import load_flow
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Batch
+from rlflow.batch import Batch, Data
 from rlflow.execution import chance
 from rlflow.execution.engine import Engine
 from rlflow.runs.api import resolved
@@ -59,7 +59,8 @@ class ByHand:
         values = values if isinstance(values, tuple) else (values,)
         lengths = batch.data["tokens"].lengths
         kinds = {name: rlflow.columns()[name].kind for name in stage.gives}
-        return Batch(batch.axis, {n: type(batch.data["tokens"]).trimmed(kinds[n], v, batch.axis, lengths) for n, v in zip(kinds, values, strict=True)})
+        named = zip(kinds, values, strict=True)
+        return Batch(batch.axis, {name: Data.trimmed(kinds[name], value, batch.axis, lengths) for name, value in named})
 
     def iterate(self, prompts: Batch) -> None:
         hp, actor, critic = self.hp, self.model("actor"), self.model("critic")
@@ -96,7 +97,7 @@ def overhead(pairs: int) -> None:
             ratios.append(seconds[True] / seconds[False])
     run.close()
     print(f"iteration of ppo, {len(prompts)} rows, {pairs} pairs: engine {statistics.median(engine):.3f} s, by hand "
-          f"{statistics.median(hand):.3f} s, ratio {statistics.median(ratios):.3f} (median of pairs)")  # fmt: skip
+          f"{statistics.median(hand):.3f} s, ratio {statistics.median(ratios):.3f} (median of pairs)")
 
 
 def timed(run: Prepared, by_hand: ByHand, prompts: Batch, ours: bool) -> float:

@@ -41,10 +41,10 @@ _LAZY = {
 
 __version__ = "0.1.0"
 __all__ = [
-    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "columns", "flow", "group", "group_mean", "group_std", "kl",
-    "leave_one_out", "loss", "masked_mean", "place_last", "prompt", "register_dispatch", "repeat", "roles", "row", "run", "scalar", "stage", "text", "token",
-    "truncated_weights", "whiten",
-]  # fmt: skip
+    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "columns", "flow", "group", "group_mean",
+    "group_std", "kl", "leave_one_out", "loss", "masked_mean", "place_last", "prompt", "register_dispatch", "repeat", "roles",
+    "row", "run", "scalar", "stage", "text", "token", "truncated_weights", "whiten",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -208,7 +208,7 @@ class Batch:
         rows = {name: len(value) for name, value in values.items() if not _single(value)}
         if len(set(rows.values())) > 1:
             raise FlowError(Problem("row-count", "columns of one batch differ in length", call_place(), found=str(rows),
-                                    expected="one row count"))  # fmt: skip
+                                    expected="one row count"))
         axis = _axis_of(next(iter(rows.values()), 0), values.get("group"))
         return Batch(axis, {name: _column(name, value, (kinds or {}).get(name), axis) for name, value in values.items()})
 
@@ -319,7 +319,7 @@ def _axis_of(rows: int, group: Sequence[int] | Tensor | None) -> Axis:
     axis = Axis(torch.stack([ids, torch.zeros_like(ids)], 1), grouped=True)
     if axis.groups != len(torch.unique(ids)):
         raise FlowError(Problem("group-apart", "rows of one group are not adjacent", call_place(), found=f"group {ids.tolist()}",
-                                expected="the rows of each group side by side", remedy="sort the rows by group"))  # fmt: skip
+                                expected="the rows of each group side by side", remedy="sort the rows by group"))
     return Axis(torch.stack([ids, torch.arange(len(ids)) - axis.heads[axis.slots]], 1), grouped=True)
 
 

@@ -32,7 +32,8 @@ MODES: dict[str, Dispatch] = {mode.name: mode for mode in (DP_COMPUTE, ALL, RANK
 
 
 def register_dispatch(name: str, split: Callable[[Any, int], Any], merge: Callable[[Any, Any], Any]) -> Dispatch:
-    """Add a dispatch mode: ``split(batch, ranks) -> [batch, …]`` and ``merge([outputs, …], batch) -> batch``.
+    """Add a dispatch mode: ``split(batch, ranks) -> [batch, …]`` and ``merge([outputs, …], batch) -> batch``, where each of the
+    outputs is the batch that a rank gave for its rows.
 
     Raises ValueError for a name that is taken by another mode.
     """

@@ -21,14 +21,15 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a file. Prints as ``path:line``, relative to the working directory where that is shorter."""
+    """A line of a file. Prints as ``path:line``, relative to the working directory where it is inside."""
 
     path: str
     line: int
 
     def __str__(self) -> str:
-        relative = os.path.relpath(self.path) if os.path.isabs(self.path) else self.path
-        return f"{printable(min(relative, self.path, key=len), keep='')}:{self.line}"
+        relative = os.path.relpath(self.path)
+        outside = not os.path.isabs(self.path) or relative.startswith("..")
+        return f"{printable(self.path if outside else relative, keep='')}:{self.line}"
 
 
 @dataclass(frozen=True)

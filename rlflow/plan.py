@@ -18,6 +18,7 @@ from rlflow.trace.compile import Program
 
 FORWARDS = (Op.LOGPROBS, Op.VALUES)
 RECORDED = ("prompt", "answer", "completion", "finish", "scores", "tokens", "mask")
+WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")  # recorded where something reads them anyway
 COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2}
 LANES = {Op.GENERATE: "model", Op.LOGPROBS: "model", Op.VALUES: "model", Op.UPDATE: "model", Op.REWARD: "io", Op.REPEAT: "control"}
 
@@ -76,7 +77,7 @@ def prune(plan: Plan) -> Plan:
     author's own may end with some, which only running it tells."""
     graph = plan.graph
     results = {item.column for item in graph.results} if plan.held_to_end else set()
-    recorded = frozenset(_recorded(graph) | results | {slot.final for slot in graph.state})
+    recorded = frozenset(_last(graph, RECORDED) | results | {slot.final for slot in graph.state})
     live: set[int] = set()
     needed = set(recorded)
     for node in reversed(graph.nodes):
@@ -89,14 +90,15 @@ def prune(plan: Plan) -> Plan:
     dead = [node.name for node in graph.nodes if node.id not in live]
     what = f"{len(kept)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
     order = tuple(sorted(live))
+    recorded |= _last(graph, WATCHED) & kept
     return replace(plan, live=order, kept=kept, held_to_end=recorded, did=(*plan.did, Did("prune", what)))
 
 
-def _recorded(graph: Graph) -> set[Column]:
-    """The columns that samples and default metrics show: the last ones of each name."""
+def _last(graph: Graph, names: tuple[str, ...]) -> set[Column]:
+    """The last column of each name, which samples and default metrics show."""
     last: dict[str, Column] = {}
     for node in graph.nodes:
-        last |= {output.name: Column(node.id, output.name) for output in node.outputs if output.name in RECORDED}
+        last |= {output.name: Column(node.id, output.name) for output in node.outputs if output.name in names}
     return set(last.values())
 
 

@@ -30,7 +30,7 @@ def grouped(sizes, values=None):
     return Batch.of(
         group=ids, scores=[float(i) for i in rows], rewards=ragged([i % 3 for i in rows]), prompt_tokens=[[i] for i in rows],
         completion=[str(i) for i in rows], keep=[g % 2 == 0 for g in ids], bar=0.5, kinds=kinds,
-    )  # fmt: skip
+    )
 
 
 def plain(batch):
@@ -85,7 +85,7 @@ def test_standard_columns_take_the_tables_kind_and_others_what_they_look_like():
     assert {name: str(kind) for name, kind in batch.columns.items()} == {
         "tokens": "token int64", "mask": "token bool", "scores": "row float32", "answer": "text", "own": "token float32",
         "flag": "row bool", "bar": "scalar int64",
-    }  # fmt: skip
+    }
     assert repr(batch.select("answer", "mask")) == "Batch(2 rows; answer: text, mask: token bool)"
 
 

@@ -66,7 +66,7 @@ def blocks(language: str | None = None) -> list[Block]:
 
 def table(heading: str) -> list[list[str]]:
     """The cells of the first table after a text, row by row, without its head."""
-    rows = PAGE[PAGE.index(heading):].partition("|---")[2].partition("\n\n")[0].splitlines()[1:]  # fmt: skip
+    rows = PAGE[PAGE.index(heading):].partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 

@@ -39,15 +39,20 @@ def test_every_package_folder_is_listed_and_built(built):
 
 @pytest.mark.slow
 def test_the_source_distribution_holds_the_mapped_folders(built):
-    names = {name.partition("/")[2] for name in tarfile.open(built[1]).getnames()}
+    with tarfile.open(built[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"algorithms/ppo.py", "backends/null.py", "LICENSE"} <= names
 
 
 @pytest.mark.slow
 def test_an_installed_wheel_checks_and_runs_an_algorithm(built, tmp_path):
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site"), str(built[0])], check=True)
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import rlflow; print(rlflow.__file__)\n" \
-           "r = rlflow.run('ppo', backend='null', iterations=2, prompts=4, out=sys.argv[2], **{'hp.max_tokens': 4}); print(r.iterations)"  # fmt: skip
-    done = subprocess.run([sys.executable, "-I", "-c", code, str(tmp_path / "site"), str(tmp_path / "runs")], capture_output=True, text=True)
+    site, runs = str(tmp_path / "site"), str(tmp_path / "runs")
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, str(built[0])], check=True)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import rlflow; print(rlflow.__file__)\n"
+        "run = rlflow.run('ppo', backend='null', iterations=2, prompts=4, out=sys.argv[2], **{'hp.max_tokens': 4})\n"
+        "print(run.iterations)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code, site, runs], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(tmp_path / "site" / "rlflow" / "__init__.py"), "2"]

@@ -15,7 +15,7 @@ from rlflow.errors import PlanError
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
+)
 
 
 @functools.lru_cache(maxsize=8)

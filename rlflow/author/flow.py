@@ -57,14 +57,14 @@ class Flow:
         if not listed or listed[0].kind not in (listed[0].POSITIONAL_ONLY, listed[0].POSITIONAL_OR_KEYWORD) or listed[0].name == "hp":
             raise FlowError(Problem("flow-parameters", f"flow '{self.name}' has no parameter for the data", self.place,
                                     found=f"({', '.join(p.name for p in listed)})", expected="the data first, then roles",
-                                    remedy=f"write def {self.name}(prompts, actor, …, hp=Settings())"))  # fmt: skip
+                                    remedy=f"write def {self.name}(prompts, actor, …, hp=Settings())"))
         rest = next((p.name for p in listed if p.kind is p.VAR_POSITIONAL), None)
         roles = tuple(p.name for p in listed[1:] if p.name != "hp" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         hp = next((p.default for p in listed if p.name == "hp" and p.default is not p.empty), None)
         if hp is not None and (isinstance(hp, type) or not dataclasses.is_dataclass(hp)):
             raise FlowError(Problem("flow-settings", f"flow '{self.name}' has settings of another kind than a dataclass", self.place,
                                     found=f"hp={hp!r}", expected="an object of a frozen dataclass",
-                                    remedy="write @dataclass(frozen=True) over the class, and hp=Settings() as the parameter"))  # fmt: skip
+                                    remedy="write @dataclass(frozen=True) over the class, and hp=Settings() as the parameter"))
         return Parameters(listed[0].name, roles, rest, hp)
 
 

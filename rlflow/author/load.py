@@ -41,7 +41,7 @@ def target(text: str) -> Target:
         siblings = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise PlanError.of("no-file", f"there is no algorithm file '{name}'", found="a folder" if path.is_dir() else "nothing there",
                            expected=f"a Python file, or one of {listed(known)}", nearest=nearest(name, [*siblings, *known]),
-                           remedy="name a file; `rlflow new NAME` writes one to start from")  # fmt: skip
+                           remedy="name a file; `rlflow new NAME` writes one to start from")
     return Target(path.resolve(), flow or None)
 
 
@@ -52,7 +52,8 @@ def load_flow(text: str) -> Flow:
     if where.flow is not None:
         if where.flow not in flows:
             raise PlanError.of("no-flow", f"there is no flow '{where.flow}' in this file", place=Place(str(where.path), 1),
-                               found=listed(flows), expected=where.flow, nearest=nearest(where.flow, flows), remedy="name a flow of the file")  # fmt: skip
+                               found=listed(flows), expected=where.flow, nearest=nearest(where.flow, flows),
+                               remedy="name a flow of the file")
         return flows[where.flow]
     if len(flows) != 1:
         raise FlowError(_not_one(where.path, flows))
@@ -68,10 +69,10 @@ def flows_of(module: ModuleType) -> dict[str, Flow]:
 def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
     if not flows:
         return Problem("no-flow", "the file defines no flow", Place(str(path), 1), found="no function with @flow", expected="one",
-                       remedy="decorate the function of one iteration with @flow")  # fmt: skip
+                       remedy="decorate the function of one iteration with @flow")
     second = list(flows.values())[1]
     return Problem("two-flows", f"the file defines {len(flows)} flows", second.place, list(flows.values())[0].place, found=listed(flows),
-                   expected="one, or one named", remedy=f"name one: {path.name}::{next(iter(flows))}")  # fmt: skip
+                   expected="one, or one named", remedy=f"name one: {path.name}::{next(iter(flows))}")
 
 
 @lru_cache(maxsize=64)
@@ -112,4 +113,4 @@ def _load_error(path: Path, error: BaseException) -> FlowError:
 
         close = nearest(str(error).partition("name '")[2].partition("'")[0], rlflow.__all__)
     return FlowError(Problem("file-raised", f"the file cannot be loaded: {type(error).__name__}: {error}", place, nearest=close,
-                             found=type(error).__name__, expected="a file that loads", remedy="correct this line"))  # fmt: skip
+                             found=type(error).__name__, expected="a file that loads", remedy="correct this line"))

@@ -83,19 +83,19 @@ def override(settings: Any, given: Mapping[str, Any], prefix: str) -> Any:
         except ValueError as error:
             place = known[name].place if name not in given else None
             problems.append(Problem("setting-range", f"the setting '{prefix}{name}' does not fit", place, found=repr(value),
-                                    expected=str(error), remedy=f"change --{prefix}{name}" if not place else "change the default"))  # fmt: skip
+                                    expected=str(error), remedy=f"change --{prefix}{name}" if not place else "change the default"))
     if problems:
         raise PlanError(*problems)
     try:
         return type(settings)(**parsed)
     except Exception as error:  # whatever a __post_init__ raises
         raise PlanError.of("setting-range", f"the settings do not fit together: {error}", found=str(parsed), expected="settings that "
-                           f"{type(settings).__name__} accepts", remedy=f"change --{prefix}…") from error  # fmt: skip
+                           f"{type(settings).__name__} accepts", remedy=f"change --{prefix}…") from error
 
 
 def _unknown(name: str, known: Mapping[str, Field], prefix: str) -> Problem:
     return Problem("unknown-setting", f"there is no setting '{prefix}{name}'", found=name, expected=f"one of {listed(known)}",
-                   nearest=nearest(name, known), remedy="see --help for all settings with their defaults")  # fmt: skip
+                   nearest=nearest(name, known), remedy="see --help for all settings with their defaults")
 
 
 def parse(type_: Any, value: Any) -> Any:

@@ -42,7 +42,7 @@ class Stage:
         if any(symbolic(argument) for argument in arguments):
             raise FlowError(Problem("not-a-batch", f"stage '{self.name}' takes one batch", source.call_place(), self.place,
                                     found=", ".join(type(argument).__name__ for argument in arguments), expected="a batch",
-                                    remedy=f"write {self.name}(batch): its parameters' names pick the columns; settings go by name"))  # fmt: skip
+                                    remedy=f"write {self.name}(batch): its parameters' names pick the columns; settings go by name"))
         return self.function(*arguments, **settings)
 
     @property

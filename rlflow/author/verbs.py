@@ -80,7 +80,7 @@ def judged(
             problems.append(
                 Problem("setting-range", f"{what} has a setting out of range", place, found=f"{name}={value!r}",
                         expected=f"{name}: {setting.expected}", remedy=f"change {name}")
-            )  # fmt: skip
+            )
         else:
             continue
         bound[name] = 1 if setting.default is REQUIRED else setting.default
@@ -91,9 +91,9 @@ def unknown_setting(what: str, name: str, known: Mapping[str, Any], place: Place
     close = nearest(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
     return Problem("unknown-setting", f"{what} has no setting '{name}'", place, definition, found=name,
-                   expected=f"one of {listed(known)}", nearest=close, remedy=remedy)  # fmt: skip
+                   expected=f"one of {listed(known)}", nearest=close, remedy=remedy)
 
 
 def missing_setting(what: str, name: str, expected: str, place: Place | None, definition: Place | None = None) -> Problem:
     return Problem("missing-setting", f"{what} needs the setting '{name}'", place, definition, found="nothing",
-                   expected=f"{name}: {expected}", remedy=f"pass {name}= at the call")  # fmt: skip
+                   expected=f"{name}: {expected}", remedy=f"pass {name}= at the call")

@@ -66,7 +66,7 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     """Rows sampled with older weights need a loss that corrects for it."""
     if staleness < 0:
         yield Problem("staleness-range", "the staleness bound allows no rows at all", found=f"--staleness {staleness}",
-                      expected="a number of iterations, at least 0 (0: sample with the newest weights)", remedy="--staleness 0")  # fmt: skip
+                      expected="a number of iterations, at least 0 (0: sample with the newest weights)", remedy="--staleness 0")
     if staleness < 1:
         return
     generates = {use.name for use in program.graph.roles if use.generates}
@@ -74,11 +74,12 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
         if node.op is Op.UPDATE and node.role in generates and not corrects(program.graph, node):
             loss = program.functions[node.name]
             assert isinstance(loss, Loss)
-            yield Problem("stale-uncorrected", f"--staleness {staleness}: the loss '{loss.name}' trains '{node.role}' on rows of older weights "
-                          "without correcting for them", node.place, loss.place, found=f"columns {', '.join(loss.signature.column_names)}",
+            yield Problem("stale-uncorrected", f"--staleness {staleness}: the loss '{loss.name}' trains '{node.role}' on rows of older "
+                          "weights without correcting for them", node.place, loss.place,
+                          found=f"columns {', '.join(loss.signature.column_names)}",
                           expected="a column that depends on sampled_logprobs",
                           remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            and in the loss:  "
-                                 "take `weights` and multiply the value by it")  # fmt: skip
+                                 "take `weights` and multiply the value by it")
 
 
 def corrects(graph: Graph, update: Node) -> bool:

@@ -55,7 +55,7 @@ def settings(flow: Flow, given: Mapping[str, Any]) -> Any:
     hp = flow.parameters.hp
     if hp is None and given:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(given),
-                           expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")  # fmt: skip
+                           expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
     return override(hp, given, "hp.") if hp is not None and given else hp
 
 

@@ -16,7 +16,7 @@ from rlflow.trace.compile import compile_flow
 def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
     if format not in FORMATS:
         raise PlanError.of("graph-format", f"there is no graph format '{format}'", found=format, expected=", ".join(FORMATS),
-                           nearest=nearest(format, FORMATS), remedy="choose one of them")  # fmt: skip
+                           nearest=nearest(format, FORMATS), remedy="choose one of them")
     flow = load_flow(file)
     given = given_flags(flow, parse_flags(arguments))
     print(FORMATS[format](compile_flow(flow, settings(flow, given.hp), trace_options(given)).graph))

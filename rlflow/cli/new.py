@@ -58,7 +58,7 @@ def write_new(target: Path) -> int:
     path = target if target.suffix == ".py" else target.with_name(target.name + ".py")
     if not path.stem.isidentifier():
         raise PlanError.of("new-name", f"'{path.stem}' cannot name a flow", found=path.stem, expected="letters, digits and '_'",
-                           remedy="choose another name")  # fmt: skip
+                           remedy="choose another name")
     try:
         with path.open("x") as file:
             file.write(TEMPLATE.format(name=path.stem, title=path.stem.replace("_", " ").capitalize()))
@@ -66,6 +66,6 @@ def write_new(target: Path) -> int:
         raise PlanError.of("new-exists", f"'{path}' exists", found="a file", expected="a new name", remedy="choose another name") from None
     except OSError as error:
         raise PlanError.of("new-folder", f"'{path}' cannot be written", found=str(error.strerror), expected="a folder that is there",
-                           remedy="create the folder first") from error  # fmt: skip
+                           remedy="create the folder first") from error
     print(f"wrote {path}\n  rlflow check {path}\n  rlflow run {path}")
     return 0

@@ -62,11 +62,11 @@ def help_text(file: str, flow: Flow) -> str:
     if flow.parameters.hp is not None:
         lines += ["The algorithm's settings", *_described("hp.", type(flow.parameters.hp), flow.parameters.hp), ""]
     lines += ["The run", *_described("", Options), "  --config FILE.toml  the same names in a file; flags win",
-              "  --json  print a last line of JSON", "  --quiet  print nothing but errors", ""]  # fmt: skip
+              "  --json  print a last line of JSON", "  --quiet  print nothing but errors", ""]
     lines += ["Data (--data.NAME)", "  prompt, answer, completion, chosen, rejected  the file's field for each",
-              "  chat, system, template, max_prompt, split  how prompts are worded; other names are parameters of the task", ""]  # fmt: skip
+              "  chat, system, template, max_prompt, split  how prompts are worded; other names are parameters of the task", ""]
     lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
-              "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD", *_backends()]  # fmt: skip
+              "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD", *_backends()]
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ class Bare:
         if stage.on is not None:
             raise FlowError(Problem("stage-role", f"stage '{stage.name}' runs on the role '{stage.on}'", call_place(), stage.place,
                                     found="no flow around it", expected="a call inside a flow that has the role",
-                                    remedy="call it inside a flow, or its function with a trainer and tensors"))  # fmt: skip
+                                    remedy="call it inside a flow, or its function with a trainer and tensors"))
         inputs, settings = prepared(stage, batch, {}, settings)
         with failing(stage.name, 0, inputs, call_place()):
             result, _ = apply_stage(stage, inputs, settings, 0)
@@ -36,7 +36,7 @@ class Bare:
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
         raise FlowError(Problem("repeat-outside", "repeat needs the data cursor of a run", call_place(), found="no flow around it",
-                                expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))  # fmt: skip
+                                expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
 
 
 def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
@@ -213,7 +213,7 @@ def call(flow: Flow, prompts: Any, roles: tuple[Any, ...], named: Mapping[str, A
     if engine is None:
         raise FlowError(Problem("eager-roles", f"flow '{flow.name}' was called without its roles", call_place(), flow.place,
                                 found=f"{len(roles) + len(named)} arguments", expected=", ".join(flow.parameters.roles),
-                                remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)"))  # fmt: skip
+                                remedy="roles = rlflow.roles(flow, model=…, data=…); flow(roles.take(), **roles)"))
     state = dict(engine.state)
     try:
         with scope.entered(Session(engine)):

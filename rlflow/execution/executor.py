@@ -197,7 +197,7 @@ class _Run:
     def _late(self, node: Node) -> StageError:
         batch = self.store.gather(self.plan, node)
         return StageError(node.name, self.engine.iteration, len(batch), f"no result after its deadline of {node.timeout:g} s",
-                          node.place, shapes(batch))  # fmt: skip
+                          node.place, shapes(batch))
 
     def _perform(self, node: Node) -> None:
         """Run one node and keep what it gives."""

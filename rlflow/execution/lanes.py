@@ -44,9 +44,8 @@ class Lanes:
     def close(self, seconds: float = 5.0) -> bool:
         """End the threads; whether all ended in time. A job that still runs ends its thread when it returns, if ever: Python aborts
         where such a thread is inside torch when the interpreter goes down."""
-        for lane, jobs in self._queues.items():
-            for _ in range(self.room[lane]):
-                jobs.put(None)
+        for thread in self._threads:
+            self._queues[thread.name].put(None)
         limit = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(limit - time.monotonic(), 0.0))

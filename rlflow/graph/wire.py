@@ -35,7 +35,7 @@ def unpack(data: bytes) -> Graph:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise PlanError.of("graph-bytes", "these bytes are not a graph of this version", found=reason,
                            expected=f"rlflow-graph version {VERSION}",
-                           remedy="write the graph again with this version") from error  # fmt: skip
+                           remedy="write the graph again with this version") from error
 
 
 def _consistent(graph: Graph) -> None:

@@ -54,7 +54,7 @@ def resolved(flow: Flow, hp: Any, values: Mapping[str, Any]) -> tuple[Given, Any
     hp = hp if hp is not None else flow.parameters.hp
     if hp is None and given.hp:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(given.hp),
-                           expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")  # fmt: skip
+                           expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
     return given, override(hp, given.hp, "hp.") if hp is not None else None
 
 

@@ -93,13 +93,13 @@ def _planned(use: RoleUse, given: Given) -> tuple[Path | None, tuple[Any, Any]]:
         if set(names) == {"null"}:
             return None, modules
         raise PlanError.of("no-model", f"role '{use.name}' has no model", found="neither --model nor --" + use.name + ".model",
-                           expected="a Hugging Face model folder", remedy="--model FOLDER")  # fmt: skip
+                           expected="a Hugging Face model folder", remedy="--model FOLDER")
     folder = Path(text)
     if not (folder / "config.json").is_file():
         siblings = [str(p.parent) for p in folder.parent.glob("*/config.json")] if folder.parent.is_dir() else []
         raise PlanError.of("model-folder", f"'{folder}' is no Hugging Face model folder", found="no config.json there",
                            expected="a folder with config.json and weights", nearest=nearest(str(folder), siblings),
-                           remedy=f"name another folder with --model or --{use.name}.model")  # fmt: skip
+                           remedy=f"name another folder with --model or --{use.name}.model")
     return folder, modules
 
 
@@ -109,5 +109,5 @@ def device_of(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise PlanError.of("device", "there is no usable GPU", found="torch.cuda.is_available() is False", expected="--device cpu or auto",
-                           remedy="--device cpu")  # fmt: skip
+                           remedy="--device cpu")
     return name

@@ -23,7 +23,7 @@ def open_dataset(flow: Flow, given: Given) -> Dataset:
         if given.options.backend == "null":
             return made_up(flow)
         raise PlanError.of("no-data", "there are no data", found="no --data", expected="a file, a folder or a reasoning-gym task",
-                           remedy="--data FILE")  # fmt: skip
+                           remedy="--data FILE")
     fields: dict[str, str | None] = {}
     options: dict[str, Any] = {}
     task: dict[str, Any] = {}

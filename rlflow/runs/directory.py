@@ -23,7 +23,7 @@ def create(out: Path, name: str | None, flow: str) -> Path:
     would lie elsewhere."""
     if name is not None and not NAME.fullmatch(name):
         raise PlanError.of("run-name", "a run's name is a single folder name", found=repr(name),
-                           expected="letters, digits, '.', '_' and '-'", remedy="choose another --name")  # fmt: skip
+                           expected="letters, digits, '.', '_' and '-'", remedy="choose another --name")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if name is not None:
@@ -32,10 +32,10 @@ def create(out: Path, name: str | None, flow: str) -> Path:
         return _numbered(out, flow)
     except FileExistsError:
         raise PlanError.of("run-exists", f"the run '{out / (name or '')}' exists", found="a folder or file of that name",
-                           expected="a new name", remedy="choose another --name, or leave it out") from None  # fmt: skip
+                           expected="a new name", remedy="choose another --name, or leave it out") from None
     except OSError as error:
         raise PlanError.of("run-folder", f"no run can be written to '{out}'", found=str(error.strerror),
-                           expected="a folder that can be written", remedy="choose another --out") from error  # fmt: skip
+                           expected="a folder that can be written", remedy="choose another --out") from error
 
 
 def _numbered(out: Path, flow: str) -> Path:
@@ -104,7 +104,7 @@ class Records:
 def _event(span: Span, iteration: int, origin: float, lane: int) -> dict[str, Any]:
     start, length = (span.start - origin) * 1e6, (span.end - span.start) * 1e6
     return {"name": span.node, "cat": span.lane, "ph": "X", "ts": round(start, 1), "dur": round(length, 1), "pid": 1, "tid": lane,
-            "args": {"iteration": iteration, "waits for": list(span.waits_for)}}  # fmt: skip
+            "args": {"iteration": iteration, "waits for": list(span.waits_for)}}
 
 
 def _line(file: IO[str], values: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
         if not equals:
             if not words or words[0].startswith("--"):
                 raise PlanError.of("flag", f"--{name} has no value", found=words[0] if words else "the end of the line",
-                                   expected="--NAME VALUE", remedy=f"write --{name} VALUE (booleans take true or false)")  # fmt: skip
+                                   expected="--NAME VALUE", remedy=f"write --{name} VALUE (booleans take true or false)")
             value = words.pop(0)
         _put(found, name, value)
     return found
@@ -57,10 +57,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         close = nearest(path.name, [p.name for p in path.parent.glob("*.toml")]) if path.parent.is_dir() else None
         raise PlanError.of("config", f"the configuration file '{path}' cannot be read", found=str(error.strerror), expected="a TOML file",
-                           nearest=close, remedy="name a file that is there") from error  # fmt: skip
+                           nearest=close, remedy="name a file that is there") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PlanError.of("config", f"the configuration file '{path}' is not TOML", found=str(error), expected="TOML",
-                           remedy="correct that line") from error  # fmt: skip
+                           remedy="correct that line") from error
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -120,7 +120,8 @@ def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
 def _nowhere(name: str, head: str, roles: list[str]) -> Problem:
     known = ["hp", "data", *roles]
     return Problem("unknown-flag", f"--{name} belongs to nothing in this flow", found=head,
-                   expected=f"one of {listed(known)} before the dot", nearest=nearest(head, known), remedy="see --help for all flags of this flow")  # fmt: skip
+                   expected=f"one of {listed(known)} before the dot", nearest=nearest(head, known),
+                   remedy="see --help for all flags of this flow")
 
 
 def unknown_flag(name: str, backend_settings: Iterable[str]) -> Problem:
@@ -128,7 +129,7 @@ def unknown_flag(name: str, backend_settings: Iterable[str]) -> Problem:
     known = [*(f.name for f in fields(Options)), *SWITCHES, "config", *backend_settings]
     return Problem("unknown-flag", f"there is no flag --{name.replace('_', '-')}", found=f"--{name.replace('_', '-')}",
                    expected="a flag of the run, or of a backend", nearest=_dashed(nearest(name, known)),
-                   remedy="see --help for all flags")  # fmt: skip
+                   remedy="see --help for all flags")
 
 
 def _dashed(name: str | None) -> str | None:

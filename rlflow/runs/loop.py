@@ -16,6 +16,7 @@ from rlflow.plan import Plan
 from rlflow.runs.bounds import Totals
 from rlflow.runs.directory import Records, sample_rows
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
+from rlflow.runs.health import health
 
 SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
 Say = Callable[[str], None]
@@ -125,7 +126,7 @@ class _Loop:
         seconds = time.monotonic() - start
         self.prepared.engine.state |= outcome.state
         self.totals.add(outcome.spans, seconds)
-        self.last = outcome.metrics | response_metrics(outcome) | outcome.state | {"seconds": seconds}
+        self.last = outcome.metrics | health(outcome.records) | speed(outcome) | outcome.state | {"seconds": seconds}
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, sample_rows(outcome.records, SAMPLES))
         self.records.timeline(iteration, outcome)
@@ -148,20 +149,14 @@ class _Loop:
         return accuracy
 
 
-def response_metrics(outcome: Outcome) -> dict[str, float]:
-    """Length and truncation of the responses, and tokens sampled per second of the iteration."""
-    found: dict[str, float] = {}
-    if "tokens" in outcome.records:
-        lengths = outcome.records["tokens"].data["tokens"].lengths
-        assert lengths is not None
-        if len(lengths):
-            found["response/length"] = float(lengths.double().mean())
-            spent = sum(span.end - span.start for span in outcome.spans if span.node.endswith(".generate")) or None
-            found |= {"response/tokens_per_second": float(lengths.sum()) / spent} if spent else {}
-    if "finish" in outcome.records:
-        finish = outcome.records["finish"]["finish"]
-        found["response/truncated"] = sum(reason == "length" for reason in finish) / max(len(finish), 1)
-    return found
+def speed(outcome: Outcome) -> dict[str, float]:
+    """Tokens sampled per second of sampling."""
+    seconds = sum(span.end - span.start for span in outcome.spans if span.node.endswith(".generate"))
+    if not seconds or "tokens" not in outcome.records:
+        return {}
+    lengths = outcome.records["tokens"].data["tokens"].lengths
+    assert lengths is not None
+    return {"response/tokens_per_second": float(lengths.sum()) / seconds}
 
 
 def progress(metrics: Mapping[str, float]) -> str:

@@ -32,7 +32,7 @@ def source_files(backend: str) -> list[Path]:
 
 def no_backend(name: str) -> PlanError:
     return PlanError.of("backend", f"there is no backend '{name}'", found=name, expected=f"one of {listed(SHIPPED)}, or a dotted module",
-                        nearest=nearest(name, SHIPPED), remedy="--backend local")  # fmt: skip
+                        nearest=nearest(name, SHIPPED), remedy="--backend local")
 
 
 def unknown_names(role: str, given: Mapping[str, Any], settings: Iterable[str], every: Mapping[str, Any]) -> list[Problem]:
@@ -45,4 +45,4 @@ def unknown_names(role: str, given: Mapping[str, Any], settings: Iterable[str], 
                 remedy="see --help for all settings with their defaults")
         for name in given
         if name not in known
-    ]  # fmt: skip
+    ]

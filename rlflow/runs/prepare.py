@@ -36,10 +36,10 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
     """Raises FlowError and PlanError."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
-                           expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')  # fmt: skip
+                           expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
     if given.options.staleness:
         raise PlanError.of("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness "
-                           f"{given.options.staleness}", expected="--staleness 0", remedy="leave --staleness out")  # fmt: skip
+                           f"{given.options.staleness}", expected="--staleness 0", remedy="leave --staleness out")
     torch.set_num_threads(given.options.threads or torch.get_num_threads())
     report = check(flow, hp, with_variants=False)
     if report.program is None or not report.ok:
@@ -82,7 +82,7 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
 
     return Prepared(plan(program), engine, Executor(engine, lanes), prompts, options.prompts, options.iterations,
                     evaluation(graph, model_roles, engine, held_out, rewards, given), options.eval_every,
-                    recorded_settings(program, given), close)  # fmt: skip
+                    recorded_settings(program, given), close)
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
@@ -139,5 +139,5 @@ def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
         "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options), "data": dict(given.data),
         "roles": {name: dict(values) for name, values in given.roles.items()}, "every_role": dict(given.every_role),
-    }  # fmt: skip
+    }
 

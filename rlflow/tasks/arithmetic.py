@@ -97,7 +97,7 @@ def blank(folder: Path, texts: Iterable[Any]) -> None:
         vocab_size=vocabulary, hidden_size=192, intermediate_size=512, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=6,
         head_dim=32, max_position_embeddings=256, tie_word_embeddings=True, attention_dropout=0.0, initializer_range=0.06,
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
+    )
     torch.manual_seed(SEED)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -122,7 +122,7 @@ def _taught(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) ->
     """The model after ``steps`` steps of `sft` on the data, 32 rows each."""
     actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
     result = run("sft", model=str(model), data=str(data), iterations=steps, prompts=32, held_out=0, seed=SEED, out=str(out),
-                 actor=actor, say=print)  # fmt: skip
+                 actor=actor, say=print)
     return result.folder / "final" / "actor"
 
 

@@ -20,7 +20,6 @@ from rlflow.trace import rules
 from rlflow.trace.symbols import Held, SymbolicBatch, SymbolicRole
 from rlflow.trace.tracer import STATE, Context, Tracer
 
-
 PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 
 
@@ -91,7 +90,7 @@ def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
     tracer.report(*(rules.table_kind(f"the state of flow '{flow.name}'", name, STATE, standard_kind(name), flow.place, None)
                     for name in initial if standard_kind(name)),
                   *(rules.table_kind(f"flow '{flow.name}': its data", name, kind, standard_kind(name), flow.place, None)
-                    for name, kind in flow.data.items() if name not in PAIR and not fits(kind, standard_kind(name))))  # fmt: skip
+                    for name, kind in flow.data.items() if name not in PAIR and not fits(kind, standard_kind(name))))
     return initial
 
 
@@ -112,7 +111,7 @@ def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], 
     if rest:  # what stands before *rewards must go by position
         return [*(make(name) for name in names if name in _before_rest(flow)), *rest], {
             **{name: make(name) for name in names if name not in _before_rest(flow)}, **settings
-        }  # fmt: skip
+        }
     return [], {name: make(name) for name in names} | settings
 
 
@@ -169,7 +168,7 @@ def _raised(flow: Flow, error: Exception) -> Problem:
     place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else flow.place
     return Problem("flow-raised", f"the flow raised {type(error).__name__}: {error}", place, flow.place,
                    found=f"{type(error).__name__} while the flow was traced", expected="a flow that can be called on symbolic batches",
-                   remedy="correct this line; computations on values belong into a @stage")  # fmt: skip
+                   remedy="correct this line; computations on values belong into a @stage")
 
 
 def _graph(tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], result: Any) -> Graph:
@@ -195,9 +194,10 @@ def role_use(name: str, nodes: tuple[Node, ...], functions: Mapping[str, Stage |
     """A role is what it is used for."""
     mine = [node for node in all_nodes(nodes) if node.role == name]
     losses = [loss for node in mine if node.op is Op.UPDATE and isinstance(loss := functions.get(node.name), Loss)]
-    heads = [loss.head for loss in losses] or ["values" for node in mine if node.op is Op.VALUES] or ["scores" for n in mine if n.op is Op.REWARD]
-    return RoleUse(name, bool(losses), heads[0] if heads else "logprobs", any(n.op is Op.GENERATE for n in mine),
-                   any(n.op is Op.REWARD for n in mine))  # fmt: skip
+    called = any(node.op is Op.REWARD for node in mine)
+    valued = any(node.op is Op.VALUES for node in mine)
+    head = losses[0].head if losses else "values" if valued else "scores" if called else "logprobs"
+    return RoleUse(name, bool(losses), head, any(node.op is Op.GENERATE for node in mine), called)
 
 
 def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterator[Problem]:
@@ -206,13 +206,13 @@ def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterato
     yield from rules.never_read(graph, tracer.functions)
     if not any(node.writes for node in graph.nodes):
         yield Problem("nothing-updated", f"flow '{graph.name}' updates nothing", place, found="no update of any role",
-                      expected="at least one", remedy="end with actor.update(batch, loss, …)")  # fmt: skip
+                      expected="at least one", remedy="end with actor.update(batch, loss, …)")
     yield from _heads(graph, tracer.functions)
     yield from _truncated(graph, tracer.functions)
     for use in graph.roles:
         if not any(node.role == use.name for node in all_nodes(graph.nodes)):
             yield Problem("role-unused", f"role '{use.name}' is not used at these settings, so it is not loaded", place,
-                          found="no verb", expected="a verb, or none", remedy="nothing, if that is meant", severity="note")  # fmt: skip
+                          found="no verb", expected="a verb, or none", remedy="nothing, if that is meant", severity="note")
 
 
 def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
@@ -229,7 +229,7 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
         if len(heads) > 1:
             last = list(heads.values())[-1]
             yield Problem("two-heads", f"role '{use.name}' is used with {len(heads)} heads", last.place, found=listed(heads),
-                          expected="one of logprobs, values, scores", remedy="use two roles")  # fmt: skip
+                          expected="one of logprobs, values, scores", remedy="use two roles")
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
@@ -241,9 +241,9 @@ def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[
         loss = functions.get(node.name)
         if "sampled_logprobs" in names and ("logprobs" in names or (isinstance(loss, Loss) and "logprobs" in loss.new)):
             yield Problem("truncated-ratio", f"'{node.name}' compares log-probs with sampled ones that top-p or top-k renormalised",
-                          node.place, cut[0].place, found="sampled_logprobs after truncation, logprobs without",
+                          node.place, found=f"sampled_logprobs truncated by '{cut[0].name}' at {cut[0].place}, logprobs without",
                           expected="top_p=1 and top_k=0 where they meet in a ratio", remedy="sample without truncation",
-                          severity="warning")  # fmt: skip
+                          severity="warning")
 
 
 def _distinct(problems: list[Problem]) -> list[Problem]:

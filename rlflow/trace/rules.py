@@ -16,71 +16,74 @@ from rlflow.errors import Place, Problem, listed, nearest
 from rlflow.graph.model import Column, Graph, Node, Op, Output, RowAxis, Value
 
 
-def missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None, settings: Iterable[str]) -> Problem:
+def missing(
+    what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None, settings: Iterable[str]
+) -> Problem:
     """A column that a call reads and the batch has not; or a setting that was written where columns stand."""
     close = nearest(name, columns)
     if name in settings and name not in TABLE:
         return Problem("positional-setting", f"{what} takes '{name}' as a column, but '{name}' is a setting", place, definition,
                        found=f"the positional parameter '{name}'", expected=f"one of {listed(columns)}", nearest=close,
-                       remedy=f"put '{name}' after '*' in the function's parameters and pass it by name: {name}=hp.{name}")  # fmt: skip
+                       remedy=f"put '{name}' after '*' in the function's parameters and pass it by name: {name}=hp.{name}")
     if name not in TABLE and close is None:
         remedy = f"merge the stage that gives '{name}' first, or put '{name}' after '*' if it is a setting"
     else:
-        remedy = f"read '{close}'" if close and name not in TABLE else f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
+        first = f"merge the stage that gives it first: batch |= <stage giving '{name}'>(batch)"
+        remedy = f"read '{close}'" if close and name not in TABLE else first
     return Problem("missing-column", f"{what} needs column '{name}', which the batch has not", place, definition,
-                   found=f"columns {listed(columns)}", expected=f"column '{name}'", nearest=close, remedy=remedy)  # fmt: skip
+                   found=f"columns {listed(columns)}", expected=f"column '{name}'", nearest=close, remedy=remedy)
 
 
 def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     return Problem("optional-absent", f"{what} runs without its optional column '{name}'", place, definition, found="no such column",
-                   expected=f"column '{name}' or none", remedy="nothing, if that is meant", severity="note")  # fmt: skip
+                   expected=f"column '{name}' or none", remedy="nothing, if that is meant", severity="note")
 
 
 def wrong_kind(what: str, parameter: ColumnParameter, found: Kind | None, place: Place | None, definition: Place | None) -> Problem:
     return Problem("wrong-kind", f"{what} reads column '{parameter.name}' as another kind than it has", place, definition,
                    found=f"{parameter.name}: {found}", expected=f"{parameter.name}: {parameter.kind}",
-                   remedy="change the stage that gives it, or annotate the parameter with the kind that is meant")  # fmt: skip
+                   remedy="change the stage that gives it, or annotate the parameter with the kind that is meant")
 
 
 def table_kind(what: str, name: str, found: Kind | None, table: Kind | None, place: Place | None, definition: Place | None) -> Problem:
     return Problem("table-kind", f"{what} gives '{name}' another kind than the table of columns", place, definition,
                    found=f"{name}: {found}", expected=f"{name}: {table}",
-                   remedy="give it a name of your own, or make it of the table's kind")  # fmt: skip
+                   remedy="give it a name of your own, or make it of the table's kind")
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     close = nearest(name, TABLE)
     return Problem("own-column", f"{what} gives the column '{name}', which the table does not know; its kind is taken from the first "
                    "real batch", place, definition, found=name, expected="a column of the table, or a declared kind", nearest=close,
-                   remedy=f'declare it: gives={{"{name}": row(torch.float32)}}', severity="note")  # fmt: skip
+                   remedy=f'declare it: gives={{"{name}": row(torch.float32)}}', severity="note")
 
 
 def gives_count(what: str, names: Sequence[str], given: Iterable[str], place: Place | None, definition: Place | None) -> Problem:
     given = list(given)
     return Problem("gives-count", f"{what} gives {len(given)} columns, not {len(set(names))}", place, definition,
                    found=f"gives={tuple(names)!r}", expected=f"{len(given)} names, for {listed(given)}",
-                   remedy="name each column that the stage gives")  # fmt: skip
+                   remedy="name each column that the stage gives")
 
 
 def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
     return Problem("not-a-batch", f"{what} was called with something that is not a batch", place, found=type(value).__name__,
-                   expected="a batch", remedy="pass the batch; settings go by name")  # fmt: skip
+                   expected="a batch", remedy="pass the batch; settings go by name")
 
 
 def leaked(place: Place | None) -> Problem:
-    return Problem("leaked-symbol", "a batch of another trace is used here: it was kept outside its flow, or crosses the edge of a `repeat` "
-                   "body", place, found="a symbolic batch from elsewhere", expected="batches made by this flow, or given to this body",
-                   remedy="pass batches through calls; keep none in globals, defaults or closures")  # fmt: skip
+    return Problem("leaked-symbol", "a batch of another trace is used here: it was kept outside its flow, or crosses the edge of a "
+                   "`repeat` body", place, found="a symbolic batch from elsewhere",
+                   expected="batches made by this flow, or given to this body", remedy="pass batches through calls; keep none in globals, defaults or closures")
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:
     return Problem("not-prompts", f"{what} samples from rows that were sampled already", place, found="rows of a group",
-                   expected="the prompts", remedy=f"call {what}(prompts, …)")  # fmt: skip
+                   expected="the prompts", remedy=f"call {what}(prompts, …)")
 
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
     return Problem("not-a-loss", f"{what} takes a loss after the batch", place, found=getattr(value, "__name__", type(value).__name__),
-                   expected="a function decorated with @loss", remedy="decorate it with @loss")  # fmt: skip
+                   expected="a function decorated with @loss", remedy="decorate it with @loss")
 
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
@@ -88,28 +91,28 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
     return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", place, found=found,
                    expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
                    remedy="merge only what was given for these rows; for a baseline per prompt merge its scores alone: "
-                          "batch |= reward(greedy, gives=\"baseline\")")  # fmt: skip
+                          "batch |= reward(greedy, gives=\"baseline\")")
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
     return Problem("repeat-keep", f"the repeat body '{name}' does not give 'keep'", place, definition, found=listed(columns),
                    expected="the group column keep: bool", nearest=nearest("keep", columns),
-                   remedy='merge a stage with rows="group" that gives "keep" before the body returns')  # fmt: skip
+                   remedy='merge a stage with rows="group" that gives "keep" before the body returns')
 
 
 def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
     return Problem("repeat-result", f"the repeat body '{name}' does not return a batch", place, definition, found=type(value).__name__,
-                   expected="a batch with the group column keep", remedy="return the batch")  # fmt: skip
+                   expected="a batch with the group column keep", remedy="return the batch")
 
 
 def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
-    return Problem("repeat-state", f"{what} sets state inside a repeat body", place, found=listed(names), expected="state that is only read",
-                   remedy="set it after the repeat")  # fmt: skip
+    return Problem("repeat-state", f"{what} sets state inside a repeat body", place, found=listed(names),
+                   expected="state that is only read", remedy="set it after the repeat")
 
 
 def state_rows(what: str, name: str, found: Kind | None, state: Kind | None, place: Place | None, definition: Place | None) -> Problem:
     return Problem("state-rows", f"{what} gives '{name}', which is state of the flow, as something else than one number", place, definition,
-                   found=f"{name}: {found}", expected=f"{name}: {state}", remedy="give one number, with dispatch=RANK0")  # fmt: skip
+                   found=f"{name}: {found}", expected=f"{name}: {state}", remedy="give one number, with dispatch=RANK0")
 
 
 def state_rules(stage: Stage, outputs: Sequence[Output], state: Iterable[str], place: Place | None) -> Iterator[Problem]:
@@ -117,13 +120,13 @@ def state_rules(stage: Stage, outputs: Sequence[Output], state: Iterable[str], p
     names = [output.name for output in outputs if output.name in set(state)]
     if names and stage.dispatch == ALL:
         yield Problem("state-dispatch", f"stage '{stage.name}' sets state on every rank", place, stage.place,
-                      found=f"{listed(names)} under {stage.dispatch}", expected="RANK0", remedy="write dispatch=RANK0")  # fmt: skip
+                      found=f"{listed(names)} under {stage.dispatch}", expected="RANK0", remedy="write dispatch=RANK0")
 
 
 def state_raised(flow: str, error: Exception, place: Place | None) -> Problem:
     return Problem("flow-state", f"the state of flow '{flow}' cannot be made: {type(error).__name__}: {error}", place,
                    found=type(error).__name__, expected="a function of the settings that gives numbers by name",
-                   remedy='write @flow(state=lambda hp: {"beta": hp.beta})')  # fmt: skip
+                   remedy='write @flow(state=lambda hp: {"beta": hp.beta})')
 
 
 def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Iterator[Problem]:
@@ -134,10 +137,10 @@ def role_rules(stage: Stage, roles: Sequence[str], place: Place | None) -> Itera
     if stage.on not in roles:
         yield Problem("unknown-role", f"{what} runs on the role '{stage.on}', which this flow has not", place, stage.place, found=stage.on,
                       expected=f"one of {listed(roles)}", nearest=nearest(stage.on, roles),
-                      remedy="name a role of the flow in on=, or give the flow that parameter")  # fmt: skip
+                      remedy="name a role of the flow in on=, or give the flow that parameter")
     if first != stage.on:
         yield Problem("role-parameter", f"{what} runs on the role '{stage.on}' but does not take it first", place, stage.place, found=first,
-                      expected=f"{stage.on} as the first parameter", remedy=f"write def {stage.name}({stage.on}, …)")  # fmt: skip
+                      expected=f"{stage.on} as the first parameter", remedy=f"write def {stage.name}({stage.on}, …)")
 
 
 def length_rules(stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind | None], place: Place | None) -> Iterator[Problem]:
@@ -149,7 +152,7 @@ def length_rules(stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind |
                           place, stage.place, found=f"{listed(given)}, from {listed(stage.signature.column_names)}",
                           expected=f"a column of {level} level among its parameters",
                           remedy="add `mask` to its parameters" if level is Level.TOKEN else "add `prompt_tokens` to its parameters",
-                          )  # fmt: skip
+                          )
 
 
 def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None) -> Iterator[Problem]:
@@ -160,25 +163,25 @@ def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: P
     rowwise = [name for name, level in levels.items() if level is not Level.SCALAR]
     if stage.dispatch == ALL and rowwise:
         yield Problem("all-gives-rows", f"{what} runs on every rank (ALL) but gives rows", place, stage.place, found=listed(rowwise),
-                      expected="scalar columns only", remedy="use DP_COMPUTE for rows, or give a scalar")  # fmt: skip
+                      expected="scalar columns only", remedy="use DP_COMPUTE for rows, or give a scalar")
     scalars = [name for name, level in levels.items() if level is Level.SCALAR]
     if scalars and stage.dispatch not in (ALL, RANK0):
         yield Problem("scalar-dispatch", f"{what} gives one value for the whole batch but sees only its share of the rows", place,
                       stage.place, found=f"{listed(scalars)} under {stage.dispatch}", expected="RANK0 or ALL",
-                      remedy="write dispatch=RANK0")  # fmt: skip
+                      remedy="write dispatch=RANK0")
     grouped = [name for name, level in levels.items() if level is Level.GROUP]
     if grouped and stage.dispatch != RANK0 and stage.rows != "group":
         yield Problem("group-dispatch", f"{what} gives group columns but may see a part of a group", place, stage.place,
-                      found=listed(grouped), expected='rows="group" or RANK0', remedy='write rows="group"')  # fmt: skip
+                      found=listed(grouped), expected='rows="group" or RANK0', remedy='write rows="group"')
     if (reads_groups or grouped) and not axis.grouped:
         yield Problem("no-groups", f"{what} works on groups, but these rows have none", place, stage.place, found="rows of the prompts",
-                      expected="rows made by generate, or pairs", remedy="call it on the batch that generate gives")  # fmt: skip
+                      expected="rows made by generate, or pairs", remedy="call it on the batch that generate gives")
     elif reads_groups and axis.samples == 1:
         yield Problem("single-groups", f"{what} works on groups, but each group has one row", place, stage.place, found="samples=1",
-                      expected="samples of at least 2", remedy="sample more responses per prompt: generate(…, samples=8)")  # fmt: skip
+                      expected="samples of at least 2", remedy="sample more responses per prompt: generate(…, samples=8)")
     elif reads_groups and stage.rows == "row" and stage.dispatch != RANK0:
         yield Problem("group-split", f"{what} reads 'group' but is given rows one by one, so a group may be split over ranks", place,
-                      stage.place, found='rows="row"', expected='rows="group" or RANK0', remedy='write rows="group"', severity="warning")  # fmt: skip
+                      stage.place, found='rows="row"', expected='rows="group" or RANK0', remedy='write rows="group"', severity="warning")
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
@@ -186,10 +189,10 @@ def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> I
     if loss.rows == "group" and not axis.grouped:
         yield Problem("no-groups", f"loss '{loss.name}' works on groups, but these rows have none", place, loss.place,
                       found="rows of the prompts", expected="rows made by generate, or pairs",
-                      remedy=f"pass {what} the batch that generate gives")  # fmt: skip
+                      remedy=f"pass {what} the batch that generate gives")
     elif loss.rows == "group" and axis.samples == 1:
         yield Problem("single-groups", f"loss '{loss.name}' works on groups, but each group has one row", place, loss.place,
-                      found="samples=1", expected="samples of at least 2", remedy="sample more responses per prompt")  # fmt: skip
+                      found="samples=1", expected="samples of at least 2", remedy="sample more responses per prompt")
 
 
 def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
@@ -197,13 +200,13 @@ def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
     for node in graph.nodes:
         if node.writes:
             yield Problem("repeat-update", f"'{node.name}' changes weights inside a repeat body", node.place, place,
-                          found=node.name, expected="sampling, scoring and stages", remedy="update after the repeat")  # fmt: skip
+                          found=node.name, expected="sampling, scoring and stages", remedy="update after the repeat")
 
 
 def repeat_prompts(made: Sequence[str], place: Place | None) -> Problem:
     return Problem("repeat-prompts", "repeat draws fresh prompts from the data, so it starts from the data as they come", place,
                    found=f"columns made by the flow: {listed(made)}" if made else "rows that were sampled", expected="the prompts",
-                   remedy="pass the flow's own prompts, and make further columns inside the body")  # fmt: skip
+                   remedy="pass the flow's own prompts, and make further columns inside the body")
 
 
 def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]]) -> Iterator[Problem]:
@@ -214,7 +217,7 @@ def replaced_unread(graph: Graph, replaced: Iterable[tuple[Column, Place | None]
         if column not in read and not _read_within(giver, column.name):
             yield Problem("replaced-unread", f"column '{column.name}' of '{giver.name}' is replaced before anything read it", place,
                           giver.place, found=f"a second '{column.name}'", expected="a reader between the two, or one of them",
-                          remedy=f'rename one of them: gives="…", or drop("{column.name}")')  # fmt: skip
+                          remedy=f'rename one of them: gives="…", or drop("{column.name}")')
 
 
 def _read_within(node: Node, name: str) -> bool:
@@ -249,4 +252,4 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
         if node.op is Op.STAGE and node.name in own and unread:
             yield Problem("never-read", f"stage '{node.name}' gives {listed(unread)}, which nothing reads", node.place, node.definition,
                           found=listed(unread), expected="a later stage, loss or verb that reads it",
-                          remedy="remove it, or read it", severity="warning")  # fmt: skip
+                          remedy="remove it, or read it", severity="warning")

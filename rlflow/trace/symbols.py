@@ -32,7 +32,7 @@ def refuse(use: str, remedy: str) -> NoReturn:
     raise FlowError(
         Problem("symbol-as-value", f"a batch has no rows while the flow is traced, so it cannot be used {use}", call_place(),
                 found=f"a batch used {use}", expected="stages, verbs, merges and settings only", remedy=remedy)
-    )  # fmt: skip
+    )
 
 
 INTO_STAGE = "put the computation inside a @stage"
@@ -160,7 +160,7 @@ class SymbolicBatch(Symbol):
             raise AttributeError(name)
         options = ("select", "drop", "rename", "columns")
         raise FlowError(Problem("unknown-attribute", f"a batch has no '{name}'", call_place(), found=name, expected=", ".join(options),
-                                nearest=nearest(name, options), remedy="read columns inside a @stage"))  # fmt: skip
+                                nearest=nearest(name, options), remedy="read columns inside a @stage"))
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{name}: {kind or 'own'}" for name, kind in self.columns.items())
@@ -197,7 +197,7 @@ class SymbolicRole:
             raise AttributeError(name)
         raise FlowError(Problem("unknown-verb", f"role '{self._name}' has no verb '{name}'", call_place(), found=name,
                                 expected=", ".join((*VERBS, f"{self._name}(batch)")), nearest=nearest(name, VERBS),
-                                remedy="write one of the verbs, or a @stage(on=\"…\") of your own"))  # fmt: skip
+                                remedy="write one of the verbs, or a @stage(on=\"…\") of your own"))
 
     def __repr__(self) -> str:
         return f"<role {self._name}>"

@@ -144,13 +144,13 @@ class Tracer:
         inputs = self.inputs(batch, stage.signature.columns, what, stage.place)
         sound = [output for output in outputs if stage.gives[output.source] in (None, output.kind)]
         self.report(*rules.stage_rules(stage, sound, axis, place), *rules.role_rules(stage, self.context.roles, place),
-                    *rules.state_rules(stage, outputs, self.state, place))  # fmt: skip
+                    *rules.state_rules(stage, outputs, self.state, place))
         if len(inputs) == len(stage.signature.columns):
             self.report(*rules.length_rules(stage, sound, [batch.columns.get(item.parameter) for item in inputs], place))
         node = self.add(
             Op.STAGE, stage.name, batch.axis, inputs=inputs, outputs=outputs, settings=bound, role=stage.on, dispatch=str(stage.dispatch),
             rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place, definition=stage.place,
-        )  # fmt: skip
+        )
         self.functions[node.name] = stage
         result = self.symbols(node)
         self.state = self.state | {name: held for name, held in result.held.items() if name in self.state}
@@ -180,7 +180,7 @@ class Tracer:
     def _settings(
         self, what: str, signature: Signature, given: Mapping[str, Any], place: Place | None, definition: Place | None,
         skip: tuple[str, ...] = (), also: tuple[str, ...] = (),
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Settings of a stage or loss; ``also`` are names that the same call takes for itself."""
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in given:
@@ -211,7 +211,7 @@ class Tracer:
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
         node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs, outputs=outputs, settings=bound, role=role,
-                        makes=makes, timeout=verbs.DEADLINES["generate"], place=place)  # fmt: skip
+                        makes=makes, timeout=verbs.DEADLINES["generate"], place=place)
         return self.batch(makes, prompts.held | self.symbols(node).held)
 
     def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
@@ -241,7 +241,8 @@ class Tracer:
         needs = [ColumnParameter(name, standard_kind(name), False) for name in reads]
         more = [n for n in (*verbs.MODEL_READS, "prompt", "entry") if n in batch.held and n not in reads]
         inputs = self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)
-        node = self.add(Op.REWARD, role, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=verbs.DEADLINES["reward"], place=place)
+        timeout = verbs.DEADLINES["reward"]
+        node = self.add(Op.REWARD, role, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=timeout, place=place)
         return self.symbols(node)
 
     def update(self, role: str, batch: Any, loss: Any, settings: dict[str, Any]) -> None:
@@ -256,11 +257,11 @@ class Tracer:
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
             if item.parameter not in {known.parameter for known in inputs}
-        )  # fmt: skip
+        )
         self.report(*rules.update_rules(loss, self.recorded.axes[batch.axis], what, place))
         node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings={**bound, **bound_loss},
                         role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
-                        definition=loss.place)  # fmt: skip
+                        definition=loss.place)
         self.functions[node.name] = loss
 
     # -- merging -------------------------------------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ class Tracer:
             if "keep" not in result.held:
                 self.report(rules.no_keep(name, list(result.held), place, definition_place(body)))
             graph = Graph(name, tuple(self.recorded.nodes), tuple(self.recorded.axes),
-                          results=tuple(Input(n, held.column) for n, held in result.held.items()), rows=result.axis)  # fmt: skip
+                          results=tuple(Input(n, held.column) for n, held in result.held.items()), rows=result.axis)
             kinds, axis, replaced = result.columns, self.recorded.axes[result.axis], self.recorded.replaced
         self.report(*rules.body_rules(graph, place), *rules.replaced_unread(graph, replaced), *rules.never_read(graph, self.functions))
         inputs = tuple(Input(n, held.column) for n, held in (prompts.held | self.state).items())
@@ -331,7 +332,7 @@ class Tracer:
         outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
         node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=bound,
                         makes=makes, body=graph, digest=digest(body), timeout=float("inf"), place=place,
-                        definition=definition_place(body))  # fmt: skip
+                        definition=definition_place(body))
         self.recorded.nodes[-1] = node = replace(node, call=call)
         return self.symbols(node)
 

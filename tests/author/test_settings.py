@@ -44,7 +44,7 @@ def test_each_field_has_the_comment_on_its_lines():
     assert comments == {
         "seed": "where chance begins", "samples": "responses per prompt; a # in it stays", "clip": "trust region", "mean": "",
         "critic": "learn a baseline", "beta": "already 0", "limit": "None: no limit", "mode": "", "names": "made anew",
-    }  # fmt: skip
+    }
 
 
 def test_each_field_has_its_line_and_its_default():
@@ -67,7 +67,7 @@ def test_a_dataclass_without_source_has_no_comments():
         (int, "3", 3), (float, "1e-5", 1e-5), (bool, "true", True), (bool, "False", False), (str, "a b", "a b"),
         (Literal["tokens", "rows"], "rows", "rows"), (int | None, "none", None), (int | None, "4", 4), (str, "none", "none"),
     ],
-)  # fmt: skip
+)
 def test_text_becomes_a_value_of_the_type(type_, text, value):
     assert parse(type_, text) == value
 
@@ -78,7 +78,7 @@ def test_text_becomes_a_value_of_the_type(type_, text, value):
         (Annotated[float, Gt(0)], 0.0, "float > 0"), (Annotated[int, Ge(1), Le(9)], "10", "int >= 1 and <= 9"),
         (bool, "maybe", "bool"), (Literal["a", "b"], "c", "'a' | 'b'"), (int | None, "x", "int | None"), (int, 0.5, "int"),
     ],
-)  # fmt: skip
+)
 def test_a_value_that_does_not_fit_says_what_would(type_, value, expected):
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}: "):
         parse(type_, value)

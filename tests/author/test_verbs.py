@@ -23,7 +23,7 @@ def test_defaults_are_filled_in_and_lists_become_tuples():
         (verbs.UPDATE, "epochs", 0), (verbs.UPDATE, "minibatch", 0), (verbs.UPDATE, "mean", "token"), (verbs.UPDATE, "mean", 0),
         (verbs.UPDATE, "after", -1), (verbs.REPEAT, "groups", 0), (verbs.REPEAT, "tries", -1),
     ],
-)  # fmt: skip
+)
 def test_a_value_out_of_range_is_refused(specification, name, value):
     given = {n: 1 for n, setting in specification.items() if setting.default is verbs.REQUIRED} | {name: value}
     with pytest.raises(FlowError) as caught:
@@ -41,7 +41,7 @@ def test_all_problems_of_a_call_are_found_at_once():
         verbs.bind("actor.generate", verbs.GENERATE, {"max_token": 8, "samples": 0})
     assert [(p.code, p.found, p.nearest) for p in caught.value.problems] == [
         ("unknown-setting", "max_token", "max_tokens"), ("setting-range", "samples=0", None), ("missing-setting", "nothing", None),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_trace_goes_on_with_settings_that_are_possible():

@@ -20,7 +20,7 @@ EOS = 1
 
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "eos_token_id": EOS, "pad_token_id": EOS,
-         "bos_token_id": 2, "initializer_range": 0.1}  # fmt: skip
+         "bos_token_id": 2, "initializer_range": 0.1}
 GPT2 = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, eos_token_id=EOS, bos_token_id=2,
                   pad_token_id=EOS, initializer_range=0.1)
 CONFIGS = {

@@ -16,7 +16,7 @@ PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8], list(range(5, 40)), [9, 9]])
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "eos_token_id": 1, "pad_token_id": 1, "bos_token_id": 2, "initializer_range": 0.1,
-}  # fmt: skip
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ARCHITECTURES = {
     "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},  # learned positions
@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "Lfm2": {"layer_types": ["conv", "full_attention"]},
     "Glm4": {},
     "Olmo2": {},
-}  # fmt: skip
+}
 
 
 @loss

@@ -27,7 +27,7 @@ def test_draws_follow_the_distribution(temperature):
     ("options", "kept"),
     [({"top_k": 2}, [0, 1]), ({"top_p": 0.74}, [0, 1]), ({"top_p": 0.76}, [0, 1, 2]), ({"top_p": 1e-9}, [0]), ({"top_k": 9}, range(5)),
      ({"top_k": 3, "top_p": 0.8}, [0, 1])],
-)  # fmt: skip
+)
 def test_truncation_keeps_the_likeliest_and_logprobs_are_of_what_is_left(options, kept):
     expected = torch.zeros(5)
     expected[list(kept)] = LOGITS.softmax(-1)[list(kept)]

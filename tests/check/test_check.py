@@ -29,7 +29,7 @@ OWN_ROWS = (
 def says(code, found, expected, remedy, nearest=None, variant="", severity="error"):
     return {
         "code": code, "found": found, "expected": expected, "remedy": remedy, "nearest": nearest, "variant": variant, "severity": severity,
-    }  # fmt: skip
+    }
 
 
 def merge(name):
@@ -466,7 +466,7 @@ def test_a_call_over_several_lines_is_placed_at_its_first(tmp_path):
          "int >= 2: input should be a valid integer, unable to parse string as an integer", None),
         ("--hp.beta", "-1", "setting-range", "'-1'", "float >= 0: input should be greater than or equal to 0", None),
     ],
-)  # fmt: skip
+)
 def test_a_flag_that_does_not_fit_is_refused(flag, value, code, found, expected, nearest):
     from rlflow.cli.check import judged
 

@@ -14,7 +14,8 @@ NULL = ["--backend", "null", "--iterations", "3", "--prompts", "4", "--hp.max_to
 
 
 def rlflow(*words, cwd, **options):
-    return subprocess.run([sys.executable, "-m", "rlflow.cli.main", *words], cwd=cwd, capture_output=True, text=True, timeout=120, **options)
+    command = [sys.executable, "-m", "rlflow.cli.main", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **options)
 
 
 def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
@@ -64,7 +65,7 @@ def called(monkeypatch, capsys, tmp_path):
     (["--device", "cuda"], "no usable GPU"),
     (["--reward", "tusk"], "task"),
     (["--reward", "none.py:f"], "none.py"),
-], ids=lambda words: words[0][0])  # fmt: skip
+], ids=lambda words: words[0][0])
 def test_what_does_not_fit_is_said_in_a_few_lines_and_exits_2(tmp_path, called, words):
     flags, says = words
     code, out, err = called("run", "ppo", *NULL, *flags)
@@ -107,7 +108,8 @@ def test_a_stage_that_raises_exits_1_with_its_place_and_shapes(tmp_path):
 def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ndef score(completion):\n    time.sleep(60)\n    return 1.0\n")
     words = [sys.executable, "-m", "rlflow.cli.main", "run", "ppo", *NULL, "--reward", "slow.py:score"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, **pipes) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("run: ")

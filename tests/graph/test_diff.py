@@ -36,11 +36,11 @@ def test_a_setting_changes_what_it_changes(ppo):
         ("actor.logprobs(batch)", "actor.logprobs(batch, gives=('logprobs', 'entropy'))",
          "~ actor.logprobs: gives entropy (token float32)"),
     ],
-)  # fmt: skip
+)
 def test_each_kind_of_change_has_its_line(graph_of, repeated_text, repeated, old, new, line):
     assert old in repeated_text
     lines = [str(difference).replace("~ repeat.body: in its body: ~ ", "~ repeat.body: in its body: ")
-             for difference in diff(repeated, graph_of(repeated_text.replace(old, new)))]  # fmt: skip
+             for difference in diff(repeated, graph_of(repeated_text.replace(old, new)))]
     assert line in lines
 
 

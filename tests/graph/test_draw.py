@@ -15,7 +15,7 @@ def test_the_text_has_a_line_for_each_node(repeated):
     assert lines[0] == "flow repeated(groups=4, limit=inf)"
     assert [line.split()[0] for line in lines[1:]] == [
         "prompts", "state", "repeat.body", "|", "|", "|", "|", "|", "actor.logprobs", "raise_bar", "actor.update", "state",
-    ]  # fmt: skip
+    ]
     assert lines[-1] == "  state bar = 0.25, then raise_bar.bar"
 
 

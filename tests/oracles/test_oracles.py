@@ -41,7 +41,7 @@ OTHER = {
     "orlhf-pl-5": "importance weights have a lower bound too",
     "nemo-pg-1": "KL in the loss", "nemo-pg-3": "KL in the loss", "trl-loss-kl": "KL in the loss",
     "trl-loss-higher": "another clip upwards than downwards",
-}  # fmt: skip
+}
 
 
 def covered(table):
@@ -57,7 +57,7 @@ GAE = {
     "verl-gae-1": ("advantages_raw", "advantages_whitened", "returns"), "verl-gae-3": ("advantages_raw", "advantages_whitened", "returns"),
     "verl-gae-5": ("advantages_raw", "advantages_whitened", "returns"), "slime-gae-1": ("advantages", "returns"),
     "orlhf-gae-1": ("advantages", "returns"), "nemo-gae-1": ("advantages_whitened", "returns"),
-}  # fmt: skip
+}
 
 
 @covered(GAE)
@@ -102,7 +102,7 @@ def test_masked_mean(name):
 KL = {
     "verl-kl-k1": "k1", "verl-kl-k3": "k3", "verl-kl-low_var_kl": "k3", "slime-kl-k1": "k1", "slime-kl-k3": "k3",
     "orlhf-kl-k1": "k1", "orlhf-kl-k3": "k3",
-}  # fmt: skip
+}
 
 
 @covered(KL)
@@ -142,7 +142,7 @@ def averaged(value, mask, mean):
 VALUE = {
     "verl-value-1": "tokens", "verl-value-3": "row-tokens", "verl-value-5": "tokens", "areal-value-mse": "tokens",
     "orlhf-value-1": "tokens", "orlhf-value-3": "row-tokens",
-}  # fmt: skip
+}
 
 
 @covered(VALUE)
@@ -159,7 +159,7 @@ POLICY = {
     "verl-ppo-1": "tokens", "verl-ppo-7": "tokens", "verl-ppo-seq-mean-token-sum": 1.0, "areal-dec-1": "tokens", "orlhf-pl-1": "tokens",
     "orlhf-pl-3": "row-tokens", "trl-loss-grpo": "row-tokens", "trl-loss-bnpo": "tokens", "trl-loss-dr_grpo": 10.0,
     "trl-loss-dapo": "tokens", "trl-loss-tis": "tokens",
-}  # fmt: skip
+}
 
 
 @covered(POLICY)
@@ -196,6 +196,6 @@ def test_policy_loss_per_token(name):
 
 def test_every_case_is_compared_or_has_its_reason():
     compared = {*GAE, *KL, *VALUE, *POLICY, "verl-whiten-1", "verl-whiten-3", "verl-whiten-5", "verl-maskedmean-nan", "slime-kl-unbiased",
-                "verl-kl-reward", "orlhf-klrew-1", "areal-ppo-1", "slime-pl-1"}  # fmt: skip
+                "verl-kl-reward", "orlhf-klrew-1", "areal-ppo-1", "slime-pl-1"}
     assert compared | set(OTHER) == set(CASES)
     assert not compared & set(OTHER)

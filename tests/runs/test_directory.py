@@ -58,5 +58,6 @@ def test_sample_rows_pair_each_response_with_its_own_prompt():
     records = {"prompt": prompts, "completion": Batch(rows, {"completion": completion}), "scores": scores}
     records = {name: batch.select(name) for name, batch in records.items()}
     shown = directory.sample_rows(records, 3)
-    assert [(row["prompt"], row["completion"], row["scores"]) for row in shown] == [("p0", "c00", 0.0), ("p0", "c01", 1.0), ("p1", "c10", None)]
+    paired = [(row["prompt"], row["completion"], row["scores"]) for row in shown]
+    assert paired == [("p0", "c00", 0.0), ("p0", "c01", 1.0), ("p1", "c10", None)]
     assert torch.equal(rows.slots, torch.tensor([0, 0, 1, 1]))

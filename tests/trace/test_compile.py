@@ -375,7 +375,7 @@ USES = {
     "lt": lambda b: b["tokens"] < 3, "sum": lambda b: sum(b["tokens"]), "max": lambda b: max(b, b["tokens"]), "abs": lambda b: abs(b),
     "round": lambda b: round(b["tokens"]), "index": lambda b: b[0], "slice": lambda b: b[:2], "attribute": lambda b: b["tokens"].shape,
     "set": lambda b: b.__setitem__("x", 1), "rows": lambda b: b.rows([0]), "chunk": lambda b: b.chunk(2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("use", USES)
@@ -401,7 +401,7 @@ def test_what_a_symbol_can_say_it_says():
     traced(f)
     assert said == {
         "contains": True, "absent": False, "text": "Batch(traced; mask: token bool)", "column": "<column mask, not known while tracing>",
-    }  # fmt: skip
+    }
 
 
 def test_a_batch_of_a_finished_trace_is_refused_by_stages_too():

@@ -1,0 +1,36 @@
+"""How long tracing a flow takes, warm: `python benchmarks/compile.py [ALGORITHM] [--repeats N]` prints the median in milliseconds."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from rlflow.author.load import load_flow
+from rlflow.check.check import check
+from rlflow.trace.compile import compile_flow
+
+
+def milliseconds(repeats: int, call) -> float:
+    """Median time of a call, after one that is not counted."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("algorithm", nargs="?", default="ppo")
+    parser.add_argument("--repeats", type=int, default=50)
+    arguments = parser.parse_args()
+    flow = load_flow(arguments.algorithm)
+    print(f"{flow.name}: compile {milliseconds(arguments.repeats, lambda: compile_flow(flow)):.2f} ms")
+    print(f"{flow.name}: check with every variant {milliseconds(arguments.repeats, lambda: check(flow)):.2f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The manifest: every file of a checkpoint with its size and digest, which tensors lie where, and the state. It carries a digest of
+itself over its exact bytes, so that a flipped bit in a seed is seen like one in a weight."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rlflow.checkpoints import names, state
+
+FORMAT = "rlflow-checkpoint"
+VERSION = 1
+LARGEST = 256 << 20  # bytes of a manifest: more is not read at all
+_HEAD, _MIDDLE, _END = b'{"sha256": "', b'",\n"manifest": ', b"}\n"
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\Z")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Entry(BaseModel):
+    """A file: how long it is and what it hashes to."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    bytes: Count
+    sha256: Digest
+
+
+class Manifest(BaseModel):
+    """groups: group → file → names of the tensors in it, in the order in which they were given."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    format: Literal["rlflow-checkpoint"] = "rlflow-checkpoint"
+    version: Literal[1] = 1
+    iteration: Count
+    files: dict[str, Entry]
+    groups: dict[str, dict[str, list[str]]]
+    state: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        for name in self.files:
+            if not names.is_file(name):
+                raise ValueError(f"the file name {name!r} is refused: expected {names.EXPECTED}")
+        shards = [file for files in self.groups.values() for file in files]
+        if len(set(shards)) != len(shards) or not set(shards) <= self.files.keys():
+            raise ValueError("a group names a file twice, or one that is not listed")
+        return self
+
+    def shards(self) -> dict[str, tuple[str, list[str]]]:
+        """File → its group and the names of its tensors. The other files are the caller's."""
+        return {file: (group, tensors) for group, files in self.groups.items() for file, tensors in files.items()}
+
+
+def encode(manifest: Manifest) -> bytes:
+    body = state.dumps(manifest.model_dump())
+    return _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _END
+
+
+def decode(data: bytes) -> Manifest:
+    """What ``encode`` wrote. Raises ValueError saying what is wrong with it."""
+    digest, body = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
+    if data != _HEAD + digest + _MIDDLE + body + _END or hashlib.sha256(body).hexdigest().encode() != digest:
+        raise ValueError("it is not what was written: its own digest differs")
+    content = state.loads(body)
+    kind = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
+    if kind != (FORMAT, VERSION):
+        raise ValueError(f"found {kind[0]} version {kind[1]}, expected {FORMAT} version {VERSION}")
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise ValueError("; ".join(one["msg"] for one in error.errors()[:4])) from error

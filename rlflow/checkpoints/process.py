@@ -1,0 +1,80 @@
+"""Who a process is, in words that outlast it: a pid alone is soon somebody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """started: clock ticks since boot. boot: of the kernel. space: the pid namespace; one pid means another process in each."""
+
+    pid: int
+    started: str
+    boot: str
+    space: str
+    host: str
+
+    @classmethod
+    def this(cls) -> Process:
+        return cls(os.getpid(), _started(os.getpid()) or "", _boot(), _space(), socket.gethostname())
+
+    def alive(self) -> bool | None:
+        """None where it cannot be told from here: another machine or another container."""
+        if self.host != socket.gethostname() and self.boot != _boot():
+            return None
+        if self.boot != _boot():
+            return False  # this machine has been started anew since
+        if self.space != _space():
+            return None
+        return _alive(self.pid) if not self.started else _started(self.pid) == self.started
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def parsed(values: object) -> Process | None:
+    """The process that a mapping tells of; None where it tells of none."""
+    if not isinstance(values, dict) or not isinstance(values.get("pid"), int):
+        return None
+    words = [values.get(name) for name in ("started", "boot", "space", "host")]
+    if not all(isinstance(word, str) for word in words):
+        return None
+    return Process(values["pid"], *map(str, words))
+
+
+def _started(pid: int) -> str | None:
+    """None for a process that is gone or waits only to be collected."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name before may hold anything
+    except (OSError, ValueError):
+        return None
+    return None if fields[0] in ("Z", "X") else fields[19]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _space() -> str:
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""

@@ -1,0 +1,57 @@
+"""A role's part of a snapshot: its trainer's state as groups in Hugging Face names, and the small files of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from rlflow.checkpoints.snapshot import Groups
+from rlflow.errors import PlanError
+
+PARAMETERS = "parameters"
+OPTIMIZER = "optimizer"
+SMALL = 64 << 20  # bytes: a tokenizer has less
+SUFFIXES = (".json", ".txt", ".model", ".jinja")  # config and tokenizer; no code
+
+
+def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """What ``Trainer.state()`` gave as the groups ``ROLE.parameters``, in Hugging Face names, and ``ROLE.optimizer``, all else."""
+    prefix = PARAMETERS + "/"
+    own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    rest = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
+    return {f"{role}.{PARAMETERS}": own, f"{role}.{OPTIMIZER}": rest}
+
+
+def trainer_state(tensors: Groups, role: str) -> dict[str, Tensor]:
+    """What ``Trainer.restore()`` takes. Raises PlanError where the checkpoint has no such role."""
+    parameters, rest = (tensors.get(f"{role}.{kind}") for kind in (PARAMETERS, OPTIMIZER))
+    if parameters is None or rest is None:
+        raise no_role(role, tensors)
+    return {f"{PARAMETERS}/{name}": tensor for name, tensor in parameters.items()} | dict(rest)
+
+
+def roles_of(tensors: Groups) -> list[str]:
+    return [group.removesuffix("." + PARAMETERS) for group in tensors if group.endswith("." + PARAMETERS)]
+
+
+def no_role(role: str | None, tensors: Groups) -> PlanError:
+    roles = roles_of(tensors)
+    message = f"the checkpoint has no role '{role}'" if role else "the checkpoint has several roles" if roles else "the checkpoint has no role"
+    return PlanError.of("checkpoint-role", message, found=", ".join(roles) or "none", expected="one of its roles", remedy="name one")
+
+
+def model_files(folder: Path, role: str) -> dict[str, bytes]:
+    """The small files of a Hugging Face folder that an export needs, as ``ROLE/NAME``: config, generation config, tokenizer.
+
+    Raises PlanError for one that is too large to be any of these.
+    """
+    files = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in SUFFIXES and path.is_file() and not path.name.endswith(".index.json"):
+            if path.stat().st_size > SMALL:
+                raise PlanError.of("model-file", f"'{path}' is too large for a model's config or tokenizer",
+                                   found=f"{path.stat().st_size} bytes", expected=f"at most {SMALL}")  # fmt: skip
+            files[f"{role}/{path.name}"] = path.read_bytes()
+    return files

@@ -1,0 +1,65 @@
+"""A snapshot: all that a run needs to go on from an iteration, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.checkpoints import names, tensors
+from rlflow.checkpoints.state import plain
+from rlflow.errors import PlanError
+
+Groups = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """tensors: group → name → tensor, such as ``actor.parameters``; they must not change while they are written (``host_copy``).
+    state: plain JSON values, copied here. files: ``NAME`` or ``FOLDER/NAME`` → bytes, such as ``actor/config.json``.
+
+    Raises PlanError for a name that is no file name, a dtype that safetensors lacks, or state that is not JSON.
+    """
+
+    iteration: int
+    tensors: Groups = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.iteration < 10**18:
+            raise PlanError.of("checkpoint-iteration", "a checkpoint belongs to an iteration", found=str(self.iteration), expected="0 or more")
+        for group, members in self.tensors.items():
+            _check_group(group, members)
+        for name in self.files:
+            if not names.is_file(name) or name.removesuffix(".safetensors") in self.tensors:
+                raise _refused("file", name, names.EXPECTED + ", unlike a group's")
+        object.__setattr__(self, "state", plain(self.state))
+
+    @property
+    def bytes(self) -> int:
+        """What it takes on disk, without headers and state."""
+        return sum(tensors.size(members) for members in self.tensors.values()) + sum(len(data) for data in self.files.values())
+
+
+def _check_group(group: str, members: Mapping[str, Tensor]) -> None:
+    if not names.is_group(group) or names.of_step(group):
+        raise _refused("group", group, "letters, digits, '.', '_' and '-'")
+    for name, tensor in members.items():
+        if name == "__metadata__" or "\0" in name:
+            raise _refused("tensor", name, "a name that safetensors does not use itself")
+        if tensor.dtype not in tensors.DTYPES or tensor.layout is not torch.strided:
+            raise PlanError.of("checkpoint-dtype", f"the tensor '{group}/{name}' cannot be written", expected="a dense tensor of a "
+                               "common dtype", found=f"{tensor.dtype}, {tensor.layout}")  # fmt: skip
+
+
+def _refused(what: str, name: str, expected: str) -> PlanError:
+    return PlanError.of("checkpoint-name", f"a checkpoint's {what} cannot have this name", found=repr(name), expected=expected)
+
+
+def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory, so that training may go on while they are written. Tied tensors come apart."""
+    return {name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for name, tensor in tensors.items()}

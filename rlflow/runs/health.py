@@ -1,0 +1,90 @@
+"""Standard health metrics of an iteration, from the columns that it has anyway: nothing is computed by a model for them.
+
+    policy/kl_reference      mean over tokens of the k3 estimate of KL(policy, reference), nats (Schulman, "Approximating KL divergence")
+    policy/kl_sampler        the same between trainer and sampler: 0 but for rounding where both hold the same weights
+    policy/mismatch_max      largest |logprobs - sampled_logprobs| of a token
+    policy/entropy           mean entropy, nats; without an `entropy` column the mean of -logprobs, which estimates it
+    critic/explained_variance  1 - Var(returns - values) / Var(returns)
+    reward/missing_rate      share of rows without a score
+    reward/flat_groups       share of groups whose scores are all equal: they carry no signal
+    response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlflow.batch import Batch
+from rlflow.maths import kl
+
+TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
+READ = (*TOKENS, "tokens", "scores", "finish")
+
+
+def health(records: Mapping[str, Batch]) -> dict[str, float]:
+    """Metrics of the columns that were recorded; each absent where its columns are."""
+    flat = _under_mask(records)
+    return {**_policy(flat), **_critic(flat), **_scores(records), **_responses(records)}
+
+
+def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
+    """Token columns over the rows of ``mask``, flat and under it, in float64."""
+    if "mask" not in records:
+        return {}
+    axis, mask = records["mask"].axis, records["mask"].data["mask"].value
+    found = {name: records[name] for name in TOKENS[1:] if name in records and records[name].axis is axis}
+    return {name: batch.data[name].value[mask].double() for name, batch in found.items()}
+
+
+def _policy(flat: Mapping[str, Tensor]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if "logprobs" in flat:
+        found["policy/entropy"] = _mean(flat.get("entropy", -flat["logprobs"]))
+        if "ref_logprobs" in flat:
+            found["policy/kl_reference"] = _mean(kl(flat["logprobs"], flat["ref_logprobs"], "k3"))
+        if "sampled_logprobs" in flat:
+            found["policy/kl_sampler"] = _mean(kl(flat["logprobs"], flat["sampled_logprobs"], "k3"))
+            apart = (flat["logprobs"] - flat["sampled_logprobs"]).abs()
+            found["policy/mismatch_max"] = float(apart.max()) if len(apart) else 0.0
+    return found
+
+
+def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
+    if "values" not in flat or "returns" not in flat or len(flat["returns"]) < 2:
+        return {}
+    spread = flat["returns"].var()
+    return {"critic/explained_variance": float(1 - (flat["returns"] - flat["values"]).var() / spread) if spread > 0 else 0.0}
+
+
+def _scores(records: Mapping[str, Batch]) -> dict[str, float]:
+    if "scores" not in records or not len(records["scores"]):
+        return {}
+    batch = records["scores"]
+    scores, slots, groups = batch["scores"].double(), batch.axis.slots, batch.axis.groups
+    found = {"reward/missing_rate": float(scores.isnan().double().mean())}
+    if batch.axis.grouped and groups < len(batch):
+        high = torch.full((groups,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(-torch.inf), "amax")
+        low = torch.full((groups,), torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(torch.inf), "amin")
+        found["reward/flat_groups"] = float((high <= low).double().mean())
+    return found
+
+
+def _responses(records: Mapping[str, Batch]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    if "tokens" in records and len(records["tokens"]):
+        lengths = records["tokens"].data["tokens"].lengths
+        assert lengths is not None
+        found["response/length"] = float(lengths.double().mean())
+    if "finish" in records and len(records["finish"]):
+        finish = records["finish"]["finish"]
+        found["response/truncated"] = sum(reason == "length" for reason in finish) / len(finish)
+    return found
+
+
+def _mean(values: Tensor) -> float:
+    """Mean of what is finite, 0 of nothing."""
+    kept = values[values.isfinite()]
+    return float(kept.mean()) if len(kept) else 0.0

@@ -1,0 +1,103 @@
+"""A picture of a run at one moment, and drawing it: the live view and `rlflow watch` show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlflow.errors import printable
+from rlflow.watch.names import renamed, reward_roles
+
+STAGES = 8  # nodes with a bar of their own, the slowest
+RECENT = 20  # iterations whose mean time tells how long the rest will take
+KL = {"objective/kl": "KL", "actor/ppo_kl": "KL (old)", "rollout_corr/kl": "KL (sampler)"}
+
+
+@dataclass
+class Frame:
+    """What is shown. ``metrics`` under rlflow's names; ``done`` counts finished iterations; ``running`` is the seconds since."""
+
+    flow: str = ""
+    place: str = ""
+    state: str = "running"
+    done: int = 0
+    iterations: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    evaluated: int = 0
+    stages: Mapping[str, float] = field(default_factory=dict)
+    recent: list[float] = field(default_factory=list)  # seconds of the last iterations
+    running: float = 0.0
+
+
+def draw(frame: Frame, width: int) -> RenderableType:
+    """The frame for a terminal of ``width`` columns."""
+    return Group(_head(frame, width), _numbers(frame), _stages(frame, width))
+
+
+def _head(frame: Frame, width: int) -> RenderableType:
+    title = Text(f"{printable(frame.flow)}  {printable(frame.place)}", style="bold", no_wrap=True, overflow="ellipsis")
+    grid = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=max(frame.iterations, 1), completed=frame.done, width=max(min(40, width // 3), 4))
+    grid.add_row(Text(f"iteration {frame.done}/{frame.iterations}", no_wrap=True), bar, Text(_time(frame), no_wrap=True, overflow="ellipsis"))
+    return Group(title, grid)
+
+
+def _time(frame: Frame) -> str:
+    if frame.state != "running":
+        return frame.state
+    if not frame.recent:
+        return f"{spoken(frame.running)} in the first"
+    mean = sum(frame.recent) / len(frame.recent)
+    left = max((frame.iterations - frame.done) * mean - min(frame.running, mean), 0.0)
+    return f"{spoken(mean)} each, {spoken(left)} left" if frame.done < frame.iterations else "ending"
+
+
+def _numbers(frame: Frame) -> Text:
+    """Figures side by side; they wrap where the terminal is narrow, and never within one."""
+    line = Text(overflow="fold")
+    for name, value in figures(frame):
+        line.append(f"{printable(name)} ", style="dim").append(value.replace(" ", "\u00a0"), style="bold").append("   ")
+    return line
+
+
+def figures(frame: Frame) -> list[tuple[str, str]]:
+    """Name and text of each number that is there."""
+    metrics = renamed(frame.metrics)
+    found = [(role, f"{frame.metrics[f'{role}/mean']:.3f}") for role in reward_roles(frame.metrics)[:3]
+             if frame.metrics[f"{role}/mean"] is not None]  # fmt: skip
+    sampled = frame.evaluation.get("evaluation/sampled")
+    if sampled is not None:
+        found.append(("accuracy", f"{sampled:.1%} (after {frame.evaluated})"))
+    found += [(label, f"{metrics[name]:.4f}") for name, label in KL.items() if name in metrics]
+    shown = {"actor/entropy": ("entropy", "{:.3f}"), "response_length/mean": ("length", "{:.1f}"),
+             "response_length/clip_ratio": ("truncated", "{:.1%}"), "perf/tokens_per_second": ("tokens/s", "{:,.0f}"),
+             "actor/pg_clipfrac": ("clipped", "{:.1%}"), "actor/grad_norm": ("gradient", "{:.3g}")}  # fmt: skip
+    return found + [(label, form.format(metrics[name])) for name, (label, form) in shown.items() if name in metrics]
+
+
+def _stages(frame: Frame, width: int) -> RenderableType:
+    """A bar for each of the slowest nodes: its share of the iteration. Overlapping nodes share more than the whole."""
+    total = frame.metrics.get("seconds") or sum(frame.stages.values()) or 1.0
+    grid = Table.grid(padding=(0, 1))
+    slowest = sorted(frame.stages.items(), key=lambda item: -item[1])
+    for name, seconds in slowest[:STAGES]:
+        bar = ProgressBar(total=total, completed=min(seconds, total), width=max(min(30, width // 4), 4))
+        share = Text(f"{seconds / total:4.0%} {spoken(seconds)}", no_wrap=True)
+        grid.add_row(Text(f"  {printable(name)}", no_wrap=True, overflow="ellipsis"), bar, share)
+    if len(slowest) > STAGES:
+        grid.add_row(Text(f"  and {len(slowest) - STAGES} more", style="dim"))
+    return grid
+
+
+def spoken(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"

@@ -1,0 +1,110 @@
+"""The live view: one frame at the foot of the terminal, drawn again a few times a second; notes scroll by above it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+import rich.live
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from rlflow.errors import printable
+from rlflow.watch.frame import RECENT, Frame, draw
+from rlflow.watch.plain import accuracy
+from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+
+EVERY_SECONDS = 0.25
+
+
+def lively(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+class Live:
+    """Shows the run at the foot of a terminal. What cannot be drawn is said in the frame's place, and the run goes on."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = Console(file=stream, highlight=False)
+        self._clock, self._since = clock, clock()
+        self._held_out = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._failed: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._live: rich.live.Live | None = None
+        self.frame = Frame()
+
+    def start(self, run: RunInfo) -> None:
+        self.note(f"run: {run.folder}")
+        self.frame = Frame(run.flow, str(run.folder), iterations=run.iterations)
+        self._held_out, self._since = run.held_out, self._clock()
+        # what a stage prints goes above the frame, but only where it would have gone to the terminal anyway
+        self._live = rich.live.Live(console=self._console, auto_refresh=False, get_renderable=self._drawn,
+                                    redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())  # fmt: skip
+        self._live.start(refresh=True)
+        self._thread = threading.Thread(target=self._refresh, name="live view", daemon=True)
+        self._thread.start()
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        self._check()
+        with self._lock:
+            frame = self.frame
+            frame.done, frame.metrics, frame.stages = number + 1, metrics, stages or frame.stages
+            frame.recent = [*frame.recent[1 - RECENT :], metrics.get("seconds", 0.0)]
+            self._since = self._clock()
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        self._check()
+        with self._lock:
+            self.frame.evaluation, self.frame.evaluated = metrics, number
+        self.note(accuracy(number, metrics, self._held_out))
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(printable(text)), soft_wrap=True)
+
+    def close(self, state: State, error: str = "") -> None:
+        self.frame.state = state
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the last frame where it is and the terminal in order."""
+        live, self._live = self._live, None
+        if live is None:
+            return
+        self._stop.set()
+        try:
+            live.refresh()
+        finally:
+            live.stop()
+            if self._thread:
+                self._thread.join()
+
+    def _check(self) -> None:
+        """What failed in the thread is raised here, where whoever tells us can leave us out."""
+        if self._failed:
+            self.stop()
+            raise self._failed
+
+    def _refresh(self) -> None:
+        while not self._stop.wait(EVERY_SECONDS):
+            live = self._live
+            try:
+                if live is not None:
+                    live.refresh()
+            except Exception as error:  # a terminal that is gone: nothing can be drawn any more
+                self._failed = error
+                return
+
+    def _drawn(self) -> RenderableType:
+        with self._lock:
+            self.frame.running = self._clock() - self._since
+            try:
+                return draw(self.frame, self._console.width)
+            except Exception as error:
+                return Text(printable(f"this cannot be drawn: {type(error).__name__}: {error}"))

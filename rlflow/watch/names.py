@@ -1,0 +1,75 @@
+"""The names that dashboards know: rlflow's metric names in the habits of verl and TRL.
+
+    rlflow                          tracker
+    actor.update/loss               actor/pg_loss; critic.update/loss is critic/vf_loss, of another role ROLE/loss
+    actor.update/clipped            actor/pg_clipfrac; critic.update/clipped is critic/vf_clipfrac
+    ROLE.update/NAME                ROLE/NAME, a second update line of the role ROLE#2/NAME
+    reward/mean                     critic/score/mean; of another reward role rewards/ROLE/mean
+    reward/NAME_mean                rewards/NAME/mean: one of several weighted rewards
+    the rest                        the table below; a name that is nowhere stays as it is
+
+A node's seconds are timing_s/NODE. Steps count finished iterations.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+TABLE = {
+    "evaluation/sampled": "val/accuracy",
+    "evaluation/greedy": "val/accuracy_greedy",
+    "reward/mean": "critic/score/mean",
+    "response/length": "response_length/mean",
+    "response/length_max": "response_length/max",
+    "response/length_min": "response_length/min",
+    "response/truncated": "response_length/clip_ratio",
+    "response/tokens_per_second": "perf/tokens_per_second",
+    "seconds": "timing_s/step",
+    "health/kl_reference": "objective/kl",
+    "health/kl_sampler": "rollout_corr/kl",
+    "health/logprob_mismatch": "training/rollout_logprobs_diff_mean",
+    "health/logprob_mismatch_max": "training/rollout_logprobs_diff_max",
+    "health/entropy": "actor/entropy",
+    "health/explained_variance": "critic/vf_explained_var",
+    "health/groups_without_signal": "frac_reward_zero_std",
+}
+UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
+POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
+VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac", "explained_variance": "vf_explained_var"}
+HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}  # by the role's name: another role may train anything
+
+
+def renamed(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The finite metrics under the trackers' names. Where two would share one, the later keeps its own."""
+    rewards = reward_roles(metrics)
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if value is not None and math.isfinite(value):
+            known = tracked(name, rewards)
+            found[name if known in found else known] = float(value)
+    return found
+
+
+def tracked(name: str, rewards: Iterable[str] = ()) -> str:
+    """The tracker's name of one metric. ``rewards``: the reward roles' names."""
+    if name in TABLE:
+        return TABLE[name]
+    update = UPDATE.fullmatch(name)
+    if update:
+        role, line = update["role"], update["line"] or ""
+        return f"{role}{line}/{HABITS.get(role, {}).get(update['name'], update['name'])}"
+    head, _, last = name.partition("/")
+    if head in rewards and last == "mean":
+        return f"rewards/{head}/mean"
+    if head in rewards and last.endswith("_mean"):
+        return f"rewards/{last.removesuffix('_mean')}/mean"
+    return name
+
+
+def reward_roles(metrics: Iterable[str]) -> list[str]:
+    """The heads of names that have a mean and a count of missing values: only rewards have both."""
+    names = set(metrics)
+    heads = [name.removesuffix("/mean") for name in names if name.endswith("/mean")]
+    return sorted(head for head in heads if f"{head}/missing" in names)

@@ -1,0 +1,54 @@
+"""Lines for pipes and logs: the first iteration, the last, and one every few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from rlflow.errors import printable
+from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+
+EVERY_SECONDS = 3.0
+
+
+class Plain:
+    """Prints lines to a stream."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._run: RunInfo | None = None
+        self._said = 0.0
+
+    def start(self, run: RunInfo) -> None:
+        self._run = run
+        self.note(f"run: {run.folder}")
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        total, now = self._run.iterations if self._run else 0, self._clock()
+        if number == 0 or number + 1 == total or now - self._said >= EVERY_SECONDS:
+            self._said = now
+            self.note(f"{number + 1:>5}/{total}  {progress(metrics)}")
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        self.note(accuracy(number, metrics, self._run.held_out if self._run else 0))
+
+    def note(self, text: str) -> None:
+        print(printable(text), file=self._stream, flush=True)
+
+    def close(self, state: State, error: str = "") -> None:
+        """Says nothing: whoever ends the run says how."""
+
+
+def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
+    """The line of an evaluation."""
+    shares = ", ".join(f"{name.rpartition('/')[2]} {value:.1%}" for name, value in metrics.items())
+    count = f" of {held_out}" if held_out else ""
+    return f"held-out accuracy after {number} iterations: {shares}{count}"
+
+
+def progress(metrics: Metrics) -> str:
+    """The numbers worth a look, in one line."""
+    names = [name for name in metrics if name.endswith(("/mean", "/loss", "/kept")) or name in ("response/length", "response/truncated")]
+    seconds = f"  {metrics['seconds']:.2f} s" if "seconds" in metrics else ""
+    return "  ".join(f"{name} {metrics[name]:.3g}" for name in names) + seconds

@@ -1,0 +1,69 @@
+"""What a run leaves for `rlflow runs`, `show` and `watch`: its state in status.json, and what was said in notes.txt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from rlflow.errors import printable
+from rlflow.watch import status
+from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.secrets import masked
+
+NOTES = "notes.txt"
+LONGEST_NOTE = 2000
+
+
+class Recorder:
+    """Keeps the state current. A full disk is said once, and tried again each time: it may be emptied."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._run: RunInfo | None = None
+        self._status: status.Status | None = None
+        self._told = False
+        self._early: list[str] = []  # notes from before the run had a folder
+
+    def start(self, run: RunInfo) -> None:
+        self._run = run
+        self._put(status.begun(run.flow, run.iterations))
+        for text in self._early:
+            self.note(text)
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        if self._status:
+            self._put(replace(self._status, iteration=number + 1))
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        if self._status:
+            self._put(replace(self._status, iteration=number, evaluation=dict(metrics)))
+
+    def note(self, text: str) -> None:
+        if self._run is None:
+            self._early.append(text)
+        elif self._status and self._status.state == "running":  # the summary that follows the end is not part of the story
+            line = printable(masked(text[:LONGEST_NOTE]), keep="\t").replace("\\n", "\n  ")
+            self._try(lambda folder: _append(folder / NOTES, f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n"))
+
+    def close(self, state: State, error: str = "") -> None:
+        if self._status and self._status.state == "running":
+            self._put(replace(self._status, state=state, error=printable(masked(error[:LONGEST_NOTE]))))
+
+    def _put(self, new: status.Status) -> None:
+        self._status = new
+        self._try(lambda folder: status.write(folder, new))
+
+    def _try(self, write: Callable[..., None]) -> None:
+        assert self._run is not None
+        try:
+            write(self._run.folder)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._say(f"the state of the run cannot be written to {self._run.folder}: {error.strerror}")
+
+
+def _append(path: object, line: str) -> None:
+    with open(str(path), "a") as file:
+        file.write(line)

@@ -1,0 +1,125 @@
+"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, imported when asked for. They work in a thread of
+their own, so that a slow disk or server holds up nothing; one that fails is said once and left out."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from rlflow.errors import PlanError, nearest
+from rlflow.watch.names import renamed
+from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.secrets import redacted
+
+NAMES = ("tensorboard", "wandb", "mlflow")
+TABLE_EVERY = 10  # iterations between tables of samples; all are in samples.jsonl
+WAITING = 10_000  # records that may wait for a slow tracker
+CLOSE_SECONDS = {"done": 60.0, "failed": 20.0, "interrupted": 5.0}
+
+
+class Tracker(Protocol):
+    """What the three have in common. Names are the trackers', steps count finished iterations."""
+
+    def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
+        """Begin; return where to look."""
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Finite numbers."""
+
+    def table(self, step: int, rows: Rows) -> None:
+        """Samples: prompt, completion, answer, finish, scores, as far as a run has them."""
+
+    def close(self, state: State) -> None:
+        """Write what waits."""
+
+
+def tracker(name: str) -> Tracker:
+    """The tracker of that name. Raises PlanError where it is unknown or not installed."""
+    if name not in NAMES:
+        raise PlanError.of("tracker", f"there is no tracker '{name}'", found=name, expected=f"one of {', '.join(NAMES)}",
+                           nearest=nearest(name, NAMES), remedy="--track tensorboard")  # fmt: skip
+    from rlflow.watch import mlflow_store, tensorboard_files, wandb_runs
+
+    makers: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": tensorboard_files.TensorBoard, "wandb": wandb_runs.WandB, "mlflow": mlflow_store.MLflow,
+    }  # fmt: skip
+    return makers[name]()
+
+
+class Background:
+    """A reporter that hands all it is told to a tracker in a thread. ``say`` is called from the caller's thread only."""
+
+    def __init__(self, name: str, made: Tracker, say: Callable[[str], None]) -> None:
+        self.name, self._tracker, self._say = name, made, say
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING)
+        self._problem = ""
+        self._where = ""
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+
+    def start(self, run: RunInfo) -> None:
+        settings = redacted(run.settings)
+        self._thread.start()
+        self._put(lambda: self._begin(run, settings))
+
+    def _begin(self, run: RunInfo, settings: Mapping[str, Any]) -> None:
+        self._where = self._tracker.start(run, settings)
+
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        known = renamed({**metrics, **{f"timing_s/{node}": seconds for node, seconds in stages.items()}})
+        self._put(lambda: self._tracker.log(number + 1, known))
+        if samples and number % TABLE_EVERY == 0:
+            rows = [{"iteration": number, **row} for row in samples]
+            self._put(lambda: self._tracker.table(number + 1, rows))
+
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        known = renamed(metrics)
+        self._put(lambda: self._tracker.log(number, known))
+
+    def note(self, text: str) -> None:
+        """Notes are for people."""
+
+    def close(self, state: State, error: str = "") -> None:
+        if self._closed or not self._thread.is_alive():
+            self._report()
+            return
+        self._put(lambda: self._tracker.close(state))
+        self._closed = True
+        self._end(CLOSE_SECONDS[state])
+        self._report()
+
+    def _end(self, seconds: float) -> None:
+        if not self._problem:
+            self._jobs.put(None)
+            self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._problem = self._problem or f"it had not finished {seconds:g} s after the run"
+
+    def _put(self, job: Callable[[], object]) -> None:
+        self._report()
+        if self._closed:
+            return
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            self._problem = f"{WAITING} records wait for it"
+            self._report()
+
+    def _report(self) -> None:
+        """Say what happened in the thread since: where the tracker writes, or that it is left out."""
+        where, self._where = self._where, ""
+        if where:
+            self._say(f"{self.name}: {where}")
+        if self._problem and not self._closed or self._problem.startswith("it had not"):
+            self._say(f"tracker {self.name} failed and is left out: {self._problem}")
+            self._closed, self._problem = True, ""
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except (Exception, SystemExit) as error:
+                self._problem = f"{type(error).__name__}: {error}"
+                return

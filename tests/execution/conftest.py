@@ -1,0 +1,136 @@
+"""Null models, and one iteration run both ways."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlflow.author.load import load
+from rlflow.backends.null import Generator, Score, Trainer
+from rlflow.batch import Axis, Batch
+from rlflow.execution.eager import Role, Session
+from rlflow.execution.engine import Engine, Model
+from rlflow.execution.executor import Executor
+from rlflow.execution.lanes import Lanes
+from rlflow.plan import plan
+from rlflow.trace.compile import compile_flow
+from rlflow.training.protocols import ModelSpec
+
+
+def prompts_at(start, count):
+    batch = Batch.of(prompt=[f"p{i}" for i in range(count)], answer=["a"] * count, prompt_tokens=[[i, 1] for i in range(count)])
+    return Batch(Axis.fresh(count, start), batch.data)
+
+
+class Stream:
+    """Prompts at consecutive positions."""
+
+    def __init__(self):
+        self.position = 0
+
+    def take(self, count):
+        self.position += count
+        return prompts_at(self.position - count, count)
+
+
+class Learner(Trainer):
+    """A null trainer that remembers the rows that it learned from."""
+
+    def __init__(self):
+        super().__init__(ModelSpec(None))
+        self.learned = []
+
+    def update(self, batch, loss, **options):
+        self.learned.append((loss.name, options["seed"], digest(batch)))
+        return super().update(batch, loss, **options)
+
+
+def digest(batch):
+    """A digest of every column: a lost, doubled or moved row changes it."""
+    text = repr([(name, str(data.kind), data.padded(batch.axis)) for name, data in sorted(batch.data.items())])
+    return hashlib.sha256(f"{batch.axis.keys.tolist()}{text}".encode()).hexdigest()
+
+
+class World:
+    """A flow with null models, run eagerly or compiled, iteration after iteration."""
+
+    def __init__(self, flow, lanes, hp=None, seed=0, trainer=Learner, generator=Generator):
+        self.flow, self.hp = flow, hp
+        self.stream = Stream()
+        names = flow.parameters.roles
+        models = {name: Model(trainer(), generator(ModelSpec(None))) for name in names if name != "reward"}
+        self.engine = Engine(models, {"reward": Score()}, seed, self.stream.take, dict(flow.state(hp)) if flow.state else {})
+        self.executor = Executor(self.engine, lanes)
+        self.lanes = lanes
+
+    @property
+    def program(self):
+        return compile_flow(self.flow, self.hp)
+
+    def compiled(self, count):
+        outcome = self.executor.run(plan(self.program), self.stream.take(count))
+        self.engine.state |= outcome.state
+        self.engine.iteration += 1
+        return outcome
+
+    def eager(self, count):
+        hp = {"hp": self.hp} if self.hp is not None else {}
+        return self.flow(self.stream.take(count), **{name: Role(name, self.engine) for name in self.flow.parameters.roles}, **hp)
+
+    @property
+    def learned(self):
+        return {name: model.trainer.learned for name, model in self.engine.models.items() if model.trainer.learned}
+
+
+@pytest.fixture(scope="session")
+def flows():
+    return load(Path(__file__).parent / "flows.py")
+
+
+@pytest.fixture
+def lanes():
+    made = Lanes()
+    yield made
+    made.close(seconds=1)
+
+
+@pytest.fixture
+def world(lanes):
+    return lambda flow, **options: World(flow, lanes, **options)
+
+
+@pytest.fixture
+def learner():
+    """The trainer of ``world``, to make others of."""
+    return Learner
+
+
+@pytest.fixture
+def prompts():
+    return prompts_at
+
+
+@pytest.fixture
+def row_digest():
+    return digest
+
+
+@pytest.fixture
+def eager_metrics(monkeypatch):
+    """The metrics of the last eager iteration."""
+    seen = {}
+    log = Session.log
+
+    def logged(self, node, metrics):
+        log(self, node, metrics)
+        seen.clear()
+        seen.update(self.metrics)
+
+    monkeypatch.setattr(Session, "log", logged)
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,145 @@
+"""Flows that use what an algorithm may use: repetition, state, a greedy baseline, chance, every dispatch mode, warm-up."""
+
+import torch
+
+from rlflow import ALL, RANK0, flow, group_mean, loss, place_last, repeat, row, scalar, stage, truncated_weights
+
+
+@loss
+def policy_loss(new, logprobs, advantages):
+    return (logprobs - new.logprobs) * advantages, {"moved": (new.logprobs - logprobs).abs()}
+
+
+@loss(new="values")
+def value_loss(new, values):
+    return (new.values - values).square(), {}
+
+
+@stage(gives="advantages", rows="group")
+def centre(scores, group, mask):
+    return torch.where(mask, (scores - group_mean(scores, group))[:, None], 0.0), {"spread": scores.std()}
+
+
+@stage(gives="advantages")
+def over_baseline(scores, baseline, mask):
+    return torch.where(mask, (scores - baseline)[:, None], 0.0)
+
+
+@stage(gives="keep", rows="group")
+def above(scores, group, bar):
+    return group_mean(scores, group) > bar
+
+
+@stage(gives={"bar": scalar("float32")}, dispatch=RANK0)
+def move_bar(scores, bar, *, rate):
+    return bar + rate * (scores.mean() - bar), {"bar": bar}
+
+
+@stage(gives={"noise": row("float32")})
+def noise(scores, *, generator):
+    return torch.stack([torch.rand((), generator=one) for one in generator]) if generator else scores
+
+
+@stage(gives={"shift": scalar("float32")}, dispatch=RANK0)
+def shift(scores, *, generator):
+    return torch.rand((), generator=generator)
+
+
+@stage(gives={"count": scalar("float32")}, dispatch=ALL)
+def count(scores):
+    return torch.tensor(float(len(scores)))
+
+
+@stage(gives="rewards")
+def mix(scores, noise, shift, count, mask):
+    assert isinstance(count, tuple)
+    return place_last(scores + noise + shift + count[0], mask)
+
+
+@stage(gives="advantages", dispatch=RANK0)
+def total(rewards, mask):
+    return rewards - rewards.mean()
+
+
+@flow(state=lambda hp: {"bar": 0.45})
+def adaptive(prompts, actor, reward):
+    """State set before a repeat, read in its body, and set again."""
+
+    def body(fresh):
+        rows = actor.generate(fresh, samples=3, max_tokens=5)
+        rows |= reward(rows)
+        return rows | above(rows)
+
+    probe = actor.generate(prompts, samples=2, max_tokens=3)
+    probe |= reward(probe)
+    move_bar(probe, rate=0.5)
+    batch = repeat(body, prompts, groups=4, tries=6)
+    batch |= actor.logprobs(batch)
+    batch |= centre(batch)
+    actor.update(batch, policy_loss, minibatch=5)
+    move_bar(batch, rate=0.1)
+
+
+@flow
+def remax(prompts, actor, reward):
+    """A greedy response per prompt is the baseline of its samples."""
+    batch = actor.generate(prompts, samples=3, max_tokens=5)
+    greedy = actor.generate(prompts, max_tokens=5, temperature=0)
+    batch |= reward(batch)
+    batch |= reward(greedy, gives="baseline")
+    batch |= actor.logprobs(batch)
+    batch |= over_baseline(batch)
+    actor.update(batch, policy_loss)
+
+
+@flow
+def chancy(prompts, actor, reward):
+    """Chance per row and for the batch, one value per rank, and one for all."""
+    batch = actor.generate(prompts, samples=2, max_tokens=5)
+    batch |= reward(batch)
+    batch |= noise(batch)
+    batch |= shift(batch)
+    batch |= count(batch)
+    batch |= mix(batch)
+    batch |= total(batch)
+    batch |= actor.logprobs(batch)
+    actor.update(batch, policy_loss)
+
+
+@flow
+def warm(prompts, actor, critic, reward):
+    """The critic learns first; two updates of one model and another sampling after them."""
+    batch = actor.generate(prompts, samples=2, max_tokens=5)
+    batch |= reward(batch)
+    batch |= critic.values(batch)
+    batch |= actor.logprobs(batch, gives=("logprobs", "entropy"))
+    batch |= truncated_weights(batch, cap=2.0, gives="returns")
+    batch |= centre(batch)
+    critic.update(batch, value_loss, epochs=2)
+    actor.update(batch, policy_loss, after=2)
+    actor.update(batch, policy_loss, after=1, mean="row-tokens")
+    again = actor.generate(prompts, samples=2, max_tokens=5)
+    again |= reward(again)
+    again |= actor.logprobs(again)
+    again |= centre(again)
+    actor.update(again, policy_loss)
+
+
+@flow
+def hopeless(prompts, actor, reward):
+    """No group is ever kept."""
+
+    def body(fresh):
+        rows = actor.generate(fresh, samples=2, max_tokens=3)
+        rows |= reward(rows)
+        return rows | never(rows)
+
+    batch = repeat(body, prompts, groups=2, tries=3)
+    batch |= actor.logprobs(batch)
+    batch |= centre(batch)
+    actor.update(batch, policy_loss)
+
+
+@stage(gives="keep", rows="group")
+def never(scores, group):
+    return scores > 2

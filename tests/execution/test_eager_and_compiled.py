@@ -1,0 +1,157 @@
+"""One text, two ways to run it: flows called on real batches and compiled flows learn from the same rows with the same chance."""
+
+import dataclasses
+
+import pytest
+
+from rlflow import FlowError, StageError
+from rlflow.author.load import load_flow
+from rlflow.execution.apply import SkipIteration
+from rlflow.execution.eager import Role
+
+NAMES = ["adaptive", "remax", "chancy", "warm"]
+
+
+def ran_both_ways(world, flow, iterations=3, count=5, **options):
+    eager, compiled = world(flow, **options), world(flow, **options)
+    for _ in range(iterations):
+        eager.eager(count)
+        compiled.compiled(count)
+        assert not compiled.executor.store.columns
+    return eager, compiled
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eager_and_compiled_learn_from_the_same_rows_with_the_same_chance(world, flows, name):
+    eager, compiled = ran_both_ways(world, getattr(flows, name))
+    assert eager.learned
+    assert compiled.learned == eager.learned
+    assert compiled.engine.state == eager.engine.state
+    assert compiled.stream.position == eager.stream.position
+    versions = {role: model.version for role, model in compiled.engine.models.items()}
+    assert versions == {role: model.version for role, model in eager.engine.models.items()}
+
+
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.0}, {"samples": 3, "epochs": 2, "minibatch": 4}])
+def test_ppo_runs_both_ways(world, settings):
+    flow = load_flow("ppo")
+    hp = dataclasses.replace(flow.parameters.hp, max_tokens=6, **settings)
+    eager, compiled = ran_both_ways(world, flow, hp=hp)
+    assert set(compiled.learned) == {"actor", "critic"}
+    assert compiled.learned == eager.learned
+
+
+@pytest.mark.parametrize("name", [*NAMES, "ppo"])
+def test_eager_and_compiled_report_the_same_metrics(world, flows, eager_metrics, name):
+    flow = load_flow("ppo") if name == "ppo" else getattr(flows, name)
+    hp = dataclasses.replace(flow.parameters.hp, max_tokens=6) if name == "ppo" else None
+    eager, compiled = world(flow, hp=hp), world(flow, hp=hp)
+    for _ in range(3):
+        eager.eager(4)
+        assert compiled.compiled(4).metrics == pytest.approx(eager_metrics, nan_ok=True)
+
+
+def test_another_seed_and_another_iteration_draw_anew(world, flows):
+    one, other = world(flows.chancy), world(flows.chancy, seed=1)
+    for _ in range(2):
+        one.compiled(4)
+        other.compiled(4)
+    seeds = [entry[1] for run in (one, other) for entry in run.learned["actor"]]
+    assert len(set(seeds)) == 4
+
+
+def test_state_lives_across_iterations(world, flows):
+    run = world(flows.adaptive)
+    bars = [run.engine.state["bar"]]
+    for _ in range(3):
+        run.compiled(5)
+        bars.append(run.engine.state["bar"])
+    assert bars[0] == 0.45
+    assert len(set(bars)) == 4
+
+
+def test_repeat_takes_fresh_prompts_until_enough_groups_are_kept(world, flows):
+    run = world(flows.adaptive)
+    metrics = run.compiled(3).metrics
+    assert metrics["repeat.body/kept"] == 4
+    assert metrics["repeat.body/tries"] > 1
+    assert run.stream.position == 3 * metrics["repeat.body/tries"]
+
+
+def test_an_iteration_without_rows_is_skipped_and_counts(world, flows):
+    compiled, eager = world(flows.hopeless), world(flows.hopeless)
+    with pytest.raises(SkipIteration, match="none of 6 groups was kept in 3 tries"):
+        compiled.compiled(2)
+    assert eager.eager(2) is None
+    assert eager.engine.iteration == 1
+    assert compiled.stream.position == eager.stream.position == 6
+    assert not compiled.executor.store.columns
+    assert not eager.learned
+
+
+def test_updates_begin_after_their_iterations(world, flows):
+    run = world(flows.warm)
+    counts = []
+    for _ in range(3):
+        before = len(run.learned.get("actor", []))
+        run.compiled(3)
+        counts.append(len(run.learned["actor"]) - before)
+    assert counts == [1, 2, 3]
+
+
+def test_a_generator_samples_with_the_newest_weights(world, flows):
+    run = world(flows.warm)
+    for _ in range(3):
+        run.compiled(3)
+        model = run.engine.models["actor"]
+        assert model.sampled_version == model.generator.version == model.version - 1
+
+
+def test_a_role_called_outside_a_flow_runs_at_once(world, flows, prompts):
+    actor = Role("actor", world(flows.remax).engine)
+    batch = actor.generate(prompts(0, 2), samples=2, max_tokens=3)
+    assert batch["prompt"] == ["p0", "p0", "p1", "p1"]
+    batch |= actor.logprobs(batch, gives=("logprobs", "entropy"))
+    assert {"logprobs", "entropy"} <= set(batch.columns)
+
+
+@pytest.mark.parametrize(
+    ("use", "code"),
+    [
+        (lambda actor, batch: actor.generate(batch, max_tokens=2), "not-prompts"),
+        (lambda actor, batch: actor.generate(batch, max_token=2), "unknown-setting"),
+        (lambda actor, batch: actor.logprobs(batch.drop("tokens")), "missing-column"),
+        (lambda actor, batch: actor.logprobs(batch, gives=("a", "b", "c")), "gives-count"),
+        (lambda actor, batch: actor.logprobs("batch"), "not-a-batch"),
+        (lambda actor, batch: actor.update(batch, print), "not-a-loss"),
+    ],
+)
+def test_an_eager_mistake_is_the_one_that_check_finds(world, flows, prompts, use, code):
+    actor = Role("actor", world(flows.remax).engine)
+    with pytest.raises(FlowError) as caught:
+        use(actor, actor.generate(prompts(0, 2), samples=2, max_tokens=3))
+    assert caught.value.problems[0].code == code
+    assert caught.value.problems[0].place.path == __file__
+
+
+def test_an_eager_update_needs_the_columns_of_its_loss_and_the_mask(world, flows, prompts):
+    actor = Role("actor", world(flows.remax).engine)
+    batch = actor.generate(prompts(0, 2), samples=2, max_tokens=3)
+    with pytest.raises(FlowError, match="needs column 'logprobs'"):
+        actor.update(batch, flows.policy_loss)
+    batch |= actor.logprobs(batch)
+    batch |= actor.logprobs(batch, gives="advantages")
+    with pytest.raises(FlowError, match="no column 'mask'"):
+        actor.update(batch.drop("mask"), flows.policy_loss)
+
+
+def test_state_is_as_it_was_after_an_eager_iteration_that_raised(world, flows, learner):
+    class Broken(learner):
+        def update(self, batch, loss, **options):
+            raise ZeroDivisionError("no steps")
+
+    run = world(flows.adaptive, trainer=Broken)
+    with pytest.raises(StageError, match="no steps"):
+        run.eager(5)
+    assert run.engine.state == {"bar": 0.45}
+    assert run.engine.iteration == 0

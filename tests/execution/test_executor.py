@@ -1,0 +1,427 @@
+"""The in-process executor: overlap, deadlines, errors, and an empty store afterwards."""
+
+import threading
+
+import pytest
+import torch
+
+from rlflow import RANK0, Batch, FlowError, StageError, flow, group, loss, row, scalar, stage, text
+from rlflow.backends.null import Generator
+from rlflow.execution.executor import Store
+from rlflow.graph.model import Node, Op, Output
+
+
+@loss
+def two_loss(new, one, two):
+    return new.logprobs * (one + two)[:, None], {}
+
+
+@loss
+def one_loss(new, one):
+    return new.logprobs * one[:, None], {}
+
+
+def meeting(places, seconds=20):
+    return threading.Barrier(places, timeout=seconds)
+
+
+def with_stage(made, gives="one"):
+    """A flow around one stage."""
+
+    @flow
+    def around(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch |= made(batch, gives=gives) if gives else made(batch)
+        actor.update(batch, one_loss)
+
+    return around
+
+
+# -- overlap -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_independent_stages_run_at_the_same_time(world):
+    meet = meeting(2)
+
+    @stage(gives={"one": row("float32")})
+    def one(scores):
+        meet.wait()
+        return scores
+
+    @stage(gives={"two": row("float32")})
+    def two(scores):
+        meet.wait()
+        return scores
+
+    @flow
+    def both(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch |= one(batch)
+        batch |= two(batch)
+        actor.update(batch, two_loss)
+
+    run = world(both)
+    outcome = run.compiled(3)
+    spans = {span.node: span for span in outcome.spans}
+    assert max(spans["one"].start, spans["two"].start) < min(spans["one"].end, spans["two"].end)
+
+
+def test_a_reward_runs_beside_a_forward_of_a_model(world, learner):
+    meet = meeting(2)
+
+    class Waiting(learner):
+        def forward(self, batch, want=("logprobs",)):
+            meet.wait()
+            return super().forward(batch, want)
+
+    @flow
+    def beside(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch, gives="one")
+        batch |= actor.logprobs(batch, gives="two")
+        actor.update(batch, summed_loss)
+
+    run = world(beside, trainer=Waiting)
+    score = run.engine.scorers["reward"]
+    run.engine.scorers["reward"] = lambda batch: (meet.wait(), score(batch))[1]
+    run.compiled(3)
+
+
+@loss
+def summed_loss(new, one, two):
+    return new.logprobs * one[:, None] * two, {}
+
+
+def test_model_stages_take_turns(world, learner):
+    busy, seen = threading.Lock(), []
+
+    class Alone(learner):
+        def forward(self, batch, want=("logprobs",)):
+            seen.append(busy.acquire(blocking=False))
+            result = super().forward(batch, want)
+            busy.release()
+            return result
+
+    @flow
+    def turns(prompts, actor, critic, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch, gives="one")
+        batch |= actor.logprobs(batch, gives="two")
+        batch |= critic.logprobs(batch, gives="three")
+        actor.update(batch, three_loss)
+
+    run = world(turns, trainer=Alone)
+    for _ in range(5):
+        run.compiled(3)
+    assert seen == [True] * 10
+
+
+@loss
+def three_loss(new, one, two, three):
+    return new.logprobs * one[:, None] * two * three, {}
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------------------
+
+
+def failure(world, made, gives="one", count=3):
+    run = world(with_stage(made, gives))
+    with pytest.raises(StageError) as caught:
+        run.compiled(count)
+    assert not run.executor.store.columns
+    return caught.value
+
+
+def test_a_stage_that_raises_is_named_with_its_iteration_rows_shapes_and_cause(world):
+    @stage(gives={"one": row("float32")})
+    def breaks(scores, tokens, completion):
+        raise KeyError("lost")
+
+    run = world(with_stage(breaks))
+    run.engine.iteration = 4
+    with pytest.raises(StageError) as caught:
+        run.compiled(3)
+    error = caught.value
+    assert (error.stage, error.iteration, error.rows, error.message) == ("breaks", 4, 6, "KeyError: 'lost'")
+    assert isinstance(error.__cause__, KeyError)
+    longest = int(error.columns["tokens"].rpartition(" ")[2].rstrip("]"))
+    assert error.columns == {"scores": "row float32 [6]", "tokens": f"token int64 [6, {longest}]", "completion": "text [6]"}
+    assert error.place.path == __file__
+    assert not run.executor.store.columns
+
+
+def test_an_eager_stage_that_raises_says_the_same(world):
+    @stage(gives={"one": row("float32")})
+    def breaks(scores):
+        raise KeyError("lost")
+
+    flow = with_stage(breaks)
+    with pytest.raises(StageError) as eager:
+        world(flow).eager(3)
+    with pytest.raises(StageError) as compiled:
+        world(flow).compiled(3)
+    assert str(eager.value) == str(compiled.value)
+
+
+@pytest.mark.parametrize(
+    ("gives", "result", "message"),
+    [
+        (row("float32"), lambda scores: scores[1:], r"column 'one': found shape \[5\], expected \[6\] \(row level\)"),
+        (row("float32"), lambda scores: torch.cat([scores, scores]), r"found shape \[12\], expected \[6\]"),
+        (row("float32"), lambda scores: scores[:, None], r"found shape \[6, 1\], expected \[6\]"),
+        (row("float32"), lambda scores: scores > 0, "found dtype bool, expected float32"),
+        (row("int64"), lambda scores: scores, "found dtype float32, expected int64"),
+        (row("float32"), lambda scores: None, "column 'one': found None, expected row float32"),
+        (row("float32"), lambda scores: (scores, scores), "found 2 results, expected 1: one"),
+        (row("float32"), lambda scores: (), "found 0 results, expected 1: one"),
+    ],
+)
+def test_a_result_that_does_not_fit_says_what_was_found_and_expected(world, gives, result, message):
+    made = stage(gives={"one": gives})(lambda scores: result(scores))
+    with pytest.raises(StageError, match=message):
+        world(with_stage(made)).compiled(3)
+
+
+def test_values_that_differ_within_a_group_are_refused(world):
+    @stage(gives={"one": group("float32")}, rows="group")
+    def uneven(scores, group):
+        return torch.arange(float(len(scores)))
+
+    assert "found different values within a group" in failure(world, uneven).message
+
+
+def test_one_value_for_all_rows_is_one_value(world):
+    @stage(gives={"one": scalar("float32")}, dispatch=RANK0)
+    def highest(scores):
+        return scores
+
+    error = failure(world, highest)
+    assert "found shape [6], expected [] (scalar level)" in error.message
+
+
+def test_text_is_a_string_per_row(world):
+    made = stage(gives={"one": text})(lambda scores: ["a"])
+    with pytest.raises(StageError, match="column 'one': found 1 items, expected 6 strings"):
+        world(with_stage(made)).compiled(3)
+
+
+def test_token_columns_have_the_padded_shape_of_the_call(world):
+    made = stage(gives="advantages")(lambda logprobs: logprobs[:, :-1])
+
+    @loss
+    def advantage_loss(new, advantages):
+        return new.logprobs * advantages, {}
+
+    @flow
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= actor.logprobs(batch)
+        batch |= made(batch)
+        actor.update(batch, advantage_loss)
+
+    with pytest.raises(StageError, match=r"column 'advantages': found shape \[6, \d\], expected \[6, \d\] \(token level\)"):
+        world(f).compiled(3)
+
+
+@pytest.mark.parametrize("lost", ["rows", "column"])
+def test_a_backend_that_loses_rows_or_columns_is_an_error_of_its_call(world, lost, flows):
+    class Losing(Generator):
+        def generate(self, prompts, sampling, seeds):
+            rows = super().generate(prompts, sampling, seeds)
+            return rows.rows(range(len(rows) - 1)) if lost == "rows" else rows.drop("finish")
+
+    with pytest.raises(StageError, match="found 14 rows" if lost == "rows" else "with finish") as caught:
+        world(flows.remax, generator=Losing).compiled(5)
+    assert caught.value.stage == "actor.generate"
+
+
+def test_scores_are_one_per_row(world, flows):
+    run = world(flows.remax)
+    run.engine.scorers["reward"] = lambda batch: (torch.zeros(len(batch) + 1), {})
+    with pytest.raises(StageError, match=r"found scores of shape \[16\], expected \[15\]|found scores of shape \[6\], expected \[5\]"):
+        run.compiled(5)
+
+
+def test_metrics_of_a_stage_are_means_of_what_counts(world):
+    @stage(gives={"one": row("float32")})
+    def measured(scores, tokens, mask):
+        noisy = torch.where(mask, 2.0, torch.nan)
+        return scores, {"tokens": noisy, "rows": scores, "number": 3, "score_max": scores, "missing": torch.tensor([torch.nan])}
+
+    run = world(with_stage(measured))
+    metrics = run.compiled(3).metrics
+    assert metrics["measured/tokens"] == 2.0
+    assert metrics["measured/number"] == 3.0
+    assert metrics["measured/rows"] < metrics["measured/score_max"]
+    assert metrics["measured/missing"] != metrics["measured/missing"]
+
+
+def test_padding_does_not_count_in_a_metric_without_a_mask(world):
+    @stage(gives={"one": row("float32")})
+    def measured(scores, tokens):
+        return scores, {"ones": torch.nn.functional.pad(torch.ones(len(tokens), 1), (0, tokens.shape[1] - 1))}
+
+    ones = world(with_stage(measured)).compiled(3).metrics["measured/ones"]
+    assert 1 / 4 < ones <= 1.0
+
+
+def test_a_metric_of_another_shape_is_refused(world):
+    @stage(gives={"one": row("float32")})
+    def measured(scores, tokens):
+        return scores, {"odd": torch.ones(2, 2)}
+
+    assert "metric 'odd': found shape [2, 2]" in failure(world, measured).message
+
+
+def test_an_undeclared_column_is_what_its_first_real_batch_shows(world):
+    @stage(gives="one")
+    def own(scores):
+        return scores * 2
+
+    assert world(with_stage(own)).compiled(3).metrics["actor.update/rows"] == 6
+
+    made = stage(gives="one")(lambda scores: scores[:, None])
+    with pytest.raises(StageError, match=r"column 'one': found shape \[6, 1\], expected one value, 6 rows, or rows × tokens"):
+        world(with_stage(made)).compiled(3)
+
+
+def test_stages_may_write_into_what_they_are_given(world):
+    @stage(gives={"one": row("float32")})
+    def greedy(scores):
+        scores.zero_()
+        return scores
+
+    seen = []
+
+    @stage(gives={"two": row("float32")})
+    def reads(scores, one):
+        seen.append(scores.abs().sum().item())
+        return scores
+
+    @flow
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch |= greedy(batch)
+        batch |= reads(batch)
+        actor.update(batch, two_loss)
+
+    run = world(f)
+    run.compiled(3)
+    run.eager(3)
+    assert all(value > 0 for value in seen)
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stuck():
+    """A function that does not return before the test is over."""
+    release = threading.Event()
+    yield lambda: release.wait(60)
+    release.set()
+
+
+def test_a_stage_that_does_not_return_is_an_error_at_its_deadline(world, stuck):
+    @stage(gives={"one": row("float32")}, timeout=0.2)
+    def hangs(scores):
+        stuck()
+        return scores
+
+    error = failure(world, hangs)
+    assert (error.stage, error.rows, error.message) == ("hangs", 6, "no result after its deadline of 0.2 s")
+    assert error.columns == {"scores": "row float32 [6]"}
+
+
+def test_what_a_late_stage_still_brings_is_not_kept(world):
+    release = threading.Event()
+
+    @stage(gives={"one": row("float32")}, timeout=0.2)
+    def late(scores):
+        release.wait(60)
+        return scores
+
+    run = world(with_stage(late))
+    with pytest.raises(StageError):
+        run.compiled(3)
+    release.set()
+    assert run.lanes.close(seconds=20)
+    assert not run.executor.store.columns
+
+
+def test_a_lane_works_on_after_one_of_its_stages_was_lost(world, stuck):
+    hang = [True]
+
+    @stage(gives={"one": row("float32")}, on="actor", timeout=0.2)
+    def sometimes(actor, scores):
+        if hang.pop() if hang else False:
+            stuck()
+        return scores
+
+    run = world(with_stage(sometimes))
+    with pytest.raises(StageError):
+        run.compiled(3)
+    run.compiled(3)
+    assert len(run.learned["actor"]) == 1
+
+
+def test_waiting_for_a_lane_is_not_running(world):
+    """The model lane is said to have room for two and has one thread: the second stage waits longer than it may run."""
+    never = threading.Event()
+
+    @stage(gives={"one": row("float32")}, on="actor")
+    def holds(actor, scores):
+        never.wait(0.7)
+        return scores
+
+    @stage(gives={"two": row("float32")}, on="actor", timeout=0.4)
+    def waits(actor, scores):
+        return scores
+
+    @flow
+    def both(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= reward(batch)
+        batch |= holds(batch)
+        batch |= waits(batch)
+        actor.update(batch, two_loss)
+
+    run = world(both)
+    run.lanes.room["model"] = 2
+    spans = {span.node: span for span in run.compiled(2).spans}
+    assert spans["waits"].start >= spans["holds"].end
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_store_stays_empty():
+    store = Store()
+    node = Node(0, Op.DATA, "data", 0, outputs=(Output("scores", None, "scores"),))
+    batch = Batch.of(scores=[1.0, 2.0])
+    store.put(node, batch, ("scores",))
+    assert (len(store.columns), store.peak_bytes) == (1, 8)
+    store.close()
+    store.put(node, batch, ("scores",))
+    assert not store.columns
+
+
+def test_a_column_of_unknown_kind_that_turns_out_to_be_of_tokens_is_not_spread(world):
+    per_token = stage(gives="baseline")(lambda tokens: tokens.float())
+
+    @loss
+    def baseline_loss(new, baseline):
+        return new.logprobs * baseline[:, None], {}
+
+    @flow
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        greedy = actor.generate(prompts, max_tokens=4, temperature=0)
+        batch |= per_token(greedy)
+        actor.update(batch, baseline_loss)
+
+    with pytest.raises(FlowError, match="different rows"):
+        world(f).compiled(3)

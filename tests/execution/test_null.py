@@ -1,0 +1,71 @@
+"""The null backend: columns are functions of the row key, so a digest shows a lost, a doubled and a moved row."""
+
+import pytest
+import torch
+
+from rlflow.backends.null import Generator, Score, Trainer
+from rlflow.batch import Batch
+from rlflow.training.protocols import ModelSpec, Sampling
+
+
+@pytest.fixture
+def sampled(prompts):
+    return Generator(ModelSpec(None)).generate(prompts(0, 6), Sampling(samples=2, max_tokens=7), [0] * 12)
+
+
+def test_the_columns_are_those_of_the_verb(sampled):
+    assert {"tokens", "mask", "completion", "finish", "sampled_logprobs", "temperature", "policy_version", "group"} == set(sampled.columns)
+    lengths = sampled.data["tokens"].lengths
+    assert 1 <= int(lengths.min()) <= int(lengths.max()) <= 7
+    assert sampled["finish"] == ["stop" if n < 7 else "length" for n in lengths.tolist()]
+    assert bool((sampled["sampled_logprobs"] <= 0).all())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda b: b.rows(range(len(b) - 1)),  # lost
+        lambda b: b.rows([0, *range(len(b) - 1)]),  # doubled, another lost
+        lambda b: b.rows([1, 0, *range(2, len(b))]),  # moved
+    ],
+)
+def test_a_digest_of_any_column_tells(sampled, row_digest, changed):
+    other = changed(sampled)
+    for name in ("tokens", "sampled_logprobs", "completion"):
+        one = Batch.of({name: sampled.data[name].value}) if name == "completion" else sampled.select(name)
+        two = Batch.of({name: other.data[name].value}) if name == "completion" else other.select(name)
+        assert row_digest(one) != row_digest(two)
+
+
+def test_rows_have_their_numbers_wherever_they_are(sampled):
+    trainer = Trainer(ModelSpec(None))
+    whole = trainer.forward(sampled, ("logprobs", "values", "scores"))
+    index = [7, 2, 11]
+    part = trainer.forward(sampled.rows(index), ("logprobs", "values", "scores"))
+    assert torch.equal(part["scores"], whole["scores"][index])
+    assert torch.equal(part["values"], whole.rows(index)["values"])
+    assert torch.equal(Score()(sampled.rows(index))[0], Score()(sampled)[0][index])
+
+
+def test_log_probs_are_those_of_sampling(sampled):
+    assert torch.equal(Trainer(ModelSpec(None)).forward(sampled)["logprobs"], sampled["sampled_logprobs"])
+
+
+def test_other_positions_of_the_data_give_other_rows(prompts):
+    generator, sampling = Generator(ModelSpec(None)), Sampling(max_tokens=16)
+    first, later = (generator.generate(prompts(start, 4), sampling, [0] * 4) for start in (0, 4))
+    assert first["completion"] != later["completion"]
+    assert first.data["tokens"].value.tolist() != later.data["tokens"].value.tolist()
+
+
+def test_no_prompts_give_no_rows(prompts):
+    assert len(Generator(ModelSpec(None)).generate(prompts(0, 0), Sampling(samples=2, max_tokens=4), [])) == 0
+
+
+def test_weights_carry_the_steps_and_a_folder_keeps_them(tmp_path):
+    trainer = Trainer(ModelSpec(None))
+    trainer.steps = 3
+    trainer.save(tmp_path / "null")
+    other = Trainer(ModelSpec(None))
+    other.load(tmp_path / "null")
+    assert dict(other.weights()) == {"steps": torch.tensor(3)}

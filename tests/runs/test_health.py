@@ -1,0 +1,58 @@
+import math
+
+import pytest
+
+from rlflow.batch import Axis, Batch
+from rlflow.runs.health import health
+
+
+def records(**columns):
+    """One batch of groups of two, as an iteration records it."""
+    batch = Batch.of(columns)
+    axis = Axis.fresh(len(batch) // 2).repeat(2)
+    return {name: Batch(axis, {name: data}) for name, data in batch.data.items()}
+
+
+MASK = [[True, True], [True], [True, False], [True]]
+
+
+def tokens(*values):
+    return [list(row) for row in values]
+
+
+def test_the_same_weights_have_no_divergence_and_no_mismatch():
+    same = tokens([-1.0, -2.0], [-0.5], [-1.0, -9.0], [-3.0])
+    found = health(records(mask=MASK, logprobs=same, sampled_logprobs=same, ref_logprobs=same))
+    assert (found["policy/kl_reference"], found["policy/kl_sampler"], found["policy/mismatch_max"]) == (0.0, 0.0, 0.0)
+    assert found["policy/entropy"] == pytest.approx((1 + 2 + 0.5 + 1 + 3) / 5)  # the hole of the mask counts for nothing
+
+
+def test_a_mismatch_is_the_largest_of_a_token_under_the_mask():
+    found = health(records(mask=MASK, logprobs=tokens([-1.0, -2.0], [-0.5], [-1.0, 0.0], [-3.0]),
+                           sampled_logprobs=tokens([-1.0, -2.5], [-0.5], [-1.0, 99.0], [-3.0])))
+    assert found["policy/mismatch_max"] == pytest.approx(0.5)
+    assert found["policy/kl_sampler"] == pytest.approx((math.exp(-0.5) - 1 + 0.5) / 5)
+
+
+def test_a_critic_that_knows_the_returns_explains_them_and_a_constant_explains_nothing():
+    returns = tokens([1.0, 2.0], [3.0], [4.0, 0.0], [5.0])
+    assert health(records(mask=MASK, values=returns, returns=returns))["critic/explained_variance"] == 1.0
+    flat = tokens([1.0, 1.0], [1.0], [1.0, 0.0], [1.0])
+    assert health(records(mask=MASK, values=flat, returns=returns))["critic/explained_variance"] == pytest.approx(0.0)
+
+
+def test_groups_of_equal_scores_carry_no_signal_and_missing_ones_are_counted():
+    found = health(records(scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, math.nan, math.nan]))
+    assert found["reward/missing_rate"] == pytest.approx(3 / 8)
+    assert found["reward/flat_groups"] == pytest.approx(3 / 4)  # one score alone, or none, compares with nothing
+
+
+def test_lengths_and_truncation():
+    found = health(records(tokens=[[1, 2], [3], [4, 5], [6]], finish=["stop", "length", "stop", "stop"]))
+    assert (found["response/length"], found["response/truncated"]) == (1.5, 0.25)
+
+
+def test_nothing_recorded_has_no_metrics_and_empty_batches_divide_by_nothing():
+    assert health({}) == {}
+    empty = {name: Batch(Axis.fresh(0).repeat(2), {name: data}) for name, data in Batch.of(scores=[], finish=[]).data.items()}
+    assert health(empty) == {}

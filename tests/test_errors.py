@@ -1,0 +1,70 @@
+"""What is said when something is wrong: every part of a message, and nothing that could drive a terminal."""
+
+import os
+
+from rlflow.errors import FlowError, Place, PlanError, Problem, RunHeld, StageError, listed, nearest, printable
+
+PROBLEM = Problem(
+    "missing-column", "stage 'gae' needs column 'values'", Place("ppo.py", 70), Place("ppo.py", 30), "columns scores", "column 'values'",
+    "values_", "merge it", "beta=0.0",
+)
+
+
+def test_a_problem_has_a_line_for_each_thing_it_knows():
+    assert str(PROBLEM).splitlines() == [
+        "ppo.py:70: with beta=0.0, stage 'gae' needs column 'values'",
+        "  defined:  ppo.py:30",
+        "  found:    columns scores",
+        "  expected: column 'values'",
+        "  nearest:  values_",
+        "  remedy:   merge it",
+    ]
+    assert str(Problem("x", "it is so", severity="note")) == "note: it is so"
+
+
+def test_an_error_prints_all_its_problems_and_can_be_a_key():
+    error = FlowError(PROBLEM, Problem("x", "and more"))
+    assert str(error) == f"{PROBLEM}\nand more"
+    assert {error: 1}[error] == 1
+    assert issubclass(RunHeld, PlanError)
+
+
+def test_a_plan_error_is_made_in_one_line():
+    error = PlanError.of("flag", "no such flag", found="--x", remedy="remove it")
+    assert error.problems == (Problem("flag", "no such flag", found="--x", remedy="remove it"),)
+
+
+def test_a_place_is_relative_where_that_is_shorter(tmp_path):
+    assert str(Place(os.path.abspath("algorithms/ppo.py"), 3)) == os.path.join("algorithms", "ppo.py") + ":3"
+    assert str(Place("/x.py", 3)) == "/x.py:3"
+
+
+def test_a_place_is_one_line_whatever_the_file_is_called():
+    assert str(Place("/a\nb\x1b[31m.py", 3)) == "/a\\nb\\x1b[31m.py:3"
+
+
+def test_control_characters_are_shown_not_sent():
+    assert printable("\x1b[31mred\u202e\x07\ttab\n") == "\\x1b[31mred\\u202e\\x07\ttab\n"
+    assert "\x1b" not in str(Problem("x", "\x1b[31m", found="\x1b[31m"))
+    assert "\x1b" not in str(StageError("s", 0, 1, "\x1b[31m"))
+
+
+def test_a_stage_error_says_stage_iteration_rows_and_shapes():
+    error = StageError("gae", 3, 8, "ValueError: no", Place("ppo.py", 70), {"rewards": "token float32 [8, 5]"})
+    assert str(error).splitlines() == [
+        "ppo.py:70: stage 'gae' failed in iteration 3 on 8 rows: ValueError: no",
+        "  rewards: token float32 [8, 5]",
+    ]
+    assert {error: 1}[error] == 1
+
+
+def test_the_nearest_name_is_near():
+    assert nearest("score", ["scores", "logprobs"]) == "scores"
+    assert nearest("banana", ["scores", "logprobs"]) is None
+    assert nearest("x", []) is None
+
+
+def test_long_lists_are_cut_and_counted():
+    assert listed([]) == "none"
+    assert listed(["a", "b"]) == "a, b"
+    assert listed(map(str, range(20)), limit=2) == "0, 1, … (20 in all)"

@@ -1,0 +1,53 @@
+"""What `from rlflow import …` gives: what the contract lists, sorted, and each the thing itself."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlflow
+
+CONTRACT = ["ALL", "DP_COMPUTE", "RANK0", "Batch", "flow", "loss", "stage", "repeat", "token", "row", "group", "scalar", "text", "masked_mean", "whiten", "place_last", "group_mean", "group_std", "leave_one_out", "truncated_weights", "kl"]
+OTHERS = {
+    "FlowError", "PlanError", "StageError",  # what calls raise
+    "columns", "register_dispatch",  # the table, and modes of one's own
+    "run", "roles", "prompt",  # running from Python; the sixth level
+}  # fmt: skip
+
+
+def test_everything_that_an_algorithm_needs_is_exported():
+    assert set(CONTRACT) | OTHERS == set(rlflow.__all__)
+
+
+def test_the_list_is_sorted_and_has_each_name_once():
+    assert rlflow.__all__ == sorted(set(rlflow.__all__))
+
+
+@pytest.mark.parametrize("name", rlflow.__all__)
+def test_every_name_is_there(name):
+    assert getattr(rlflow, name) is not None
+    assert name in dir(rlflow)
+
+
+def test_a_star_import_gives_the_list():
+    namespace = {}
+    exec("from rlflow import *", namespace)
+    assert set(namespace) - {"__builtins__"} == set(rlflow.__all__)
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'lossy'"):
+        _ = rlflow.lossy
+
+
+def test_algorithms_use_nothing_else():
+    for path in Path("algorithms").glob("[!_]*.py"):
+        for names in re.findall(r"^from rlflow import \(?([^)\n]+)", path.read_text(), re.MULTILINE):
+            assert {name.strip() for name in names.split(",") if name.strip()} <= set(rlflow.__all__), path
+
+
+def test_names_that_need_torch_load_it_on_first_use():
+    script = "import sys, rlflow\nprint('torch' in sys.modules)\nrlflow.whiten\nprint('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]

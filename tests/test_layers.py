@@ -1,0 +1,151 @@
+"""Who may import whom, read from the source. The table is the design: an import that is not in it is a decision to be made."""
+
+import ast
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+ROOTS = {"rlflow": "rlflow", "backends": "rlflow.backends", "algorithms": "rlflow.algorithms"}
+MAY_IMPORT = {
+    "errors": "",
+    "columns": "",
+    "dispatch": "",
+    "extras": "errors",
+    "author": "errors columns dispatch",
+    "batch": "errors columns author",
+    "maths": "author",
+    "graph": "errors columns",
+    "trace": "errors columns dispatch author graph",
+    "check": "errors author graph trace",
+    "plan": "graph trace",
+    "schedule": "graph plan",
+    "training": "errors columns author batch",
+    "checkpoints": "errors",
+    "execution": "errors columns dispatch author batch graph trace plan schedule training",
+    "backends": "errors columns author batch training execution checkpoints",
+    "data": "errors columns extras batch",
+    "rewards": "errors columns extras batch data",
+    "tasks": "",
+    "runs": "errors extras columns author batch graph trace check plan training execution data rewards tasks checkpoints",
+    "cli": "errors author graph trace check plan rewards runs",
+    "algorithms": "",
+    "tasks.arithmetic": "data runs",
+    "": "errors columns dispatch author",
+}  # fmt: skip
+WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not load
+    ("author.flow", "execution.eager"): "calling a flow runs it",
+    ("author.scope", "execution.eager"): "a stage called outside any flow runs at once",
+    ("author.load", ""): "the names that rlflow exports, for the nearest",
+    ("author.load", "algorithms"): "where the installed algorithms lie",
+}
+BACKENDS_MAY = {"execution.chance"}  # of a layer that they may not know otherwise
+
+
+def sources():
+    for root, package in ROOTS.items():
+        for path in sorted(Path(root).rglob("*.py")):
+            names = [package, *path.relative_to(root).with_suffix("").parts]
+            yield path, ".".join(names).removesuffix(".__init__").removeprefix("rlflow").removeprefix("."), ast.parse(path.read_text())
+
+
+SOURCES = list(sources())
+
+
+def layer(module: str) -> str:
+    return next((name for name in sorted(MAY_IMPORT, key=len, reverse=True) if module == name or module.startswith(f"{name}.")), module)
+
+
+def imports(tree: ast.Module):
+    """(name of ours, whether at module level) for each import outside ``if TYPE_CHECKING``."""
+    typing_only = {
+        inner for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) for inner in ast.walk(node)
+    }
+    within = {inner for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and node not in typing_only:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            if isinstance(node, ast.ImportFrom) and len(names) == 1 and layer(names[0].removeprefix("rlflow.")) == names[0]:
+                names = [f"{names[0]}.{alias.name}" for alias in node.names] if names[0] == "rlflow" else names
+            yield from ((name, node not in within) for name in names)
+
+
+def ours(tree: ast.Module):
+    for name, top in imports(tree):
+        if name.partition(".")[0] == "rlflow":
+            yield name.removeprefix("rlflow").removeprefix("."), top
+
+
+def test_imports_go_one_way():
+    graph = nx.DiGraph((lower, upper) for upper, names in MAY_IMPORT.items() for lower in names.split())
+    assert nx.is_directed_acyclic_graph(graph)
+    assert set(graph) <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize(("path", "module", "tree"), SOURCES, ids=[module or "rlflow" for _, module, _ in SOURCES])
+def test_a_module_imports_what_its_layer_may(path, module, tree):
+    mine = layer(module)
+    assert mine in MAY_IMPORT, f"{path} is in no layer"
+    for name, top in ours(tree):
+        theirs = layer(name)
+        if mine == theirs or theirs in MAY_IMPORT[mine].split():
+            continue
+        if mine == "algorithms":
+            assert "." not in name, f"{path}: an algorithm imports from rlflow alone, not rlflow.{name}"
+            continue
+        known = not top and any(module == a and (name == b or name.startswith(f"{b}.") or (not b and "." not in name)) for a, b in WITHIN_FUNCTIONS)
+        assert known or theirs not in MAY_IMPORT, f"{path}: {mine or 'rlflow'} may not import rlflow.{name}"
+
+
+def test_every_layer_has_its_files():
+    assert {layer(module) for _, module, _ in SOURCES} == set(MAY_IMPORT)
+
+
+def test_backends_know_of_running_nothing_but_chance():
+    found = {name for _, module, tree in SOURCES if layer(module) == "backends" for name, _ in ours(tree) if layer(name) == "execution"}
+    assert {".".join(name.split(".")[:2]) if name != "execution" else "execution.chance" for name in found} <= BACKENDS_MAY
+
+
+def test_importing_the_package_needs_no_torch():
+    light = {"errors", "columns", "dispatch", "extras", "author", "graph", "trace", "check", ""}
+    heavy = ("torch", "ray", "transformers", "datasets", "vllm", "deepspeed", "numpy")
+    found = [(str(path), name) for path, module, tree in SOURCES if layer(module) in light
+             for name, top in imports(tree) if top and name.partition(".")[0] in heavy]  # fmt: skip
+    assert found == []
+
+
+def test_only_the_cluster_layer_imports_ray():
+    found = [str(path) for path, module, tree in SOURCES if layer(module) != "cluster"
+             for name, _ in imports(tree) if name.partition(".")[0] == "ray"]  # fmt: skip
+    assert found == []
+
+
+def test_no_file_is_called_after_nothing():
+    names = {path.stem for path, _, _ in SOURCES} | {path.parent.name for path, _, _ in SOURCES}
+    assert not names & {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base", "core", "manager"}
+
+
+def calls(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def test_nothing_at_rest_is_a_pickle():
+    modules = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    found = [(str(path), name) for path, _, tree in SOURCES for name, _ in imports(tree) if name.partition(".")[0] in modules]
+    found += [(str(path), ast.unparse(call.func)) for path, _, tree in SOURCES for call in calls(tree)
+              if ast.unparse(call.func) in ("torch.save", "torch.load")]  # fmt: skip
+    assert found == []
+
+
+def test_text_becomes_code_only_where_a_file_is_loaded():
+    found = {str(path) for path, _, tree in SOURCES for call in calls(tree) if isinstance(call.func, ast.Name) and call.func.id in ("eval", "exec")}
+    assert found == set()
+    loads = {str(path) for path, _, tree in SOURCES for call in calls(tree)
+             if isinstance(call.func, ast.Attribute) and call.func.attr == "exec_module"}  # fmt: skip
+    assert "rlflow/author/load.py" in loads
+
+
+def test_no_code_of_a_model_folder_is_run():
+    found = [str(path) for path, _, tree in SOURCES for call in calls(tree) for keyword in call.keywords
+             if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"]  # fmt: skip
+    assert found == []

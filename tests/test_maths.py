@@ -1,0 +1,242 @@
+"""The arithmetic: against plain definitions in float64, with values missing, equal, single, and with anything in the padding."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow import group_mean, group_std, kl, leave_one_out, masked_mean, place_last, truncated_weights, whiten
+
+NAN = math.nan
+AWKWARD = [0.1, 0.2, 0.3, 0.7, 1 / 3, 1e-3, 1e8 + 0.1, -0.1]
+
+
+@st.composite
+def masked(draw):
+    """x [rows, T] float64 and a mask with holes."""
+    rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    numbers = st.floats(-100, 100)
+    x = torch.tensor(draw(st.lists(numbers, min_size=rows * width, max_size=rows * width)), dtype=torch.float64)
+    mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows * width, max_size=rows * width)))
+    return x.reshape(rows, width), mask.reshape(rows, width)
+
+
+GROUPS = st.lists(st.lists(st.one_of(st.just(NAN), st.floats(-100, 100, width=32)), min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def flattened(groups):
+    x = torch.tensor([value for group in groups for value in group], dtype=torch.float32)
+    return x, torch.tensor([7 * number for number, group in enumerate(groups) for _ in group])
+
+
+# -- over a mask -------------------------------------------------------------------------------------------------------------------
+
+
+@given(masked())
+def test_masked_mean_is_the_mean_of_what_is_inside(case):
+    x, mask = case
+    inside = x[mask].tolist()
+    assert float(masked_mean(x, mask)) == pytest.approx(statistics.fmean(inside) if inside else 0.0, abs=1e-9)
+
+
+@given(masked())
+def test_whitened_values_have_mean_0_and_deviation_1(case):
+    x, mask = case
+    white = whiten(x, mask)[mask].tolist()
+    if len(white) > 1 and statistics.stdev(x[mask].tolist()) > 0.1:
+        assert statistics.fmean(white) == pytest.approx(0, abs=1e-6)
+        assert statistics.stdev(white) == pytest.approx(1, rel=1e-5)
+
+
+@given(masked(), st.sampled_from([NAN, math.inf, -math.inf, 1e30]))
+def test_nothing_outside_the_mask_reaches_a_result(case, noise):
+    x, mask = case
+    noisy = torch.where(mask, x, noise)
+    assert torch.equal(masked_mean(noisy, mask), masked_mean(x, mask))
+    assert torch.equal(whiten(noisy, mask)[mask], whiten(x, mask)[mask])
+    scores = x[:, 0]
+    assert torch.equal(truncated_weights(noisy, x * 0.5, mask, cap=2.0), truncated_weights(x, x * 0.5, mask, cap=2.0))
+    assert torch.equal(place_last(scores, mask), place_last(scores, mask.clone()))
+
+
+def test_rows_that_are_not_finite_stay_out_of_the_statistics_and_stay_not_finite():
+    x = torch.tensor([[1.0, 3.0], [NAN, 100.0], [5.0, math.inf]])
+    mask = torch.tensor([[True, True], [True, True], [True, False]])
+    assert float(masked_mean(x, mask)) == 3.0
+    white = whiten(x, mask)
+    assert white[0].tolist() == pytest.approx([-1.0, 0.0])
+    assert not bool(white[1].isfinite().all())
+    assert float(white[2, 0]) == pytest.approx(1.0)
+
+
+def test_nothing_inside_gives_0():
+    x, none = torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)
+    assert float(masked_mean(x, none)) == 0.0
+    assert not bool(whiten(x, none).any())
+    assert whiten(torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool)).shape == (0, 0)
+
+
+@pytest.mark.parametrize("value", AWKWARD)
+def test_a_single_value_whitens_to_exactly_0(value):
+    assert float(whiten(torch.tensor([[value, 5.0]]), torch.tensor([[True, False]]))[0, 0]) == 0.0
+
+
+@pytest.mark.parametrize("value", AWKWARD)
+@pytest.mark.parametrize("count", [2, 3, 7, 31, 32])
+def test_equal_values_whiten_to_exactly_0(value, count):
+    x = torch.full((1, count), value)
+    assert not bool(whiten(x, torch.ones(1, count, dtype=torch.bool)).any())
+
+
+def test_statistics_are_taken_in_float64():
+    big = torch.tensor([[1e8, 1e8 + 8, 1e8 + 16]])  # float32 has steps of 8 here
+    everywhere = torch.ones(1, 3, dtype=torch.bool)
+    assert whiten(big, everywhere).tolist()[0] == pytest.approx([-1.0, 0.0, 1.0])
+    many = torch.full((1, 1 << 16), 0.1)
+    assert float(masked_mean(many, torch.ones_like(many, dtype=torch.bool))) == float(torch.tensor(0.1))
+
+
+def test_results_have_the_dtype_of_their_input_and_numbers_that_are_no_floats_give_float32():
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    for x in (torch.ones(1, 2), torch.ones(1, 2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bfloat16)):
+        assert masked_mean(x, mask).dtype == whiten(x, mask).dtype == x.dtype
+    assert float(masked_mean(torch.tensor([[True, False]]), mask)) == 0.5
+    assert float(masked_mean(torch.tensor([[1, 2]]), mask)) == 1.5
+    lengths = torch.tensor([1, 2, 5])
+    assert group_mean(lengths, torch.tensor([0, 0, 1])).tolist() == [1.5, 1.5, 5.0]
+
+
+def test_means_have_gradients():
+    x = torch.tensor([[1.0, NAN], [2.0, 4.0]], requires_grad=True)
+    masked_mean(x, torch.tensor([[True, False], [True, True]])).backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[1 / 3, 0.0], [1 / 3, 1 / 3]]))
+
+
+# -- the last token ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_score_stands_at_the_last_true_of_the_mask():
+    mask = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
+    assert place_last(torch.tensor([1.0, 2.0, 3.0, 4.0]), mask).tolist() == [
+        [0, 1, 0, 0], [0, 0, 2, 0], [0, 0, 0, 3], [0, 0, 0, 0],
+    ]
+
+
+def test_a_missing_score_stays_missing_in_its_own_row():
+    placed = place_last(torch.tensor([NAN, 1.0]), torch.ones(2, 2, dtype=torch.bool))
+    assert placed[0].isnan().tolist() == [False, True]
+    assert placed[1].tolist() == [0.0, 1.0]
+
+
+def test_rows_without_tokens_get_no_score():
+    assert place_last(torch.ones(3), torch.zeros(3, 0, dtype=torch.bool)).shape == (3, 0)
+
+
+# -- over groups -------------------------------------------------------------------------------------------------------------------
+
+
+@given(GROUPS)
+def test_group_statistics_are_those_of_the_values_that_are_there(groups):
+    x, ids = flattened(groups)
+    means, deviations, others = group_mean(x, ids), group_std(x, ids), leave_one_out(x, ids)
+    row = 0
+    for group in groups:
+        present = [value for value in group if not math.isnan(value)]
+        for value in group:
+            rest = list(present)
+            if not math.isnan(value):
+                rest.remove(value)
+            expected = (
+                statistics.fmean(present) if present else NAN,
+                statistics.stdev(present) if len(present) > 1 else 0.0,
+                statistics.fmean(rest) if rest else NAN,
+            )
+            found = (float(means[row]), float(deviations[row]), float(others[row]))
+            assert found == pytest.approx(expected, rel=1e-5, abs=1e-4, nan_ok=True)
+            row += 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", AWKWARD)
+@pytest.mark.parametrize("count", range(1, 33))
+def test_equal_rewards_give_an_advantage_of_exactly_0(value, count, dtype):
+    x, ids = torch.full((count,), value, dtype=dtype), torch.zeros(count, dtype=torch.int64)
+    assert not bool((x - group_mean(x, ids)).any())
+    assert not bool(group_std(x, ids).any())
+    if count > 1:
+        assert not bool((x - leave_one_out(x, ids)).any())
+
+
+def test_equal_rewards_stay_equal_beside_a_missing_one_and_other_groups():
+    x, ids = torch.tensor([0.1, NAN, 0.1, 0.1, 5.0, -5.0], dtype=torch.float64), torch.tensor([3, 3, 3, 3, 8, 8])
+    assert (x - group_mean(x, ids))[[0, 2, 3]].tolist() == [0.0, 0.0, 0.0]
+    assert group_std(x, ids)[:4].tolist() == [0.0] * 4
+    assert float(group_std(x, ids)[4]) == pytest.approx(math.sqrt(50))
+
+
+def test_a_singleton_has_itself_as_mean_no_deviation_and_no_others():
+    x, ids = torch.tensor([0.1, 2.0, 3.0]), torch.tensor([5, 1, 1])
+    assert group_mean(x, ids)[0] == x[0]
+    assert float(group_std(x, ids)[0]) == 0.0
+    assert bool(leave_one_out(x, ids)[0].isnan())
+
+
+def test_a_group_without_any_score_has_no_mean_and_no_deviation():
+    x, ids = torch.tensor([NAN, NAN, 1.0]), torch.tensor([0, 0, 1])
+    assert group_mean(x, ids).isnan().tolist() == [True, True, False]
+    assert group_std(x, ids).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_groups_need_not_be_adjacent_nor_numbered_from_0():
+    x, ids = torch.tensor([1.0, 10.0, 3.0, 30.0]), torch.tensor([-4, 9, -4, 9])
+    assert group_mean(x, ids).tolist() == [2.0, 20.0, 2.0, 20.0]
+
+
+def test_no_rows_have_no_statistics():
+    x, ids = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    assert len(group_mean(x, ids)) == len(group_std(x, ids)) == len(leave_one_out(x, ids)) == 0
+
+
+def test_a_score_without_bound_does_not_become_a_finite_number():
+    x, ids = torch.tensor([math.inf, 1.0, 2.0]), torch.tensor([0, 0, 1])
+    assert not bool(group_mean(x, ids)[0].isfinite())
+    assert not bool((x - group_mean(x, ids))[:2].isfinite().any())
+
+
+# -- KL and importance weights -----------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5))
+def test_the_three_estimators(policy, reference):
+    p, r = torch.tensor(policy, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64)
+    ratio = math.exp(reference - policy)
+    assert float(kl(p, r, "k1")) == pytest.approx(policy - reference)
+    assert float(kl(p, r, "k2")) == pytest.approx((policy - reference) ** 2 / 2)
+    assert float(kl(p, r, "k3")) == pytest.approx(ratio - 1 - math.log(ratio), abs=1e-12)
+    assert float(kl(p, r, "k3")) >= -1e-12
+
+
+def test_in_expectation_k1_and_k3_are_the_kl():
+    logits, other = torch.randn(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    policy, reference = logits.log_softmax(0), other.log_softmax(0)
+    true = float((policy.exp() * (policy - reference)).sum())
+    for estimator in ("k1", "k3"):
+        assert float((policy.exp() * kl(policy, reference, estimator)).sum()) == pytest.approx(true)
+
+
+def test_only_the_three_are_known():
+    with pytest.raises(ValueError, match="found estimator 'k4', expected 'k1', 'k2' or 'k3'"):
+        kl(torch.zeros(1), torch.zeros(1), "k4")
+
+
+def test_weights_are_ratios_up_to_the_cap_and_1_outside_the_mask():
+    new, old = torch.tensor([[0.0, -1.0, NAN]]), torch.tensor([[-2.0, -0.5, 0.0]])
+    weights = truncated_weights(new, old, torch.tensor([[True, True, False]]), cap=2.0)
+    assert weights.tolist()[0] == pytest.approx([2.0, math.exp(-0.5), 1.0])
+
+
+def test_a_missing_log_prob_under_the_mask_stays_missing():
+    assert bool(truncated_weights(torch.tensor([[NAN]]), torch.zeros(1, 1), torch.tensor([[True]]), cap=2.0).isnan())
