@@ -99,6 +99,13 @@ class Trainer:
     def load(self, folder: Path) -> None:
         self.steps = int((folder / "null.txt").read_text().split()[0])
 
+    def state(self) -> dict[str, Tensor]:
+        """The number of optimizer steps is all there is."""
+        return {"parameters/steps": torch.tensor(self.steps)}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.steps = int(state["parameters/steps"])
+
     def sleep(self) -> None:
         """Nothing is held."""
 

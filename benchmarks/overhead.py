@@ -86,7 +86,7 @@ class ByHand:
 def overhead(pairs: int) -> None:
     """The same prompts, the same models: an iteration by the engine and one by hand, in turn."""
     run = prepared("ppo", held_out=8, iterations=1)
-    by_hand, prompts = ByHand(run), run.prompts.take(run.per_iteration)
+    by_hand, prompts = ByHand(run), run.prompts.take(run.options.prompts)
     engine, hand, ratios = [], [], []
     for pair in range(pairs + 2):
         order = (True, False) if pair % 2 else (False, True)

@@ -77,6 +77,10 @@ class Scheduler:
     def failed(self, node: int) -> list[Instruction]:
         """A node has raised: nothing more starts."""
         self._running.remove(node)
+        return self.halt()
+
+    def halt(self) -> list[Instruction]:
+        """Nothing more starts; what runs may end."""
         self._failed = True
         self._ready.clear()
         return self._finish()

@@ -33,7 +33,7 @@ def call_place() -> Place | None:
 def _theirs(frame: types.FrameType) -> bool:
     """Whether a frame is the user's: not ours, and not of a library that calls back into us."""
     name, path = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
-    if name.partition(".")[0] in ("rlflow", "torch", "numpy"):
+    if name.partition(".")[0] in ("rlflow", "torch", "numpy", "typer", "click"):
         return name.startswith("rlflow.algorithms.")
     return "site-packages" in path or not path.startswith((_STANDARD, "<frozen"))
 
@@ -64,13 +64,20 @@ def _meaning(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
     yield _syntax(function)
     named = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {}), **_names(function)}
     for name, value in named.items():
-        value = inspect.unwrap(value) if callable(value) else value
+        value = _unwrapped(value)
         if isinstance(value, types.FunctionType) and value.__code__.co_filename == function.__code__.co_filename:
             yield from _meaning(value, seen)
         elif isinstance(value, type) and value.__module__ == function.__module__:
             yield _syntax(value)
         elif (constant := _constant(value)) is not None:
             yield f"{name}={constant}"
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function within a stage, a loss or a cache; whatever else it is, the value. Objects that make up attributes are not asked."""
+    while "__wrapped__" in (own := getattr(value, "__dict__", {})):
+        value = own["__wrapped__"]
+    return value
 
 
 def _names(function: types.FunctionType) -> dict[str, Any]:

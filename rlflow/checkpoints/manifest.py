@@ -15,7 +15,7 @@ VERSION = 1
 LARGEST = 256 << 20  # bytes of a manifest: more is not read at all
 _HEAD, _MIDDLE, _END = b'{"sha256": "', b'",\n"manifest": ', b"}\n"
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\Z")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 
 

@@ -25,10 +25,9 @@ class Process:
 
     def alive(self) -> bool | None:
         """None where it cannot be told from here: another machine or another container."""
-        if self.host != socket.gethostname() and self.boot != _boot():
-            return None
-        if self.boot != _boot():
-            return False  # this machine has been started anew since
+        elsewhere = self.host != socket.gethostname()
+        if self.boot != _boot() or (elsewhere and not self.boot):
+            return None if elsewhere else False  # False: this machine has been started anew since
         if self.space != _space():
             return None
         return _alive(self.pid) if not self.started else _started(self.pid) == self.started

@@ -31,7 +31,8 @@ class Snapshot:
 
     def __post_init__(self) -> None:
         if not 0 <= self.iteration < 10**18:
-            raise PlanError.of("checkpoint-iteration", "a checkpoint belongs to an iteration", found=str(self.iteration), expected="0 or more")
+            raise PlanError.of("checkpoint-iteration", "no checkpoint is of such an iteration", found=str(self.iteration),
+                               expected="0 or more")  # fmt: skip
         for group, members in self.tensors.items():
             _check_group(group, members)
         for name in self.files:

@@ -54,8 +54,8 @@ def loads(data: bytes) -> Any:
     """What ``dumps`` wrote. Raises ValueError for anything else: a key given twice, a number that is none, too deep."""
     try:
         return json.loads(data.decode("ascii"), object_pairs_hook=_object, parse_constant=_refused)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
+    except (RecursionError, TypeError, struct.error) as error:
+        raise ValueError(str(error)) from error
 
 
 def _spelled(value: Any) -> Any:

@@ -50,4 +50,4 @@ def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     yield len(text).to_bytes(8, "little") + text
     for _, tensor in ordered:
         if tensor.numel():
-            yield memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""`rlflow`: check, graph, diff, new, run. Errors exit with the contract's codes and never with a traceback of ours."""
+"""`rlflow` and its commands. Errors exit with the contract's codes and never with a traceback of ours."""
 
 from __future__ import annotations
 
@@ -66,14 +66,73 @@ def run(context: typer.Context, file: Annotated[str, typer.Argument(show_default
     raise typer.Exit(run_file(file, context.args, context.get_help))
 
 
+Run = Annotated[str, typer.Argument(help="a run's folder, or its name in runs/", show_default=False)]
+
+
+@app.command(context_settings=WITH_FLAGS)
+def resume(
+    context: typer.Context,
+    run: Run,
+    fork: Annotated[bool, typer.Option("--fork", help="start a new run from the checkpoint, with other settings")] = False,
+) -> None:
+    """Go on with a stopped run from its newest good checkpoint. Takes --iterations, intervals and trackers; with --fork any flag."""
+    from rlflow.cli.resume import resume_run
+
+    raise typer.Exit(resume_run(run, context.args, fork))
+
+
+@app.command()
+def export(
+    run: Run,
+    out: Annotated[str, typer.Argument(help="the folder to write", show_default=False)],
+    role: Annotated[str | None, typer.Option("--role", help="which model, where the run has several")] = None,
+) -> None:
+    """Write a plain Hugging Face folder from a run's newest good checkpoint."""
+    from rlflow.cli.resume import export_model
+
+    raise typer.Exit(export_model(run, out, role))
+
+
+@app.command()
+def runs(folder: Annotated[str, typer.Argument(help="the folder that holds runs")] = "runs") -> None:
+    """List runs with their state and last numbers."""
+    from rlflow.cli.watch import list_runs
+
+    raise typer.Exit(list_runs(folder))
+
+
+@app.command()
+def show(run: Run) -> None:
+    """Print a run's story: settings, learning, curves, last numbers, notes and files."""
+    from rlflow.cli.watch import show_run
+
+    raise typer.Exit(show_run(run))
+
+
+@app.command()
+def watch(run: Run, once: Annotated[bool, typer.Option("--once", help="print one picture and end")] = False) -> None:
+    """Follow a run from another terminal until it ends; exit 1 where it does not end well."""
+    from rlflow.cli.watch import watch_run
+
+    raise typer.Exit(watch_run(run, once))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed, what of it can be used, and what listens."""
+    from rlflow.cli.watch import print_doctor
+
+    raise typer.Exit(print_doctor())
+
+
 def main() -> None:
     """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held · 130 interrupted."""
     try:
         code = app(standalone_mode=False)
     except typer.Abort:
         code = 130
-    except KeyboardInterrupt:
-        code = 130
+    except KeyboardInterrupt as stop:
+        code = _told(stop, 130)
     except RunHeld as error:
         code = _told(error, 3)
     except (FlowError, PlanError) as error:
@@ -94,8 +153,8 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def _told(error: Exception, code: int) -> int:
-    print(error, file=sys.stderr)
+def _told(error: BaseException, code: int) -> int:
+    print(str(error) or "stopped", file=sys.stderr)
     return code
 
 

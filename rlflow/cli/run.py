@@ -6,15 +6,18 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import described, fields
-from rlflow.errors import printable
 from rlflow.runs.flags import parse_flags, read_toml
 from rlflow.runs.options import Options
 from rlflow.trace.compile import role_names
+
+if TYPE_CHECKING:
+    from rlflow.runs.loop import Result
+    from rlflow.watch.reporter import Reporter
 
 
 def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str]) -> int:
@@ -33,26 +36,31 @@ def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str
 def _run(flow: Flow, flags: dict[str, Any]) -> int:
     config = flags.pop("config", None)
     values = (read_toml(Path(config)) if config else {}) | flags
-    quiet, as_json = values.pop("quiet", False), values.pop("json", False)
-    stream = sys.stderr if as_json else sys.stdout  # the last line of standard output is the JSON alone
+    quiet, as_json = bool(values.pop("quiet", False)), bool(values.pop("json", False))
 
-    def say(line: str) -> None:
-        if not quiet:
-            print(printable(line), file=stream, flush=True)
-
-    from rlflow.runs.api import resolved, run_prepared, uses_packaged
+    from rlflow.runs.api import resolved, uses_packaged
     from rlflow.runs.packaged import packaged
     from rlflow.runs.prepare import prepare
-    from rlflow.runs.report import summary
+    from rlflow.runs.session import started
+    from rlflow.watch.reporter import make_reporter
 
     given, hp = resolved(flow, None, values)
+    reporter = make_reporter(quiet, as_json, given.options.track)
     if uses_packaged(values):
-        say(f"task: packaged '{packaged(flow.name)[0]}': {given.options.data}, model {given.options.model} (--model or --data for others)")
-    result = run_prepared(prepare(flow, hp, given), flow, given, say)
-    say(summary(result))
+        task, model = packaged(flow.name)[0], given.options.model
+        reporter.note(f"task: packaged '{task}': {given.options.data}, model {model} (--model or --data for others)")
+    result = started(prepare(flow, hp, given), flow, given, reporter)
+    told(result, reporter)
     if as_json:
         print(json.dumps(result.as_json()))
     return 0
+
+
+def told(result: Result, reporter: Reporter) -> None:
+    """The summary, line by line, where the reporter tells it."""
+    from rlflow.runs.report import summary
+
+    reporter.note(summary(result))
 
 
 def help_text(file: str, flow: Flow) -> str:

@@ -161,12 +161,16 @@ class SkipIteration(Exception):
     """There is nothing to train on in this iteration."""
 
 
+class Stopped(Exception):
+    """The iteration was stopped on request before any weights changed: it can be run again as if it had not begun."""
+
+
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
     """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is its cause."""
     try:
         yield
-    except (FlowError, PlanError, StageError, SkipIteration):
+    except (FlowError, PlanError, StageError, SkipIteration, Stopped):
         raise
     except Exception as error:
         raise StageError(stage, iteration, len(batch), f"{type(error).__name__}: {error}", place, shapes(batch)) from error

@@ -17,7 +17,7 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data, other_axis
 from rlflow.columns import Kind, Level
 from rlflow.errors import FlowError, StageError
-from rlflow.execution.apply import failing, shapes
+from rlflow.execution.apply import Stopped, failing, shapes
 from rlflow.execution.engine import Engine, Metrics
 from rlflow.execution.lanes import Lanes
 from rlflow.graph.model import Column, Node, Op
@@ -109,9 +109,11 @@ class Executor:
         self.engine = engine
         self.lanes = lanes
         self.store = Store()
+        self.stopping = False
 
     def run(self, plan: Plan, prompts: Batch) -> Outcome:
-        """One iteration. Raises StageError when a stage raised or passed its deadline."""
+        """One iteration. Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in
+        time: nodes that run end, no others start. Once weights are being changed the iteration goes on to its end."""
         outcome = Outcome()
         run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data)
         self.store = run.store
@@ -131,6 +133,7 @@ class _Run:
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._deadlines: dict[int, float] = {}
         self._failure: BaseException | None = None
+        self._writing = False
 
     def until_finished(self) -> None:
         instructions = self._scheduler.begin()
@@ -139,6 +142,9 @@ class _Run:
                 node, error = self._next()
                 if error is not None and self._failure is None:
                     self._failure = error
+                if self.executor.stopping and not self._writing and self._failure is None:
+                    self._failure = Stopped()
+                    self._scheduler.halt()
                 instructions = self._scheduler.failed(node) if error else self._scheduler.done(node)
         finally:
             self.store.close()
@@ -159,6 +165,7 @@ class _Run:
 
     def _start(self, node: Node) -> None:
         self._deadlines.pop(node.id, None)
+        self._writing |= bool(node.writes)
         if node.op in (Op.DATA, Op.STATE):
             self._job(node)()
         else:

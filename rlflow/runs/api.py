@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from rlflow.author.flow import Flow
@@ -12,40 +11,32 @@ from rlflow.author.settings import override
 from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
-from rlflow.runs import directory
 from rlflow.runs.flags import Given, flat, sorted_out
-from rlflow.runs.loop import Prepared, Result, train
+from rlflow.runs.loop import Prepared, Result
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare
+from rlflow.runs.session import started
 from rlflow.trace.compile import role_names
+from rlflow.watch.reporter import make_reporter
 
 
-def run(flow: Flow | str, hp: Any = None, *, say: Callable[[str], None] | None = None, **keywords: Any) -> Result:
+def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> Result:
     """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr": 1e-5})``.
 
     Keywords are those of `rlflow run`; a role's settings go as a dict under its name. A reward may be a function of a file.
-    Raises FlowError, PlanError, StageError.
+    Raises FlowError, PlanError, StageError, and Interrupted after ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     given, hp = resolved(flow, hp, flat(keywords))
-    return run_prepared(prepare(flow, hp, given), flow, given, say or (lambda line: None))
+    reporter = make_reporter(quiet, track=given.options.track)
+    return started(prepare(flow, hp, given), flow, given, reporter)
 
 
-def run_prepared(prepared: Prepared, flow: Flow, given: Given, say: Callable[[str], None]) -> Result:
-    """Make the run's directory and train; what was started is closed whatever happens."""
-    try:
-        folder = directory.create(Path(given.options.out), given.options.name, flow.name)
-        say(f"run: {folder}")
-        return train(prepared, folder, say)
-    finally:
-        prepared.close()
-
-
-def resolved(flow: Flow, hp: Any, values: Mapping[str, Any]) -> tuple[Given, Any]:
+def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[Given, Any]:
     """What is given with the packaged task beneath it, and the flow's settings. Raises PlanError."""
     rewards = max(len(values.get("reward", ())), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
-    if uses_packaged(values):
+    if packaged_beneath and uses_packaged(values):
         beneath = packaged(flow.name)[1]
         if hp is not None:  # settings that are passed as an object are meant as they are
             beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
@@ -79,7 +70,7 @@ class Roles(dict[str, Any]):
 
     def take(self, count: int | None = None) -> Batch:
         """The next prompts of the data: as many as an iteration of a run takes, or ``count``."""
-        return self.prepared.prompts.take(count or self.prepared.per_iteration)
+        return self.prepared.prompts.take(count or self.prepared.options.prompts)
 
     @property
     def state(self) -> dict[str, float]:

@@ -84,6 +84,11 @@ def make_models(graph: Graph, uses: list[RoleUse], given: Given, device: str, up
     return made
 
 
+def model_folder(use: RoleUse, given: Given) -> Path | None:
+    """The folder that a role's model starts from, None where its backend needs none."""
+    return _planned(use, given)[0]
+
+
 def _planned(use: RoleUse, given: Given) -> tuple[Path | None, tuple[Any, Any]]:
     chosen = given.role(use.name)
     names = [chosen.get(half) or given.options.backend for half in ("trainer", "generator")]

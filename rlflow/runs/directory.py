@@ -7,15 +7,21 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.execution.executor import Outcome, Span
-from rlflow.graph import draw
+from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph
 
+if TYPE_CHECKING:
+    from rlflow.runs.loop import Prepared
+
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+GRAPH = "graph.msgpack"
 
 
 def create(out: Path, name: str | None, flow: str) -> Path:
@@ -51,11 +57,14 @@ def _numbered(out: Path, flow: str) -> Path:
 class Records:
     """What a run writes while it goes. Every line is whole when written, so that a stopped run can be read."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, start: int = 0) -> None:
+        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes."""
         self.folder = folder
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            keep_before(folder / name, start)
         self._metrics = (folder / "metrics.jsonl").open("a")
         self._samples = (folder / "samples.jsonl").open("a")
-        self._timeline = (folder / "timeline.json").open("w")
+        self._timeline = (folder / (f"timeline-{start}.json" if start else "timeline.json")).open("w")
         self._timeline.write("[")
         self._events = 0
         self._lanes: dict[str, int] = {}
@@ -66,6 +75,7 @@ class Records:
         (self.folder / "settings.json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
         (self.folder / "graph.txt").write_text(str(graph) + "\n")
         (self.folder / "graph.json").write_text(draw.as_json(graph) + "\n")
+        (self.folder / GRAPH).write_bytes(wire.pack(graph))
 
     def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
         """A line of metrics; what is not finite is written as null."""
@@ -101,6 +111,24 @@ class Records:
             file.close()
 
 
+def keep_before(path: Path, iteration: int) -> None:
+    """Cut a file of JSON lines before the first that a run from ``iteration`` writes again. A line that is half written goes."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        evaluated = any(name.startswith("evaluation/") for name in values)
+        if values.get("iteration", -1) < iteration + evaluated:  # an evaluation after n iterations is done before iteration n begins
+            kept.append(line)
+    aside = path.with_suffix(".aside")
+    aside.write_text("".join(kept))
+    aside.replace(path)
+
+
 def _event(span: Span, iteration: int, origin: float, lane: int) -> dict[str, Any]:
     start, length = (span.start - origin) * 1e6, (span.end - span.start) * 1e6
     return {"name": span.node, "cat": span.lane, "ph": "X", "ts": round(start, 1), "dur": round(length, 1), "pid": 1, "tid": lane,
@@ -128,3 +156,11 @@ def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]
             value = values[where]
             row[name] = value if isinstance(value, str) else (float(value) if math.isfinite(float(value)) else None)
     return rows
+
+
+def final_models(prepared: Prepared, folder: Path) -> None:
+    """A plain Hugging Face folder for each trained role: ``final/ROLE``."""
+    for use in prepared.plan.graph.roles:
+        trainer = prepared.engine.models[use.name].trainer if use.trained else None
+        if trainer is not None:
+            trainer.save(folder / "final" / use.name)

@@ -13,7 +13,7 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.runs.options import Options
 
 SWITCHES = ("json", "quiet")
-REPEATED = ("reward",)
+REPEATED = ("reward", "track")
 ALIASES = {"data.source": "data"}  # a TOML table [data] cannot also be a value
 ROLE_KEYWORDS = ("model", "trainer", "generator", "reward")
 
@@ -78,13 +78,14 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Given:
-    """Values by where they belong: the run, the algorithm's settings, the data, each role, and all roles."""
+    """Values by where they belong: the run, the algorithm's settings, the data, each role, and all roles; and all as they came."""
 
     options: Options
     hp: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     every_role: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def role(self, name: str) -> dict[str, Any]:
         """What is given for a role, its own before what is given for all."""
@@ -114,7 +115,7 @@ def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
             problems.append(_nowhere(name, head, roles))
     if problems:
         raise PlanError(*problems)
-    return Given(override(Options(), options, ""), hp, data, by_role, every)
+    return Given(override(Options(), options, ""), hp, data, by_role, every, dict(values))
 
 
 def _nowhere(name: str, head: str, roles: list[str]) -> Problem:

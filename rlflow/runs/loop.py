@@ -1,4 +1,4 @@
-"""The loop over iterations: take prompts, run the plan, record, evaluate, say how it goes."""
+"""The loop over iterations: take prompts, run the plan, record, evaluate, save, tell."""
 
 from __future__ import annotations
 
@@ -8,34 +8,46 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlflow.checkpoints.snapshot import Snapshot
+from rlflow.checkpoints.writer import Writer
 from rlflow.data.prompts import Prompts
-from rlflow.execution.apply import SkipIteration
+from rlflow.execution.apply import SkipIteration, Stopped
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.plan import Plan
+from rlflow.runs.bad_days import Guard
 from rlflow.runs.bounds import Totals
 from rlflow.runs.directory import Records, sample_rows
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
 from rlflow.runs.health import health
+from rlflow.runs.options import Options
+from rlflow.watch.reporter import Reporter
 
 SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
-Say = Callable[[str], None]
 
 
 @dataclass
 class Prepared:
-    """Everything that a run needs, made before its first iteration."""
+    """Everything that a run needs, made before its first iteration. ``folders``: the model folder of each role that has one."""
 
     plan: Plan
     engine: Engine
     executor: Executor
     prompts: Prompts
-    per_iteration: int
-    iterations: int
+    options: Options
     evaluation: Evaluation | None
-    eval_every: int
     settings: Mapping[str, Any]
+    folders: Mapping[str, Path]
+    reasons: Callable[[], Mapping[str, str]]
     close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: at its first iteration, or where a checkpoint was taken."""
+
+    iteration: int = 0
+    before: Accuracy | None = None
 
 
 @dataclass
@@ -65,88 +77,93 @@ class Result:
         }
 
 
-def train(prepared: Prepared, folder: Path, say: Say) -> Result:
-    """Run all iterations. The run's files are closed whatever happens."""
-    records = Records(folder)
-    start = time.monotonic()
-    try:
-        records.settings(prepared.settings, prepared.plan.graph)
-        loop = _Loop(prepared, records, say)
-        before, first = loop.evaluate(0), answers(prepared)
-        loop.run()
-        after, last = loop.evaluate(prepared.iterations), answers(prepared)
-        save(prepared, folder)
-        compared = [one | {"before": one.pop("completion"), "after": other["completion"]} for one, other in zip(first, last, strict=True)]
-        records.answers(compared)
-        seconds = time.monotonic() - start
-        return Result(folder, prepared.iterations, seconds, before, after, loop.totals, compared, loop.last, loop.skipped)
-    finally:
-        records.close()
+TakeSnapshot = Callable[[int, Mapping[str, Any], Accuracy | None], Snapshot]
 
 
-def answers(prepared: Prepared) -> list[dict[str, str]]:
-    """What the model answers, sampled, to the first ten held-out prompts."""
-    return prepared.evaluation.answers(10) if prepared.evaluation else []
+class Loop:
+    """One run, from its start to its end or to the request to stop. Raises Stopped after saving where it was stopped."""
 
-
-def save(prepared: Prepared, folder: Path) -> None:
-    """A plain Hugging Face folder for each trained role: ``final/ROLE``."""
-    for use in prepared.plan.graph.roles:
-        trainer = prepared.engine.models[use.name].trainer if use.trained else None
-        if trainer is not None:
-            trainer.save(folder / "final" / use.name)
-
-
-class _Loop:
-    def __init__(self, prepared: Prepared, records: Records, say: Say) -> None:
-        self.prepared, self.records, self.say = prepared, records, say
+    def __init__(self, prepared: Prepared, records: Records, writer: Writer, reporter: Reporter, take: TakeSnapshot) -> None:
+        self.prepared, self.records, self.writer, self.reporter, self.take = prepared, records, writer, reporter, take
+        self.options = prepared.options
+        self.guard = Guard(prepared.options, prepared.reasons)
         self.totals = Totals()
+        self.before: Accuracy | None = None
         self.last: dict[str, float] = {}
         self.skipped = 0
-        self._said = 0.0
 
-    def run(self) -> None:
-        engine = self.prepared.engine
-        for iteration in range(self.prepared.iterations):
-            engine.iteration = iteration
+    def run(self, start: Start) -> Result:
+        began = time.monotonic()
+        self.before = start.before or self.evaluate(start.iteration)
+        first = self.answers()
+        for iteration in range(start.iteration, self.options.iterations):
+            self.step(iteration)
+        after = self.evaluate(self.options.iterations)
+        last = self.answers()
+        self.save(self.options.iterations, self.prepared.prompts.state())
+        compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in zip(first, last, strict=True)]
+        self.records.answers(compared)
+        seconds = time.monotonic() - began
+        return Result(self.records.folder, self.options.iterations, seconds, self.before, after, self.totals, compared, self.last, self.skipped)
+
+    def step(self, iteration: int) -> None:
+        """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
+        cursor = self.prepared.prompts.state()
+        self.prepared.engine.iteration = iteration
+        try:
+            if self.prepared.executor.stopping:
+                raise Stopped
             self.iterate(iteration)
-            every = self.prepared.eval_every
-            if every and (iteration + 1) % every == 0 and iteration + 1 < self.prepared.iterations:
-                self.evaluate(iteration + 1)
+        except Stopped:
+            self.save(iteration, cursor)
+            raise
+        done, options = iteration + 1, self.options
+        if options.eval_every and done % options.eval_every == 0 and done < options.iterations:
+            self.evaluate(done)
+        if options.save_every and done % options.save_every == 0 and done < options.iterations:
+            self.save(done, self.prepared.prompts.state())
 
     def iterate(self, iteration: int) -> None:
         start = time.monotonic()
-        prompts = self.prepared.prompts.take(self.prepared.per_iteration)
+        prompts = self.prepared.prompts.take(self.options.prompts)
         try:
             outcome = self.prepared.executor.run(self.prepared.plan, prompts)
         except SkipIteration as skip:
             self.skipped += 1
-            self.say(f"iteration {iteration + 1}: skipped, {skip}")
+            self.reporter.note(f"iteration {iteration + 1} is skipped: {skip}")
             return
         seconds = time.monotonic() - start
         self.prepared.engine.state |= outcome.state
         self.totals.add(outcome.spans, seconds)
         self.last = outcome.metrics | health(outcome.records) | speed(outcome) | outcome.state | {"seconds": seconds}
+        samples = sample_rows(outcome.records, SAMPLES)
         self.records.metrics(iteration, self.last)
-        self.records.samples(iteration, sample_rows(outcome.records, SAMPLES))
+        self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
-        self._progress(iteration)
+        self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome))
+        self.guard.check(iteration, self.last, outcome.records)
 
-    def _progress(self, iteration: int) -> None:
-        """A line every few seconds, and for the first and the last iteration."""
-        now = time.monotonic()
-        if iteration == 0 or iteration + 1 == self.prepared.iterations or now - self._said >= 3.0:
-            self._said = now
-            self.say(f"{iteration + 1:>5}/{self.prepared.iterations}  {progress(self.last)}")
+    def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
+        self.writer.submit(self.take(iteration, cursor, self.before))
 
     def evaluate(self, iteration: int) -> Accuracy | None:
         if self.prepared.evaluation is None:
             return None
         accuracy = self.prepared.evaluation()
         self.records.metrics(iteration, shown(accuracy))
-        count = len(self.prepared.evaluation.prompts)
-        self.say(f"held-out accuracy after {iteration} iterations: sampled {accuracy.sampled:.1%}, greedy {accuracy.greedy:.1%} of {count}")
+        self.reporter.evaluation(iteration, shown(accuracy))
         return accuracy
+
+    def answers(self) -> list[dict[str, str]]:
+        """What the model answers, sampled, to the first ten held-out prompts."""
+        return self.prepared.evaluation.answers(10) if self.prepared.evaluation else []
+
+
+def stage_seconds(outcome: Outcome) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for span in outcome.spans:
+        seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start
+    return seconds
 
 
 def speed(outcome: Outcome) -> dict[str, float]:
@@ -157,9 +174,3 @@ def speed(outcome: Outcome) -> dict[str, float]:
     lengths = outcome.records["tokens"].data["tokens"].lengths
     assert lengths is not None
     return {"response/tokens_per_second": float(lengths.sum()) / seconds}
-
-
-def progress(metrics: Mapping[str, float]) -> str:
-    """The numbers worth a look, in one line."""
-    names = [name for name in metrics if name.endswith(("/mean", "/loss", "/kept")) or name in ("response/length", "response/truncated")]
-    return "  ".join(f"{name} {metrics[name]:.3g}" for name in names) + f"  {metrics['seconds']:.2f} s"

@@ -23,13 +23,14 @@ from rlflow.graph.wire import identity
 from rlflow.plan import plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs import rewards as bound
-from rlflow.runs.backends import check_settings, device_of, make_models
+from rlflow.runs.backends import check_settings, device_of, make_models, model_folder
 from rlflow.runs.dataset import divided, open_dataset
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.flags import Given
 from rlflow.runs.loop import Prepared
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
+from rlflow.watch.secrets import redacted
 
 
 def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
@@ -80,9 +81,10 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
         rewards.close()  # first: a lane may be waiting for a score
         lanes.close()
 
-    return Prepared(plan(program), engine, Executor(engine, lanes), prompts, options.prompts, options.iterations,
-                    evaluation(graph, model_roles, engine, held_out, rewards, given), options.eval_every,
-                    recorded_settings(program, given), close)
+    folders = {use.name: folder for use in model_roles if (folder := model_folder(use, given))}
+    return Prepared(plan(program), engine, Executor(engine, lanes), prompts, options,
+                    evaluation(graph, model_roles, engine, held_out, rewards, given), recorded_settings(program, given), folders,
+                    rewards.reasons, close)
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
@@ -133,11 +135,17 @@ def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given) -> Any:
 
 
 def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
-    """What settings.json says: everything needed to run the same again."""
-    return {
+    """What settings.json says: everything needed to go on with the run, or to run the same again."""
+    return redacted({
         "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
-        "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options), "data": dict(given.data),
-        "roles": {name: dict(values) for name, values in given.roles.items()}, "every_role": dict(given.every_role),
-    }
+        "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options),
+        "values": {name: written(value) for name, value in given.values.items() if not name.startswith("hp.")},
+    })
 
+
+def written(value: Any) -> Any:
+    """A value as a flag would give it: a reward that is a function by its file and name."""
+    if isinstance(value, tuple | list):
+        return [written(item) for item in value]
+    return f"{value.__code__.co_filename}:{value.__name__}" if callable(value) else value

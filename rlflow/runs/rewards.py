@@ -46,12 +46,14 @@ class Weighted:
 
     functions: list[Reward]
     models: list[ModelReward] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
         total, metrics = torch.zeros(len(batch), dtype=torch.float64), Metrics()
         if self.functions:
             scores = score_all(self.functions, batch)
             total += scores.values.double()
+            self.reasons.update(scores.first)
             metrics |= {f"missing_{cause}": float(count) for cause, count in scores.missing.items()}
             if len(scores.parts) + len(self.models) > 1:
                 metrics |= {f"{name}_mean": _mean(part) for name, part in scores.parts.items()}
@@ -87,6 +89,7 @@ class Rewards:
         null = given.options.backend == "null" and not given.options.reward
         self._specs = [] if null else [_spec(item) for item in given.options.reward or ("task",)]
         self._models: list[ModelReward] = []
+        self._bound: list[Weighted] = []
         self._null: Scorer | None = backend("null").Score() if null else None
 
     @property
@@ -117,7 +120,12 @@ class Rewards:
             specs = [specs[int(role.rpartition("_")[2])]]
         models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
         self._models += models
-        return Weighted(bind([spec for spec in specs if spec.kind != "model"], self._pool, self._data), models)
+        self._bound.append(Weighted(bind([spec for spec in specs if spec.kind != "model"], self._pool, self._data), models))
+        return self._bound[-1]
+
+    def reasons(self) -> dict[str, str]:
+        """The first message of each cause for which scores were missing."""
+        return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
     def judge(self) -> Scorer | None:
         """What says whether a held-out answer is right: the first reward that is a function, at weight 1; else the data's scorer."""

@@ -122,7 +122,7 @@ def _taught(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) ->
     """The model after ``steps`` steps of `sft` on the data, 32 rows each."""
     actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
     result = run("sft", model=str(model), data=str(data), iterations=steps, prompts=32, held_out=0, seed=SEED, out=str(out),
-                 actor=actor, say=print)
+                 actor=actor, quiet=False)
     return result.folder / "final" / "actor"
 
 

@@ -73,7 +73,8 @@ def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
 def leaked(place: Place | None) -> Problem:
     return Problem("leaked-symbol", "a batch of another trace is used here: it was kept outside its flow, or crosses the edge of a "
                    "`repeat` body", place, found="a symbolic batch from elsewhere",
-                   expected="batches made by this flow, or given to this body", remedy="pass batches through calls; keep none in globals, defaults or closures")
+                   expected="batches made by this flow, or given to this body",
+                   remedy="pass batches through calls; keep none in globals, defaults or closures")  # fmt: skip
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:

@@ -44,7 +44,8 @@ def _head(frame: Frame, width: int) -> RenderableType:
     title = Text(f"{printable(frame.flow)}  {printable(frame.place)}", style="bold", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(frame.iterations, 1), completed=frame.done, width=max(min(40, width // 3), 4))
-    grid.add_row(Text(f"iteration {frame.done}/{frame.iterations}", no_wrap=True), bar, Text(_time(frame), no_wrap=True, overflow="ellipsis"))
+    number = Text(f"iteration {frame.done}/{frame.iterations}", no_wrap=True)
+    grid.add_row(number, bar, Text(_time(frame), no_wrap=True, overflow="ellipsis"))
     return Group(title, grid)
 
 
@@ -70,14 +71,14 @@ def figures(frame: Frame) -> list[tuple[str, str]]:
     """Name and text of each number that is there."""
     metrics = renamed(frame.metrics)
     found = [(role, f"{frame.metrics[f'{role}/mean']:.3f}") for role in reward_roles(frame.metrics)[:3]
-             if frame.metrics[f"{role}/mean"] is not None]  # fmt: skip
+             if frame.metrics[f"{role}/mean"] is not None]
     sampled = frame.evaluation.get("evaluation/sampled")
     if sampled is not None:
         found.append(("accuracy", f"{sampled:.1%} (after {frame.evaluated})"))
     found += [(label, f"{metrics[name]:.4f}") for name, label in KL.items() if name in metrics]
     shown = {"actor/entropy": ("entropy", "{:.3f}"), "response_length/mean": ("length", "{:.1f}"),
              "response_length/clip_ratio": ("truncated", "{:.1%}"), "perf/tokens_per_second": ("tokens/s", "{:,.0f}"),
-             "actor/pg_clipfrac": ("clipped", "{:.1%}"), "actor/grad_norm": ("gradient", "{:.3g}")}  # fmt: skip
+             "actor/pg_clipfrac": ("clipped", "{:.1%}"), "actor/grad_norm": ("gradient", "{:.3g}")}
     return found + [(label, form.format(metrics[name])) for name, (label, form) in shown.items() if name in metrics]
 
 

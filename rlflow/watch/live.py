@@ -42,11 +42,11 @@ class Live:
 
     def start(self, run: RunInfo) -> None:
         self.note(f"run: {run.folder}")
-        self.frame = Frame(run.flow, str(run.folder), iterations=run.iterations)
+        self.frame = Frame(run.flow, str(run.folder), done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
         # what a stage prints goes above the frame, but only where it would have gone to the terminal anyway
         self._live = rich.live.Live(console=self._console, auto_refresh=False, get_renderable=self._drawn,
-                                    redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())  # fmt: skip
+                                    redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
         self._live.start(refresh=True)
         self._thread = threading.Thread(target=self._refresh, name="live view", daemon=True)
         self._thread.start()

@@ -27,17 +27,16 @@ TABLE = {
     "response/truncated": "response_length/clip_ratio",
     "response/tokens_per_second": "perf/tokens_per_second",
     "seconds": "timing_s/step",
-    "health/kl_reference": "objective/kl",
-    "health/kl_sampler": "rollout_corr/kl",
-    "health/logprob_mismatch": "training/rollout_logprobs_diff_mean",
-    "health/logprob_mismatch_max": "training/rollout_logprobs_diff_max",
-    "health/entropy": "actor/entropy",
-    "health/explained_variance": "critic/vf_explained_var",
-    "health/groups_without_signal": "frac_reward_zero_std",
+    "reward/flat_groups": "frac_reward_zero_std",
+    "policy/kl_reference": "objective/kl",
+    "policy/kl_sampler": "rollout_corr/kl",
+    "policy/mismatch_max": "training/rollout_logprobs_diff_max",
+    "policy/entropy": "actor/entropy",
+    "critic/explained_variance": "critic/vf_explained_var",
 }
 UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
-VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac", "explained_variance": "vf_explained_var"}
+VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}
 HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}  # by the role's name: another role may train anything
 
 

@@ -27,7 +27,7 @@ class Recorder:
 
     def start(self, run: RunInfo) -> None:
         self._run = run
-        self._put(status.begun(run.flow, run.iterations))
+        self._put(replace(status.begun(run.flow, run.iterations), iteration=run.done))
         for text in self._early:
             self.note(text)
 
@@ -43,12 +43,13 @@ class Recorder:
         if self._run is None:
             self._early.append(text)
         elif self._status and self._status.state == "running":  # the summary that follows the end is not part of the story
-            line = printable(masked(text[:LONGEST_NOTE]), keep="\t").replace("\\n", "\n  ")
+            line = printable(masked(text[:LONGEST_NOTE])).replace("\n", "\n  ")
             self._try(lambda folder: _append(folder / NOTES, f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n"))
 
     def close(self, state: State, error: str = "") -> None:
         if self._status and self._status.state == "running":
-            self._put(replace(self._status, state=state, error=printable(masked(error[:LONGEST_NOTE]))))
+            done = self._status.iterations if state == "done" else self._status.iteration  # skipped ones were never told
+            self._put(replace(self._status, state=state, iteration=done, error=printable(masked(error[:LONGEST_NOTE]))))
 
     def _put(self, new: status.Status) -> None:
         self._status = new

@@ -17,13 +17,15 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as it starts. ``settings`` as in settings.json; ``held_out``: how many prompts an evaluation has."""
+    """A run as it starts. ``settings`` as in settings.json; ``held_out``: how many prompts an evaluation has; ``done``: how many
+    iterations were behind it when it was resumed."""
 
     folder: Path
     flow: str
     iterations: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     held_out: int = 0
+    done: int = 0
 
 
 class Reporter(Protocol):
@@ -111,7 +113,8 @@ def make_reporter(quiet: bool = False, as_json: bool = False, track: Sequence[st
     trackers = [(name, tracker(name)) for name in dict.fromkeys(track)]
     view: Reporter = Quiet() if quiet else Live(stream) if lively(stream) else Plain(stream)
     say: Callable[[str], None] = complain if quiet else view.note
-    return Several(view, [Recorder(say), *(Background(name, made, say) for name, made in trackers)], None if quiet else lambda: Plain(stream))
+    others: list[Reporter] = [Recorder(say), *(Background(name, made, say) for name, made in trackers)]
+    return Several(view, others, None if quiet else lambda: Plain(stream))
 
 
 def complain(text: str) -> None:

@@ -37,7 +37,7 @@ def begun(flow: str, iterations: int) -> Status:
     """The status of this process as it starts a run."""
     now, pid = time.time(), os.getpid()
     return Status("running", flow, 0, iterations, started=now, updated=now, pid=pid, born=born(pid) or "", boot=_boot(),
-                  host=socket.gethostname())  # fmt: skip
+                  host=socket.gethostname())
 
 
 def write(folder: Path, status: Status) -> None:
@@ -68,7 +68,7 @@ def _checked(found: Any) -> Status:
     if not isinstance(found, dict) or found.get("state") not in STATES:
         raise ValueError(f"found no known state, expected one of {', '.join(STATES)}")
     kinds = {"state": str, "flow": str, "iteration": int, "iterations": int, "evaluation": dict, "error": str,
-             "started": (int, float), "updated": (int, float), "pid": int, "born": str, "boot": str, "host": str}  # fmt: skip
+             "started": (int, float), "updated": (int, float), "pid": int, "born": str, "boot": str, "host": str}
     values = {f.name: found[f.name] for f in fields(Status) if f.name in found}
     wrong = [name for name, value in values.items() if not isinstance(value, kinds[name])]  # type: ignore[arg-type]
     if wrong:

@@ -39,12 +39,12 @@ def tracker(name: str) -> Tracker:
     """The tracker of that name. Raises PlanError where it is unknown or not installed."""
     if name not in NAMES:
         raise PlanError.of("tracker", f"there is no tracker '{name}'", found=name, expected=f"one of {', '.join(NAMES)}",
-                           nearest=nearest(name, NAMES), remedy="--track tensorboard")  # fmt: skip
+                           nearest=nearest(name, NAMES), remedy="--track tensorboard")
     from rlflow.watch import mlflow_store, tensorboard_files, wandb_runs
 
     makers: dict[str, Callable[[], Tracker]] = {
         "tensorboard": tensorboard_files.TensorBoard, "wandb": wandb_runs.WandB, "mlflow": mlflow_store.MLflow,
-    }  # fmt: skip
+    }
     return makers[name]()
 
 
@@ -54,18 +54,15 @@ class Background:
     def __init__(self, name: str, made: Tracker, say: Callable[[str], None]) -> None:
         self.name, self._tracker, self._say = name, made, say
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING)
-        self._problem = ""
-        self._where = ""
-        self._closed = False
+        self._open = False  # from the start to the end, or to the first failure
+        self._problem = self._where = ""  # what the thread has to tell
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
     def start(self, run: RunInfo) -> None:
         settings = redacted(run.settings)
+        self._open = True
         self._thread.start()
         self._put(lambda: self._begin(run, settings))
-
-    def _begin(self, run: RunInfo, settings: Mapping[str, Any]) -> None:
-        self._where = self._tracker.start(run, settings)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         known = renamed({**metrics, **{f"timing_s/{node}": seconds for node, seconds in stages.items()}})
@@ -82,44 +79,40 @@ class Background:
         """Notes are for people."""
 
     def close(self, state: State, error: str = "") -> None:
-        if self._closed or not self._thread.is_alive():
-            self._report()
-            return
         self._put(lambda: self._tracker.close(state))
-        self._closed = True
-        self._end(CLOSE_SECONDS[state])
+        self._put(None)
+        if self._open:
+            self._thread.join(CLOSE_SECONDS[state])
+            if self._thread.is_alive():
+                self._problem = f"it had not finished {CLOSE_SECONDS[state]:g} s after the run"
         self._report()
+        self._open = False
 
-    def _end(self, seconds: float) -> None:
-        if not self._problem:
-            self._jobs.put(None)
-            self._thread.join(seconds)
-        if self._thread.is_alive():
-            self._problem = self._problem or f"it had not finished {seconds:g} s after the run"
-
-    def _put(self, job: Callable[[], object]) -> None:
+    def _put(self, job: Callable[[], object] | None) -> None:
         self._report()
-        if self._closed:
-            return
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            self._problem = f"{WAITING} records wait for it"
-            self._report()
+        if self._open:
+            try:
+                self._jobs.put_nowait(job)
+            except queue.Full:
+                self._problem = f"{WAITING} records wait for it"
+                self._report()
 
     def _report(self) -> None:
-        """Say what happened in the thread since: where the tracker writes, or that it is left out."""
+        """Say what the thread has to tell: where the tracker writes, or that it is left out."""
         where, self._where = self._where, ""
         if where:
             self._say(f"{self.name}: {where}")
-        if self._problem and not self._closed or self._problem.startswith("it had not"):
-            self._say(f"tracker {self.name} failed and is left out: {self._problem}")
-            self._closed, self._problem = True, ""
+        if self._open and self._problem:
+            self._open = False
+            self._say(f"tracker {self.name} failed and is left out from here on: {self._problem}")
+
+    def _begin(self, run: RunInfo, settings: Mapping[str, Any]) -> None:
+        self._where = self._tracker.start(run, settings)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # some libraries exit where they should raise
                 self._problem = f"{type(error).__name__}: {error}"
                 return

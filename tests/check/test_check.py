@@ -12,7 +12,7 @@ from rlflow.author.load import load_flow
 from rlflow.check.check import check
 from rlflow.cli.main import main
 from rlflow.cli.new import write_new
-from rlflow.errors import FlowError, PlanError, Problem
+from rlflow.errors import FlowError, Place, PlanError, Problem
 
 FIXTURES = Path(__file__).parent / "fixtures"
 ROWS = "prompt, answer, prompt_tokens, tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version, group"
@@ -342,8 +342,9 @@ FINDINGS = {
     ],
     "truncated_ratio": [
         says(
-            "truncated-ratio", "sampled_logprobs after truncation, logprobs without", "top_p=1 and top_k=0 where they meet in a ratio",
-            "sample without truncation", severity="warning",
+            "truncated-ratio",
+            f"sampled_logprobs truncated by 'actor.generate' at {Place(str(FIXTURES / 'truncated_ratio.py'), 13)}, logprobs without",
+            "top_p=1 and top_k=0 where they meet in a ratio", "sample without truncation", severity="warning",
         ),
     ],
     "two_flows": [
@@ -566,7 +567,8 @@ def test_places_are_never_wrapped(tmp_path):
     path = folder / "mistaken.py"
     path.write_text((FIXTURES / "many.py").read_text())
     environment = {**os.environ, "COLUMNS": "20", "TERM": "dumb"}
-    done = subprocess.run([sys.executable, "-m", "rlflow.cli.main", "check", str(path)], capture_output=True, text=True, env=environment, check=False)
+    words = [sys.executable, "-m", "rlflow.cli.main", "check", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
     assert len([line for line in done.stdout.splitlines() if line.startswith(str(path)) and re.search(r"\.py:\d+: ", line)]) == 9
 

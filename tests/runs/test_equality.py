@@ -7,9 +7,11 @@ import torch
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.runs.api import resolved, run_prepared
+from rlflow.runs.api import resolved
 from rlflow.runs.flags import flat
 from rlflow.runs.prepare import prepare
+from rlflow.runs.session import started
+from rlflow.watch.reporter import Quiet
 
 FLOWS = {
     "ppo": {"max_tokens": 6, "minibatch": 4, "epochs": 2},
@@ -38,7 +40,7 @@ def test_eager_and_compiled_runs_end_in_identical_parameters_and_metrics(name, t
 
     given, hp = resolved(flow, hp, flat(task))
     compiled = prepare(flow, hp, given)
-    run_prepared(compiled, flow, given, lambda line: None)
+    started(compiled, flow, given, Quiet())
 
     one, two = parameters(eager.prepared.engine), parameters(compiled.engine)
     assert one.keys() == two.keys()

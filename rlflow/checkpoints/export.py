@@ -1,0 +1,103 @@
+"""A checkpoint as a plain Hugging Face folder that any tool loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from rlflow.checkpoints import durable, names, tensors
+from rlflow.checkpoints.load import Damaged, Loaded, load_latest, read
+from rlflow.checkpoints.roles import PARAMETERS, no_role, roles_of
+from rlflow.errors import PlanError
+
+SHARD = 5 << 30  # bytes of a weights file
+VALUE_HEAD = "value_head."  # a critic's own head, which no Hugging Face model has, goes into a file of that name
+
+
+def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int = SHARD) -> Loaded:
+    """Write the role's model of a run's newest good checkpoint, or of one checkpoint, into ``out``: config, generation config,
+    tokenizer and safetensors. ``role`` may be left out where there is one. Returns what was exported.
+
+    Raises PlanError where ``out`` has content or cannot be written, where the role is missing, or where nothing good is found.
+    """
+    out = Path(os.path.abspath(out))
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise PlanError.of("export-exists", f"'{out}' exists and is not empty", found="a file, or a folder with content",
+                           expected="a new or empty folder", remedy="choose another folder")  # fmt: skip
+    loaded = _open(source, role)
+    found = roles_of(loaded.snapshot.tensors)
+    if len(found) != 1:
+        raise no_role(role, loaded.snapshot.tensors)
+    try:
+        _place(_content(loaded, found[0]), loaded.snapshot.tensors[f"{found[0]}.{PARAMETERS}"], out, shard_bytes)
+    except OSError as error:
+        raise PlanError.of("export-folder", f"'{out}' cannot be written", found=str(error.strerror or error),
+                           expected="room and permission", remedy="choose another folder") from error  # fmt: skip
+    return loaded
+
+
+def _open(source: Path, role: str | None) -> Loaded:
+    def wanted(group: str) -> bool:
+        return group == f"{role}.{PARAMETERS}" if role else group.endswith("." + PARAMETERS)
+
+    if not (source / names.MANIFEST).is_file():
+        return load_latest(source, wanted)
+    try:
+        return Loaded(read(source, wanted), source, [])
+    except Damaged as damage:
+        raise PlanError.of("checkpoint-damaged", f"the checkpoint '{source}' is damaged", found=str(damage), expected="a whole one",
+                           remedy="export the run, which takes its newest good one") from damage  # fmt: skip
+
+
+def _content(loaded: Loaded, role: str) -> dict[str, bytes]:
+    """The small files. The config says the dtype of the weights as they are, which may not be that of the model first loaded."""
+    files = {name.removeprefix(f"{role}/"): data for name, data in loaded.snapshot.files.items() if name.startswith(f"{role}/")}
+    if "config.json" not in files:
+        raise PlanError.of("no-config", f"the checkpoint holds no config.json of the role '{role}'", found=f"{len(files)} files of it",
+                           expected=f"the file {role}/config.json")  # fmt: skip
+    parameters = loaded.snapshot.tensors[f"{role}.{PARAMETERS}"]
+    dtypes = {str(t.dtype).removeprefix("torch.") for name, t in parameters.items() if t.is_floating_point() and _is_model(name)}
+    config = json.loads(files["config.json"])
+    known = next((key for key in ("dtype", "torch_dtype") if key in config), "dtype")
+    if len(dtypes) == 1 and config.get(known) not in dtypes:
+        files["config.json"] = (json.dumps(config | {known: dtypes.pop()}, indent=2) + "\n").encode()
+    return files
+
+
+def _is_model(name: str) -> bool:
+    return not name.startswith(VALUE_HEAD)
+
+
+def _place(files: Mapping[str, bytes], parameters: Mapping[str, Tensor], out: Path, shard_bytes: int) -> None:
+    """All of it aside, then renamed: a folder that is there is whole. Raises OSError."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = out.parent / f".{out.name}-{os.getpid()}"
+    os.mkdir(aside)
+    try:
+        for name, data in files.items():
+            durable.write(aside / name, [data])
+        _weights(aside, {name: tensor for name, tensor in parameters.items() if _is_model(name)}, shard_bytes)
+        head = {name.removeprefix(VALUE_HEAD): tensor for name, tensor in parameters.items() if not _is_model(name)}
+        if head:
+            durable.write(aside / f"{VALUE_HEAD}safetensors", tensors.pieces(head))
+        durable.flush_folder(aside)
+        durable.move(aside, out)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _weights(folder: Path, parameters: Mapping[str, Tensor], shard_bytes: int) -> None:
+    parts = tensors.shards(parameters, shard_bytes)
+    where: dict[str, str] = {}
+    for name, part in zip(tensors.shard_names("model", len(parts)), parts, strict=True):
+        durable.write(folder / name, tensors.pieces(part))
+        where |= dict.fromkeys(part, name)
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": tensors.size(parameters)}, "weight_map": where}
+        durable.write(folder / "model.safetensors.index.json", [json.dumps(index, indent=2).encode()])

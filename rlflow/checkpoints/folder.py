@@ -1,0 +1,93 @@
+"""The folder ``checkpoints`` of a run: its checkpoints by age, and the pointer ``latest`` to the newest that is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlflow.checkpoints import durable, names
+from rlflow.errors import PlanError
+
+FOLDER = "checkpoints"
+POINTER = "latest"
+_POINTER = re.compile(rb"(step-[0-9-]{8,32}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The folder's name and the digest of the manifest in it."""
+
+    name: str
+    digest: str
+
+    def encode(self) -> bytes:
+        """One line, which ends with a digest of itself: a damaged pointer is told from a damaged checkpoint."""
+        text = f"{self.name} {self.digest}"
+        return f"{text} {_short(text)}\n".encode()
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def of_run(run_folder: Path) -> Path:
+    """Where a run's checkpoints lie. Raises PlanError where a link leads elsewhere."""
+    folder = run_folder / FOLDER
+    if folder.is_symlink():
+        raise PlanError.of("checkpoint-link", f"'{folder}' is a symbolic link", found=f"a link to {os.readlink(folder)}",
+                           expected="a folder of the run", remedy="put the whole run on that disk: --out")  # fmt: skip
+    return folder
+
+
+def steps(folder: Path) -> list[Path]:
+    """Everything named as a checkpoint is, newest first. Raises OSError."""
+    try:
+        found = [name for name in os.listdir(folder) if names.of_step(name)]
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in sorted(found, key=lambda name: names.of_step(name) or (0, 0), reverse=True)]
+
+
+def free_name(folder: Path, iteration: int) -> Path:
+    revision = 1
+    while os.path.lexists(folder / names.step(iteration, revision)):
+        revision += 1
+    return folder / names.step(iteration, revision)
+
+
+def write_aside(folder: Path, pointer: Pointer, aside: str) -> Path:
+    """The pointer in a file beside it, which only has to be renamed. Raises OSError."""
+    durable.write(folder / aside, [pointer.encode()])
+    return folder / aside
+
+
+def read_pointer(folder: Path) -> Pointer:
+    """Raises ValueError saying what is wrong with it: missing, damaged, or naming no checkpoint."""
+    path = folder / POINTER
+    try:
+        data = read_small(path)
+    except FileNotFoundError:
+        raise ValueError("it is missing") from None
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from error
+    match = _POINTER.fullmatch(data)
+    if not match or not names.of_step(match[1].decode()):
+        raise ValueError("it is damaged: not the name of a checkpoint and two digests")
+    pointer = Pointer(match[1].decode(), match[2].decode())
+    if pointer.encode() != data:
+        raise ValueError("it is damaged: its own digest differs")
+    return pointer
+
+
+def open_plain(path: Path) -> int:
+    """A regular file for reading. No link is followed and no pipe is waited for. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def read_small(path: Path, limit: int = 4096) -> bytes:
+    """At most ``limit`` + 1 bytes of a file. Raises OSError."""
+    with open(open_plain(path), "rb", buffering=0) as file:
+        return file.read(limit + 1)

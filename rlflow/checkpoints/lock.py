@@ -1,0 +1,155 @@
+"""One process per run directory. The kernel lets go of the lock when its holder dies; where a filesystem has no such locks, a file
+tells who the holder is, and a dead one's is taken over."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlflow.checkpoints.folder import read_small
+from rlflow.checkpoints.process import Process, parsed
+from rlflow.errors import PlanError, RunHeld
+
+NAME = "run.lock"
+_UNABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_PAUSE = 0.01  # seconds between two looks at a holder that has not yet written its name
+
+
+class Lock:
+    """Held from ``acquire`` to ``release``, or inside ``with``. A process started by fork shares it with its parent."""
+
+    def __init__(self, run_folder: Path, patience: float = 1.0) -> None:
+        self.folder, self.patience = run_folder, patience
+        self.path = run_folder / NAME
+        self._owner = run_folder / f"{NAME}.owner"  # only where the filesystem has no locks
+        self._takeover = run_folder / f"{NAME}.takeover"
+        self._said_in = self.path  # the file that names the holder
+        self._file: int | None = None
+        self._owns = False
+
+    def acquire(self) -> Lock:
+        """Take the lock. Raises RunHeld naming the holder, and PlanError where no lock can be written."""
+        deadline = time.monotonic() + self.patience
+        try:
+            while not self._attempt():
+                holder = _read(self._said_in)
+                process = parsed(holder)
+                if (process and process.alive() is not False) or time.monotonic() > deadline:
+                    raise self._held(process, str(holder.get("since")))
+                time.sleep(_PAUSE)  # it is about to write its name, or to let go
+        except OSError as error:
+            raise PlanError.of("run-lock", f"the run '{self.folder}' cannot be locked", found=f"{error.strerror} ('{error.filename}')",
+                               expected="a run directory that can be written") from error  # fmt: skip
+        return self
+
+    def release(self) -> None:
+        """Let go. Without effect where it is not held."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a name left in it is that of no holder
+                os.ftruncate(self._file, 0)
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # for children that were forked with it too
+            os.close(self._file)
+        if self._owns:
+            self._owner.unlink(missing_ok=True)
+        self._file, self._owns = None, False
+
+    def __enter__(self) -> Lock:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _attempt(self) -> bool:
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), os.stat(self.path, follow_symlinks=False)):  # else it was deleted meanwhile
+                _write(file)
+                self._file, file = file, -1
+                return True
+            return False
+        except OSError as error:
+            if error.errno in _UNABLE:
+                return self._attempt_without()
+            if isinstance(error, BlockingIOError | FileNotFoundError):
+                return False
+            raise
+        finally:
+            if file >= 0:
+                os.close(file)
+
+    def _attempt_without(self) -> bool:
+        """By a file that only one process can make. Whoever finds a dead one's replaces it, one process at a time."""
+        self._said_in = self._owner
+        self._owns = _create(self._owner)
+        if self._owns or not self._is_stale() or not _create(self._takeover):
+            return self._owns
+        aside = self._owner.with_name(f"{self._owner.name}.{os.getpid()}")
+        try:
+            self._owns = self._is_stale() and _create(aside)
+            if self._owns:
+                os.replace(aside, self._owner)
+            return self._owns
+        finally:
+            self._takeover.unlink()
+
+    def _is_stale(self) -> bool:
+        """Whether the owner's file is a dead process's, or came here as a copy of a folder."""
+        values = _read(self._owner)
+        process = parsed(values)
+        try:
+            return process is not None and (process.alive() is False or values.get("file") != os.lstat(self._owner).st_ino)
+        except FileNotFoundError:
+            return False
+
+    def _held(self, process: Process | None, since: str) -> RunHeld:
+        remedy = f"wait for it, or stop it; if it is surely gone, delete {self.path}*"
+        if process is None:
+            found = "a process that has not said its name"
+        elif process.alive() is False:
+            found, remedy = f"a process that process {process.pid} left behind", f"stop it: fuser -v {self.path}"
+        else:
+            found = f"process {process.pid} on {process.host} since {since}"
+            remedy = f"wait for it, or stop it: kill {process.pid}" if process.alive() else remedy
+        error = RunHeld.of("run-held", f"another process runs in '{self.folder}'", found=found, expected="one process per run directory",
+                           remedy=remedy)  # fmt: skip
+        assert isinstance(error, RunHeld)
+        return error
+
+
+def _write(file: int) -> None:
+    """Who holds the lock. ``file`` is the number of the lock's file, which a copy of it does not have."""
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    values = json.loads(Process.this().as_json()) | {"since": since, "file": os.fstat(file).st_ino}
+    os.ftruncate(file, 0)
+    os.write(file, (json.dumps(values) + "\n").encode())
+    os.fsync(file)
+
+
+def _create(path: Path) -> bool:
+    """Whether this process made the file, with its name in it. Raises OSError."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        _write(file)
+    finally:
+        os.close(file)
+    return True
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a lock's file says; nothing where it is missing or half written."""
+    try:
+        values = json.loads(read_small(path))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

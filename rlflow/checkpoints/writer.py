@@ -1,0 +1,237 @@
+"""Writing checkpoints in the background: aside, flushed, renamed. A save that fails is said loudly and harms nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rlflow.checkpoints import durable, folder, names, tensors
+from rlflow.checkpoints.load import verify
+from rlflow.checkpoints.manifest import Entry, Manifest, encode
+from rlflow.checkpoints.process import Process
+from rlflow.checkpoints.snapshot import Snapshot
+
+SHARD = 2 << 30  # bytes of a file of tensors
+SPARE = 1 << 20  # bytes beside the files' own: headers, the manifest, the filesystem's own needs
+_ASIDE = re.compile(r"\.(?:writing|removing)-([0-9]{1,10})-([0-9]*)-([0-9a-f]*)-.*")
+
+
+def _shout(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+class Writer:
+    """Saves snapshots of one run, one at a time, in a thread; keeps the newest ``keep`` good ones.
+
+    failures: what went wrong so far; each was also handed to ``on_failure`` in the writing thread. Only the holder of the run's
+    lock may have a writer. Raises PlanError where the folder is a link that leads elsewhere.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        keep: int = 2,
+        *,
+        on_failure: Callable[[str], None] = _shout,
+        patience: float = 60.0,
+        shard_bytes: int = SHARD,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep: found {keep}, expected 1 or more")
+        self.folder, self.keep, self.patience, self.shard_bytes = folder.of_run(run_folder), keep, patience, shard_bytes
+        self.on_failure = on_failure
+        self.failures: list[str] = []
+        self.saved: Path | None = None  # the newest that this writer has put on the disk
+        self._good: dict[Path, bool] = {}
+        self._changed = threading.Condition()
+        self._waiting: Snapshot | None = None
+        self._busy = self._closed = False
+        self._attempt("clearing away what earlier writers left", self._clear)
+        self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def submit(self, snapshot: Snapshot) -> None:
+        """Have a snapshot written. Waits while the one before it is still being written, but at most ``patience`` seconds: then it
+        takes the place of the one that waits, if one does. Raises no error of the disk."""
+        with self._changed:
+            if self._closed:
+                raise ValueError("submit: the writer is closed")
+            self._changed.wait_for(self._idle, self.patience)
+            passed_over, self._waiting = self._waiting, snapshot
+            self._changed.notify_all()
+        if passed_over is not None:
+            self._fail(f"checkpoint of iteration {passed_over.iteration} not saved: the one before it took more than {self.patience:g} s")
+
+    def wait(self, seconds: float) -> bool:
+        """Until everything submitted is dealt with; False where the time was too short."""
+        with self._changed:
+            return self._changed.wait_for(self._idle, seconds)
+
+    def close(self, seconds: float = 600.0) -> bool:
+        """Finish what was submitted and end the thread. False, and a failure, where the time was too short; what is half written
+        then is removed by the next writer."""
+        done = self.wait(seconds)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if not done:
+            self._fail(f"the last checkpoint was not saved within {seconds:g} s")
+        else:
+            self._thread.join(seconds)
+        return done
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _idle(self) -> bool:
+        return self._waiting is None and not self._busy
+
+    def _work(self) -> None:
+        while (snapshot := self._next()) is not None:
+            self._attempt(f"checkpoint of iteration {snapshot.iteration} not saved", functools.partial(self._save, snapshot))
+            del snapshot  # a copy of the model: not held while waiting
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _next(self) -> Snapshot | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._closed)
+            snapshot, self._waiting = self._waiting, None
+            self._busy = snapshot is not None
+            return snapshot
+
+    def _attempt(self, what: str, action: Callable[[], None]) -> None:
+        """Whatever is wrong with a save, training goes on, and so does this thread."""
+        try:
+            action()
+        except OSError as error:
+            self._fail(f"{what}: {error.strerror or error}" + (f" ('{error.filename}')" if error.filename else ""))
+        except Exception as error:
+            self._fail(f"{what}: {type(error).__name__}: {error}")
+
+    def _fail(self, message: str) -> None:
+        self.failures.append(message)
+        try:
+            self.on_failure(message)
+        except Exception as error:
+            self.failures.append(f"on_failure raised {type(error).__name__}: {error}")
+
+    def _save(self, snapshot: Snapshot) -> None:
+        durable.make_folder(self.folder)
+        self._check_space(snapshot)
+        aside = self.folder / _aside("writing", names.step(snapshot.iteration))
+        pointer = aside.with_name(aside.name + "-latest")
+        target = folder.free_name(self.folder, snapshot.iteration)
+        try:
+            digest = write_folder(aside, snapshot, self.shard_bytes)
+            folder.write_aside(self.folder, folder.Pointer(target.name, digest), pointer.name)
+            durable.move(aside, target)  # from here on nothing needs room on the disk
+            durable.move(pointer, self.folder / folder.POINTER)
+        except BaseException:
+            self._undo(aside, pointer, target)
+            raise
+        self.saved = target
+        self._good[target] = True
+        self._attempt(f"removing checkpoints older than iteration {snapshot.iteration}", self._prune)
+
+    def _undo(self, aside: Path, pointer: Path, target: Path) -> None:
+        """Leave nothing of a save that failed. If the pointer was renamed before it did, the save stands."""
+        shutil.rmtree(aside, ignore_errors=True)
+        if os.path.lexists(pointer):
+            with contextlib.suppress(OSError):  # what went wrong is said by the error that led here
+                pointer.unlink()
+            shutil.rmtree(target, ignore_errors=True)
+
+    def _check_space(self, snapshot: Snapshot) -> None:
+        free = shutil.disk_usage(self.folder).free
+        if free < snapshot.bytes + SPARE:
+            raise OSError(errno.ENOSPC, f"no room: found {free} bytes free, expected {snapshot.bytes + SPARE}; make room or lower --keep")
+
+    def _prune(self) -> None:
+        """Remove what is older than the newest ``keep`` good ones. A damaged one does not count as one of them."""
+        kept = 1  # the one just written, which 'latest' names
+        for path in folder.steps(self.folder):
+            if path == self.saved:
+                continue
+            if kept >= self.keep:
+                self._remove(path)
+            elif self._is_good(path):
+                kept += 1
+
+    def _is_good(self, path: Path) -> bool:
+        if path not in self._good:
+            self._good[path] = not verify(path)
+        return self._good[path]
+
+    def _remove(self, path: Path) -> None:
+        """Under a hidden name first: a removal cut short must not look like a damaged checkpoint."""
+        hidden = path.with_name(_aside("removing", path.name))
+        os.rename(path, hidden)
+        self._good.pop(path, None)
+        _delete(hidden)
+
+    def _clear(self) -> None:
+        for path in _leftovers(self.folder):
+            _delete(path)
+
+
+def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
+    """A new folder with a checkpoint, all of it on the disk, the manifest last. Returns the manifest's digest. Raises OSError."""
+    os.mkdir(path)
+    files: dict[str, Entry] = {}
+    groups: dict[str, dict[str, list[str]]] = {}
+    for group, members in snapshot.tensors.items():
+        parts = tensors.shards(members, shard_bytes)
+        groups[group] = {}
+        for name, part in zip(tensors.shard_names(group, len(parts)), parts, strict=True):
+            files[name] = durable.write(path / name, tensors.pieces(part))
+            groups[group][name] = list(part)
+    for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
+        os.mkdir(path / inner)
+    for name, data in snapshot.files.items():
+        files[name] = durable.write(path / name, [data])
+    for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
+        durable.flush_folder(path / inner)
+    manifest = encode(Manifest(iteration=snapshot.iteration, files=files, groups=groups, state=dict(snapshot.state)))
+    digest = durable.write(path / names.MANIFEST, [manifest]).sha256
+    durable.flush_folder(path)
+    return digest
+
+
+def _aside(purpose: str, name: str) -> str:
+    """A hidden name that says whose it is."""
+    own = Process.this()
+    return f".{purpose}-{own.pid}-{own.started}-{own.boot.replace('-', '')[:12]}-{name}-{time.monotonic_ns()}"
+
+
+def _leftovers(where: Path) -> list[Path]:
+    """What writers that are dead left behind. Raises OSError."""
+    own = Process.this()
+    boot = own.boot.replace("-", "")[:12]
+    found = []
+    for name in os.listdir(where) if where.is_dir() else []:
+        match = _ASIDE.fullmatch(name)
+        if match:
+            owner = Process(int(match[1]), match[2], own.boot if match[3] == boot else "", own.space, own.host)
+            found += [where / name] if owner.alive() is False else []
+    return found
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

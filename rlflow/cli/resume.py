@@ -1,0 +1,37 @@
+"""`rlflow resume` and `rlflow export`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlflow.cli.run import told
+from rlflow.runs.flags import parse_flags
+
+
+def resume_run(run: str, arguments: Sequence[str], fork: bool) -> int:
+    """Go on with a run, or start a new one from it. Raises PlanError, RunHeld, StageError."""
+    flags = parse_flags(arguments)
+    quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
+
+    from rlflow.runs import resume
+    from rlflow.watch.reporter import make_reporter
+
+    reporter = make_reporter(quiet, as_json, flags.get("track", ()))
+    result = (resume.fork if fork else resume.resume)(Path(run), flags, reporter)
+    told(result, reporter)
+    if as_json:
+        print(json.dumps(result.as_json()))
+    return 0
+
+
+def export_model(run: str, out: str, role: str | None) -> int:
+    """Write a plain Hugging Face folder from a run's newest good checkpoint."""
+    from rlflow.checkpoints.export import export
+
+    loaded = export(Path(run), Path(out), role)
+    for path, reason in loaded.rejected:
+        print(f"{path.name} is damaged and not used: {reason}")
+    print(f"wrote {out} from {loaded.path}")
+    return 0

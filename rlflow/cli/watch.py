@@ -1,0 +1,62 @@
+"""`rlflow runs`, `rlflow show`, `rlflow watch` and `rlflow doctor`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from rlflow.errors import PlanError, nearest
+from rlflow.watch.doctor import sections
+from rlflow.watch.follow import ending, follow, frame
+from rlflow.watch.frame import draw
+from rlflow.watch.history import find_run, is_run, run_folders, summarised
+from rlflow.watch.live import Live, lively
+from rlflow.watch.plain import Plain
+from rlflow.watch.tables import output, plain, runs, story
+
+
+def list_runs(text: str) -> int:
+    """Print a table of a folder's runs. Raises PlanError for a folder that is not there."""
+    base = Path(text)
+    if not base.is_dir():
+        siblings = [str(path) for path in base.parent.iterdir() if path.is_dir()] if base.parent.is_dir() else []
+        raise PlanError.of("no-runs", f"there is no folder '{base}'", found="nothing of that name", expected="a folder that holds runs",
+                           nearest=nearest(str(base), siblings), remedy="rlflow runs FOLDER: what --out said, or runs")
+    found = [summarised(folder) for folder in ([base] if is_run(base) else run_folders(base))]
+    output([runs(found, time.time())] if found else [plain(f"no runs in {base}")])
+    return 0
+
+
+def show_run(text: str) -> int:
+    """Print a run's story. Raises PlanError where there is no such run."""
+    output(story(find_run(text)))
+    return 0
+
+
+def watch_run(text: str, once: bool) -> int:
+    """Follow a run to its end: 0 where it is done, 1 where it came to another. Raises PlanError where there is no such run."""
+    folder = find_run(text)
+    if once:
+        console = Console(highlight=False)
+        console.print(draw(frame(folder), console.width))
+        return 0
+    view = Live(sys.stdout) if lively(sys.stdout) else Plain(sys.stdout)
+    try:
+        found = follow(folder, view)
+        if isinstance(view, Live):
+            view.frame.state = found.state
+    finally:
+        if isinstance(view, Live):
+            view.stop()
+    view.note(ending(found))
+    return 0 if found.state == "done" else 1
+
+
+def print_doctor() -> int:
+    """Print what is installed, what of it can be used, and what listens."""
+    for title, lines in sections():
+        output([plain(f"{title}"), *(plain(f"  {line}") for line in lines)])
+    return 0

@@ -1,0 +1,115 @@
+"""Going on with a run from its newest good checkpoint, or from there with other settings as a new run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.flow import Flow
+from rlflow.author.load import load_flow
+from rlflow.checkpoints.load import Loaded, load_latest
+from rlflow.checkpoints.lock import Lock
+from rlflow.errors import PlanError, listed, nearest
+from rlflow.graph import wire
+from rlflow.graph.diff import diff
+from rlflow.graph.model import Graph, Node
+from rlflow.runs import directory, state
+from rlflow.runs.api import resolved
+from rlflow.runs.flags import Given
+from rlflow.runs.loop import Prepared, Result, Start
+from rlflow.runs.prepare import prepare
+from rlflow.runs.session import carried_on
+from rlflow.watch.reporter import Reporter
+
+MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "max_missing", "max_bad")
+
+
+def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
+    """Go on where the run stood. Raises PlanError where the algorithm, the data or other settings changed, RunHeld where it runs."""
+    saved = read_settings(folder)
+    refused = [name for name in changes if name not in MAY_CHANGE]
+    if refused:
+        raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
+                           expected=f"changes to {listed(MAY_CHANGE)} only", remedy="rlflow resume RUN --fork … starts a new run with others")
+    with Lock(folder):
+        flow, given, prepared = again(saved, changes)
+        try:
+            same_algorithm(folder, prepared)
+            start = restored(folder, prepared, reporter)
+            _iterations_left(folder, start, given)
+        except BaseException:
+            prepared.close()
+            raise
+        return carried_on(prepared, folder, reporter, start)
+
+
+def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
+    """A new run from the checkpoint of another, with other settings or a changed algorithm."""
+    saved = read_settings(folder)
+    flow, given, prepared = again(saved, {"name": None, **changes})
+    try:
+        start = restored(folder, prepared, reporter)
+        _iterations_left(folder, start, given)
+        made = directory.create(Path(given.options.out), given.options.name, flow.name)
+        reporter.note(f"fork of {folder} at iteration {start.iteration}")
+    except BaseException:
+        prepared.close()
+        raise
+    with Lock(made):
+        return carried_on(prepared, made, reporter, start)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """settings.json of a run. Raises PlanError where there is none."""
+    try:
+        return dict(json.loads((folder / "settings.json").read_text()))
+    except (OSError, ValueError) as error:
+        runs = [str(path.parent) for path in folder.parent.glob("*/settings.json")] if folder.parent.is_dir() else []
+        raise PlanError.of("no-run", f"'{folder}' is no run directory", found=f"settings.json: {error}", expected="a folder that `rlflow run` made",
+                           nearest=nearest(str(folder), runs), remedy="`rlflow runs` lists them") from error
+
+
+def again(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Flow, Given, Prepared]:
+    """The run prepared again as it was, with changes."""
+    flow = load_flow(f"{saved['file']}::{saved['flow']}")
+    values = {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}, **changes}
+    given, hp = resolved(flow, None, values, packaged_beneath=False)
+    return flow, given, prepare(flow, hp, given)
+
+
+def same_algorithm(folder: Path, prepared: Prepared) -> None:
+    """Raises PlanError with the differences where the graph is not that of the run. Deadlines may differ."""
+    before = wire.unpack((folder / directory.GRAPH).read_bytes())
+    if wire.identity(timeless(before)) == wire.identity(timeless(prepared.plan.graph)):
+        return
+    changes = [str(line) for line in diff(timeless(before), timeless(prepared.plan.graph))]
+    raise PlanError.of("resume-changed", "the algorithm is not the one that this run was started with", found="\n            ".join(changes),
+                       expected="the same graph and the same function bodies", remedy="undo the change, or start a new run from the checkpoint: "
+                       f"rlflow resume {folder} --fork")
+
+
+def timeless(graph: Graph) -> Graph:
+    return dataclasses.replace(graph, nodes=tuple(_timeless(node) for node in graph.nodes))
+
+
+def _timeless(node: Node) -> Node:
+    return dataclasses.replace(node, timeout=0.0, body=timeless(node.body) if node.body else None)
+
+
+def restored(folder: Path, prepared: Prepared, reporter: Reporter) -> Start:
+    """Load the newest good checkpoint into the prepared run; what was damaged is said."""
+    loaded: Loaded = load_latest(folder)
+    for path, reason in loaded.rejected:
+        reporter.note(f"{path.name} is damaged and not used: {reason}")
+    before = state.restore(prepared, loaded.snapshot)
+    reporter.note(f"resuming from {loaded.path.name}")
+    return Start(loaded.snapshot.iteration, before)
+
+
+def _iterations_left(folder: Path, start: Start, given: Given) -> None:
+    if start.iteration >= given.options.iterations:
+        raise PlanError.of("resume-done", f"the run '{folder}' has done its iterations", found=f"{start.iteration} of {given.options.iterations}",
+                           expected="iterations that are left", remedy=f"give it more: --iterations {start.iteration + 50}")

@@ -1,0 +1,85 @@
+"""A run's life: its directory and lock, its writers and reporters, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.flow import Flow
+from rlflow.checkpoints.lock import Lock
+from rlflow.checkpoints.snapshot import Snapshot
+from rlflow.checkpoints.writer import Writer
+from rlflow.execution.apply import Stopped
+from rlflow.runs import directory, state
+from rlflow.runs.directory import Records
+from rlflow.runs.evaluate import Accuracy
+from rlflow.runs.flags import Given
+from rlflow.runs.loop import Loop, Prepared, Result, Start
+from rlflow.runs.signals import StopSignals
+from rlflow.watch.reporter import Reporter, RunInfo
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped on request. Its message says where it stands and how to go on."""
+
+
+def started(prepared: Prepared, flow: Flow, given: Given, reporter: Reporter) -> Result:
+    """A new run in a directory of its own. What was started is ended whatever happens."""
+    try:
+        folder = directory.create(Path(given.options.out), given.options.name, flow.name)
+    except BaseException:
+        prepared.close()
+        raise
+    with Lock(folder):
+        return carried_on(prepared, folder, reporter, Start())
+
+
+def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
+    """Run from ``start`` in a folder whose lock is held. Raises Interrupted, StageError, PlanError."""
+    records = Records(folder, start.iteration)
+    writer = Writer(folder, prepared.options.keep, on_failure=reporter.note)
+    loop = Loop(prepared, records, writer, reporter, lambda *at: _snapshot(prepared, *at))
+    evaluation = prepared.evaluation
+    reporter.start(RunInfo(folder, prepared.plan.graph.name, prepared.options.iterations, prepared.settings,
+                           len(evaluation.prompts) if evaluation else 0))
+
+    def ask() -> None:
+        prepared.executor.stopping = True
+        reporter.note("stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)")
+
+    ended, error = "failed", ""
+    try:
+        with StopSignals(ask):
+            records.settings(prepared.settings, prepared.plan.graph)
+            result = loop.run(start)
+            _saved(writer, folder)
+            directory.final_models(prepared, folder)
+        ended = "done"
+        return result
+    except Stopped:
+        ended = "interrupted"
+        raise Interrupted(f"stopped; {_saved(writer, folder)}") from None
+    except KeyboardInterrupt:
+        ended = "interrupted"
+        raise Interrupted(f"stopped at once; {_saved(writer, folder)}") from None
+    except Exception as raised:
+        error = str(raised)
+        raise
+    finally:
+        writer.close()
+        records.close()
+        prepared.close()
+        reporter.close(ended, error)  # type: ignore[arg-type]
+
+
+def _snapshot(prepared: Prepared, iteration: int, cursor: Mapping[str, Any], before: Accuracy | None) -> Snapshot:
+    return state.snapshot(prepared, iteration, cursor, before)
+
+
+def _saved(writer: Writer, folder: Path) -> str:
+    """Wait until what was submitted is on the disk; how to go on from it, in words."""
+    writer.wait(600.0)
+    if writer.saved is None:
+        return "no checkpoint was written by this process"
+    return f"saved as {writer.saved.name}; go on with: rlflow resume {folder}"

