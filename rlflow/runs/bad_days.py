@@ -37,8 +37,8 @@ class Guard:
             return
         causes = "; ".join(f"{cause}: {message}" for cause, message in self.reasons().items())
         rows = len(records["scores"]) if "scores" in records else 0
-        raise StageError("reward", iteration, rows, f"{rate:.0%} of the rewards are missing, expected at most {self.options.max_missing:.0%} "
-                         f"(--max-missing). {causes or 'the scores are NaN'}")
+        raise StageError("reward", iteration, rows, f"{rate:.0%} of the rewards are missing, expected at most "
+                         f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}")
 
 
 def samples(records: Mapping[str, Batch]) -> list[str]:

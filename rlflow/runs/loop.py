@@ -104,7 +104,8 @@ class Loop:
         compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in zip(first, last, strict=True)]
         self.records.answers(compared)
         seconds = time.monotonic() - began
-        return Result(self.records.folder, self.options.iterations, seconds, self.before, after, self.totals, compared, self.last, self.skipped)
+        return Result(self.records.folder, self.options.iterations, seconds, self.before, after, self.totals, compared, self.last,
+                      self.skipped)
 
     def step(self, iteration: int) -> None:
         """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""

@@ -33,7 +33,8 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Resu
     refused = [name for name in changes if name not in MAY_CHANGE]
     if refused:
         raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
-                           expected=f"changes to {listed(MAY_CHANGE)} only", remedy="rlflow resume RUN --fork … starts a new run with others")
+                           expected=f"changes to {listed(MAY_CHANGE)} only",
+                           remedy="rlflow resume RUN --fork … starts a new run with others")
     with Lock(folder):
         flow, given, prepared = again(saved, changes)
         try:
@@ -68,8 +69,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / "settings.json").read_text()))
     except (OSError, ValueError) as error:
         runs = [str(path.parent) for path in folder.parent.glob("*/settings.json")] if folder.parent.is_dir() else []
-        raise PlanError.of("no-run", f"'{folder}' is no run directory", found=f"settings.json: {error}", expected="a folder that `rlflow run` made",
-                           nearest=nearest(str(folder), runs), remedy="`rlflow runs` lists them") from error
+        raise PlanError.of("no-run", f"'{folder}' is no run directory", found=f"settings.json: {error}",
+                           expected="a folder that `rlflow run` made", nearest=nearest(str(folder), runs), remedy="`rlflow runs` lists them") from error
 
 
 def again(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Flow, Given, Prepared]:
@@ -86,9 +87,9 @@ def same_algorithm(folder: Path, prepared: Prepared) -> None:
     if wire.identity(timeless(before)) == wire.identity(timeless(prepared.plan.graph)):
         return
     changes = [str(line) for line in diff(timeless(before), timeless(prepared.plan.graph))]
-    raise PlanError.of("resume-changed", "the algorithm is not the one that this run was started with", found="\n            ".join(changes),
-                       expected="the same graph and the same function bodies", remedy="undo the change, or start a new run from the checkpoint: "
-                       f"rlflow resume {folder} --fork")
+    raise PlanError.of("resume-changed", "the algorithm is not the one that this run was started with",
+                       found="\n            ".join(changes), expected="the same graph and the same function bodies",
+                       remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {folder} --fork")
 
 
 def timeless(graph: Graph) -> Graph:
@@ -111,5 +112,5 @@ def restored(folder: Path, prepared: Prepared, reporter: Reporter) -> Start:
 
 def _iterations_left(folder: Path, start: Start, given: Given) -> None:
     if start.iteration >= given.options.iterations:
-        raise PlanError.of("resume-done", f"the run '{folder}' has done its iterations", found=f"{start.iteration} of {given.options.iterations}",
-                           expected="iterations that are left", remedy=f"give it more: --iterations {start.iteration + 50}")
+        raise PlanError.of("resume-done", f"the run '{folder}' has done its iterations",
+                           found=f"{start.iteration} of {given.options.iterations}", expected="iterations that are left", remedy=f"give it more: --iterations {start.iteration + 50}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -59,12 +60,10 @@ def _time(frame: Frame) -> str:
     return f"{spoken(mean)} each, {spoken(left)} left" if frame.done < frame.iterations else "ending"
 
 
-def _numbers(frame: Frame) -> Text:
-    """Figures side by side; they wrap where the terminal is narrow, and never within one."""
-    line = Text(overflow="fold")
-    for name, value in figures(frame):
-        line.append(f"{printable(name)} ", style="dim").append(value.replace(" ", "\u00a0"), style="bold").append("   ")
-    return line
+def _numbers(frame: Frame) -> RenderableType:
+    """Figures side by side, as many in a line as there is room for."""
+    shown = [Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True) for name, value in figures(frame)]
+    return Columns(shown, padding=(0, 3))
 
 
 def figures(frame: Frame) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 import rich.live
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.text import Text
 
 from rlflow.errors import printable
@@ -30,7 +30,7 @@ class Live:
     """Shows the run at the foot of a terminal. What cannot be drawn is said in the frame's place, and the run goes on."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = Console(file=stream, highlight=False)
+        self._stream, self._console = stream, Console(file=stream, highlight=False)
         self._clock, self._since = clock, clock()
         self._held_out = 0
         self._lock = threading.Lock()
@@ -47,7 +47,8 @@ class Live:
         # what a stage prints goes above the frame, but only where it would have gone to the terminal anyway
         self._live = rich.live.Live(console=self._console, auto_refresh=False, get_renderable=self._drawn,
                                     redirect_stdout=sys.stdout.isatty(), redirect_stderr=sys.stderr.isatty())
-        self._live.start(refresh=True)
+        self._live.start()
+        self._redraw(self._live)
         self._thread = threading.Thread(target=self._refresh, name="live view", daemon=True)
         self._thread.start()
 
@@ -79,7 +80,7 @@ class Live:
             return
         self._stop.set()
         try:
-            live.refresh()
+            self._redraw(live)
         finally:
             live.stop()
             if self._thread:
@@ -96,10 +97,15 @@ class Live:
             live = self._live
             try:
                 if live is not None:
-                    live.refresh()
+                    self._redraw(live)
             except Exception as error:  # a terminal that is gone: nothing can be drawn any more
                 self._failed = error
                 return
+
+    def _redraw(self, live: rich.live.Live) -> None:
+        # rich asks the standard streams for their size, of which this one need not be any
+        self._console.size = ConsoleDimensions(*os.get_terminal_size(self._stream.fileno()))
+        live.refresh()
 
     def _drawn(self) -> RenderableType:
         with self._lock:

@@ -41,13 +41,13 @@ HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}  #
 
 
 def renamed(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """The finite metrics under the trackers' names. Where two would share one, the later keeps its own."""
+    """The finite metrics under the trackers' names. A name that would be taken twice is not changed."""
     rewards = reward_roles(metrics)
     found: dict[str, float] = {}
     for name, value in metrics.items():
         if value is not None and math.isfinite(value):
             known = tracked(name, rewards)
-            found[name if known in found else known] = float(value)
+            found[name if known in found or known in metrics else known] = float(value)
     return found
 
 

@@ -15,9 +15,8 @@ EVERY_SECONDS = 3.0
 class Plain:
     """Prints lines to a stream."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._run: RunInfo | None = None
+    def __init__(self, stream: TextIO, run: RunInfo | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._run, self._clock = stream, run, clock
         self._said = 0.0
 
     def start(self, run: RunInfo) -> None:

@@ -62,13 +62,15 @@ class Quiet:
 
 
 class Several:
-    """Tells each of its parts, the view first. A part that raises is left out from then on; a view gives way to ``spare``."""
+    """Tells each of its parts, the view first. A part that raises is left out from then on; a view gives way to ``spare``, once."""
 
-    def __init__(self, view: Reporter, others: Iterable[Reporter] = (), spare: Callable[[], Reporter] | None = None) -> None:
+    def __init__(self, view: Reporter, others: Iterable[Reporter] = (), spare: Callable[[RunInfo | None], Reporter] | None = None) -> None:
         self._parts: list[Reporter] = [view, *others]
         self._spare = spare
+        self._run: RunInfo | None = None
 
     def start(self, run: RunInfo) -> None:
+        self._run = run
         self._each("start", run)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
@@ -94,7 +96,7 @@ class Several:
         place = self._parts.index(part)
         self._parts.remove(part)
         if place == 0 and self._spare is not None:
-            self._parts.insert(0, self._spare())
+            self._parts.insert(0, self._spare(self._run))
             self._spare = None
         self.note(f"{type(part).__name__.lower()} failed and is left out from here on: {type(error).__name__}: {error}")
 
@@ -114,7 +116,7 @@ def make_reporter(quiet: bool = False, as_json: bool = False, track: Sequence[st
     view: Reporter = Quiet() if quiet else Live(stream) if lively(stream) else Plain(stream)
     say: Callable[[str], None] = complain if quiet else view.note
     others: list[Reporter] = [Recorder(say), *(Background(name, made, say) for name, made in trackers)]
-    return Several(view, others, None if quiet else lambda: Plain(stream))
+    return Several(view, others, None if quiet else lambda run: Plain(stream, run))
 
 
 def complain(text: str) -> None:

@@ -110,7 +110,7 @@ class Background:
         self._where = self._tracker.start(run, settings)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while self._open and (job := self._jobs.get()) is not None:
             try:
                 job()
             except (Exception, SystemExit) as error:  # some libraries exit where they should raise

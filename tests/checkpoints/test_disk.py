@@ -1,6 +1,7 @@
 """A disk that is full, limited or read-only: the save fails loudly, what was saved before stays, and the next save is tried."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def test_a_snapshot_larger_than_the_room_is_refused_before_a_byte_is_written(dis
         with faults.watching(lambda name, args: calls.append(name)):
             writer.submit(Snapshot(13, {"g": {"large": torch.zeros(2 << 20)}}))
             assert writer.wait(60)
-        assert not {"write", "mkdir"} - {"mkdir"} & set(calls)
+        assert "write" not in calls
         assert "checkpoint of iteration 13 not saved: no room" in said[0]
         assert said == writer.failures
         assert loads(campaign, run) == 12
@@ -55,6 +56,7 @@ def test_a_disk_that_fills_at_any_call_harms_nothing(disk, campaign, faults):
             writer.submit(campaign.example(13))
         assert loads(campaign, run) == 13
         outcomes.append((reached, bool(writer.failures)))
+        shutil.rmtree(run)
         point += 1
     assert len(outcomes) > 40
     assert sum(failed for _, failed in outcomes) > 10

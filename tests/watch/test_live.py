@@ -36,14 +36,14 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     view.close("done")
     view.note("after the end")
     seen = terminal.end()
-    for part in ("iteration 4/12", "reward 0.625", "accuracy\u00a041.2%", "KL 0.0042", "entropy 1.375", "length 17.5", "truncated 25.0%",
-                 "tokens/s 12,345", "actor.generate", "75% 1.5\u00a0s", "2.0 s each, 16.0 s left",
+    for part in ("iteration 4/12", "reward 0.625", "accuracy 41.2%", "KL 0.0042", "entropy 1.375", "length 17.5", "truncated 25.0%",
+                 "tokens/s 12,345", "actor.generate", "75% 1.5 s", "2.0 s each, 16.0 s left",
                  "before the start", "in between", "after the end"):  # fmt: skip
-        assert part.replace("\u00a0", " ") in bare(seen).replace("\u00a0", " "), part
+        assert part in bare(seen), part
     assert seen.count(HIDE) == seen.count(SHOW) == 1
     assert seen.rindex(SHOW) > seen.rindex(HIDE)
     assert "held-out accuracy after 0 iterations: sampled 41.2%, greedy 50.0% of 64" in bare(seen)
-    assert threading.active_count() == 2 or not [t for t in threading.enumerate() if t.name == "live view"]
+    assert "live view" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_the_last_frame_says_how_the_run_ended(terminal, info, metrics, stages):
@@ -79,15 +79,15 @@ def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, sta
 
 
 def test_numbers_that_are_missing_or_no_numbers_do_not_end_a_view(terminal, info):
-    view = make_reporter(stream=terminal.stream)
-    view.start(info)
-    view.iteration(0, {}, [], {})
-    view.iteration(1, {"reward/mean": float("nan"), "reward/missing": 4.0, "seconds": 0.0}, [], {"a": 0.0})
-    view.iteration(2, {"reward/mean": "text", "reward/missing": 4.0}, [], {})  # a defect of whoever tells
-    view.close("failed", "it broke")
+    defect = {"reward/mean": "text", "reward/missing": 4.0}  # of whoever tells
+    for metrics in ({}, {"reward/mean": float("nan"), "reward/missing": 4.0, "seconds": 0.0}, defect):
+        view = make_reporter(stream=terminal.stream)
+        view.start(info)
+        view.iteration(0, metrics, [], {"a": 0.0})
+        view.close("failed", "it broke")
     seen = bare(terminal.end())
     assert "reward nan" in seen
-    assert "this cannot be drawn" in seen
+    assert "this cannot be drawn: TypeError" in seen
 
 
 def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal, info, metrics, stages):
@@ -96,7 +96,7 @@ def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal
             raise OSError("no terminal")
 
     out = io.StringIO()
-    reporter = Several(Broken(out), spare=lambda: Plain(out))
+    reporter = Several(Broken(out), spare=lambda run: Plain(out, run))
     reporter.start(info)
     reporter.iteration(0, metrics, [], stages)
     reporter.iteration(11, metrics, [], stages)
