@@ -26,7 +26,7 @@ def built(tmp_path_factory):
     """The wheel, built from the source distribution as an installer would."""
     out = tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)], check=True, capture_output=True)
-    return next(out.glob("*.whl")), next(out.glob("*.tar.gz"))
+    return sorted(out.glob("*.whl"))[0], sorted(out.glob("*.tar.gz"))[0]
 
 
 @pytest.mark.slow

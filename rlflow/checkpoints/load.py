@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import safetensors
 from safetensors.torch import load as tensors_of
@@ -161,18 +162,22 @@ def _content(path: Path, entry: Entry, *, keep: bool) -> bytes:
     checked is what is used. Raises ValueError and OSError."""
     if path.parent.is_symlink():
         raise ValueError("its folder is a link")
-    digest, parts, total = hashlib.sha256(), [], 0
-    with open(folder.open_plain(path), "rb", buffering=0) as file:
+    with open(folder.open_plain(path), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.bytes:
             raise ValueError(f"found {status.st_size} bytes, expected {entry.bytes}")
-        while total <= entry.bytes and (part := file.read(CHUNK)):
-            digest.update(part)
-            total += len(part)
-            parts += [part] if keep else []
-    if total != entry.bytes or digest.hexdigest() != entry.sha256:
+        data = file.read(entry.bytes) if keep else b""
+        digest = hashlib.sha256(data) if keep else _digest(file)
+    if digest.hexdigest() != entry.sha256:
         raise ValueError("its digest is not the one in the manifest")
-    return b"".join(parts)
+    return data
+
+
+def _digest(file: BinaryIO) -> hashlib._Hash:
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        digest.update(buffer[:count])
+    return digest
 
 
 def _shard(data: bytes, members: list[str]) -> dict[str, Tensor]:

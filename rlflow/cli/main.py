@@ -154,7 +154,9 @@ def leave(code: int) -> None:
 
 
 def _told(error: BaseException, code: int) -> int:
-    print(str(error) or "stopped", file=sys.stderr)
+    from rlflow.watch.secrets import masked
+
+    print(masked(str(error)) or "stopped", file=sys.stderr)  # what a reward or stage raised may tell a key
     return code
 
 

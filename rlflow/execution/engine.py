@@ -56,6 +56,7 @@ class Engine:
     fresh: Callable[[int], Batch]
     state: dict[str, float] = field(default_factory=dict)
     iteration: int = 0
+    reward_timeout: float = 60.0  # seconds for each row of a reward
 
     def seed_of(self, call: int) -> int:
         return chance.derived(self.seed, self.iteration, call)

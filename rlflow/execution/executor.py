@@ -175,7 +175,7 @@ class _Run:
         def job() -> None:
             error: BaseException | None = None
             start = time.monotonic()
-            self._deadlines[node.id] = start + node.timeout
+            self._deadlines[node.id] = start + self._seconds(node)
             try:
                 self._perform(node)
             except BaseException as raised:
@@ -201,9 +201,15 @@ class _Run:
                     self.executor.lanes.lost(self.plan.lane[late[0]])
                     raise self._late(self.plan.graph.nodes[late[0]]) from None
 
+    def _seconds(self, node: Node) -> float:
+        """How long a node may run. A reward has the deadlines of its rows, one after another at worst."""
+        if node.op is not Op.REWARD:
+            return node.timeout
+        return max(node.timeout, self.engine.reward_timeout * len(self.store.axes[node.axis]))
+
     def _late(self, node: Node) -> StageError:
         batch = self.store.gather(self.plan, node)
-        return StageError(node.name, self.engine.iteration, len(batch), f"no result after its deadline of {node.timeout:g} s",
+        return StageError(node.name, self.engine.iteration, len(batch), f"no result after its deadline of {self._seconds(node):g} s",
                           node.place, shapes(batch))
 
     def _perform(self, node: Node) -> None:

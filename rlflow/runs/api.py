@@ -11,6 +11,7 @@ from rlflow.author.settings import override
 from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
+from rlflow.rewards.spec import from_function
 from rlflow.runs.flags import Given, flat, sorted_out
 from rlflow.runs.loop import Prepared, Result
 from rlflow.runs.packaged import packaged
@@ -41,12 +42,21 @@ def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: b
         if hp is not None:  # settings that are passed as an object are meant as they are
             beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
         values = {**suited(flow, names, beneath), **values}
+    values = {name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()}
     given = sorted_out({name: value for name, value in values.items() if name not in ("json", "quiet")}, names)
     hp = hp if hp is not None else flow.parameters.hp
     if hp is None and given.hp:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(given.hp),
                            expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
     return given, override(hp, given.hp, "hp.") if hp is not None else None
+
+
+def named_reward(reward: Any) -> Any:
+    """A reward as a flag would name it: a function by its file and name. Raises PlanError for one that no file defines."""
+    if not callable(reward):
+        return reward
+    spec = from_function(reward)
+    return f"{spec.path}:{spec.function}"
 
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -55,11 +55,12 @@ def _numbered(out: Path, flow: str) -> Path:
 
 
 class Records:
-    """What a run writes while it goes. Every line is whole when written, so that a stopped run can be read."""
+    """What a run writes while it goes. Every line is whole when written, so that a stopped run can be read. A disk that is full ends
+    no run: that is said once, and what does not fit is written with later lines, as far as a buffer holds it."""
 
-    def __init__(self, folder: Path, start: int = 0) -> None:
+    def __init__(self, folder: Path, start: int = 0, say: Callable[[str], None] = lambda text: None) -> None:
         """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes."""
-        self.folder = folder
+        self.folder, self._say, self._said = folder, say, False
         for name in ("metrics.jsonl", "samples.jsonl"):
             keep_before(folder / name, start)
         self._metrics = (folder / "metrics.jsonl").open("a")
@@ -80,11 +81,11 @@ class Records:
     def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
         """A line of metrics; what is not finite is written as null."""
         finite = {name: value if math.isfinite(value) else None for name, value in sorted(values.items())}
-        _line(self._metrics, {"iteration": iteration, **finite})
+        self._line(self._metrics, {"iteration": iteration, **finite})
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
-            _line(self._samples, {"iteration": iteration, **row})
+            self._line(self._samples, {"iteration": iteration, **row})
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """answers.jsonl: held-out prompts with what the model answered before and after."""
@@ -99,16 +100,35 @@ class Records:
                 name = {"name": "thread_name", "ph": "M", "pid": 1, "tid": self._lanes[span.lane], "args": {"name": span.lane}}
                 self._event(name)
             self._event(_event(span, iteration, self._origin, self._lanes[span.lane]))
-        self._timeline.flush()
+        self._put(self._timeline, "")
 
     def _event(self, event: Mapping[str, Any]) -> None:
-        self._timeline.write((",\n" if self._events else "\n") + json.dumps(event))
+        self._put(self._timeline, (",\n" if self._events else "\n") + json.dumps(event), flush=False)
         self._events += 1
 
+    def _line(self, file: IO[str], values: Mapping[str, Any]) -> None:
+        self._put(file, json.dumps(values) + "\n")
+
+    def _put(self, file: IO[str], text: str, flush: bool = True) -> None:
+        try:
+            file.write(text)
+            if flush:
+                file.flush()
+        except OSError as error:
+            self._complain(file, error)
+
+    def _complain(self, file: IO[str], error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            self._say(f"{Path(file.name).name} cannot be written, the run goes on: {error.strerror}")
+
     def close(self) -> None:
-        self._timeline.write("\n]\n")
+        self._put(self._timeline, "\n]\n")
         for file in (self._metrics, self._samples, self._timeline):
-            file.close()
+            try:
+                file.close()
+            except OSError as error:
+                self._complain(file, error)
 
 
 def keep_before(path: Path, iteration: int) -> None:
@@ -133,11 +153,6 @@ def _event(span: Span, iteration: int, origin: float, lane: int) -> dict[str, An
     start, length = (span.start - origin) * 1e6, (span.end - span.start) * 1e6
     return {"name": span.node, "cat": span.lane, "ph": "X", "ts": round(start, 1), "dur": round(length, 1), "pid": 1, "tid": lane,
             "args": {"iteration": iteration, "waits for": list(span.waits_for)}}
-
-
-def _line(file: IO[str], values: Mapping[str, Any]) -> None:
-    file.write(json.dumps(values) + "\n")
-    file.flush()
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Options:
     eval_every: Annotated[int, Ge(0)] = 0  # iterations between evaluations; 0 evaluates before and after only
     save_every: Annotated[int, Ge(0)] = 10  # iterations between checkpoints; 0 saves at the end and when stopped only
     keep: Annotated[int, Ge(1)] = 2  # checkpoints that are kept
+    reward_timeout: Annotated[float, Gt(0)] = 60.0  # seconds that a reward function may take for a row
     max_missing: Annotated[float, Ge(0), Le(1)] = 0.5  # share of an iteration's rewards that may be missing
     max_bad: Annotated[int, Ge(0)] = 3  # iterations in a row without a finite step that stop the run; 0 never stops it
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow; several: repeat the flag

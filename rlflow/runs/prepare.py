@@ -42,7 +42,7 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
         raise PlanError.of("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness "
                            f"{given.options.staleness}", expected="--staleness 0", remedy="leave --staleness out")
     torch.set_num_threads(given.options.threads or torch.get_num_threads())
-    report = check(flow, hp, with_variants=False)
+    report = check(flow, hp, Options(max(len(given.options.reward), 1)), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
     device_of(given.options.device)
@@ -72,7 +72,8 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
     prompts = training.prompts(options.seed)
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in model_roles}
     models = make_models(graph, model_roles, given, device, updates)
-    engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state})
+    engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
+                    reward_timeout=options.reward_timeout)
     scorers |= {use.name: bound.ModelScore(engine, use.name) for use in model_roles if use.rewards}
     rewards.load_models(device)
     lanes = Lanes()
@@ -140,12 +141,5 @@ def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
         "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
         "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options),
-        "values": {name: written(value) for name, value in given.values.items() if not name.startswith("hp.")},
+        "values": {name: value for name, value in given.values.items() if not name.startswith("hp.")},
     })
-
-
-def written(value: Any) -> Any:
-    """A value as a flag would give it: a reward that is a function by its file and name."""
-    if isinstance(value, tuple | list):
-        return [written(item) for item in value]
-    return f"{value.__code__.co_filename}:{value.__name__}" if callable(value) else value

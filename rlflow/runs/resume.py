@@ -24,7 +24,7 @@ from rlflow.runs.prepare import prepare
 from rlflow.runs.session import carried_on
 from rlflow.watch.reporter import Reporter
 
-MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "max_missing", "max_bad")
+MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_bad")
 
 
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
@@ -70,7 +70,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         runs = [str(path.parent) for path in folder.parent.glob("*/settings.json")] if folder.parent.is_dir() else []
         raise PlanError.of("no-run", f"'{folder}' is no run directory", found=f"settings.json: {error}",
-                           expected="a folder that `rlflow run` made", nearest=nearest(str(folder), runs), remedy="`rlflow runs` lists them") from error
+                           expected="a folder that `rlflow run` made", nearest=nearest(str(folder), runs),
+                           remedy="`rlflow runs` lists them") from error
 
 
 def again(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Flow, Given, Prepared]:
@@ -113,4 +114,5 @@ def restored(folder: Path, prepared: Prepared, reporter: Reporter) -> Start:
 def _iterations_left(folder: Path, start: Start, given: Given) -> None:
     if start.iteration >= given.options.iterations:
         raise PlanError.of("resume-done", f"the run '{folder}' has done its iterations",
-                           found=f"{start.iteration} of {given.options.iterations}", expected="iterations that are left", remedy=f"give it more: --iterations {start.iteration + 50}")
+                           found=f"{start.iteration} of {given.options.iterations}", expected="iterations that are left",
+                           remedy=f"give it more: --iterations {start.iteration + 50}")

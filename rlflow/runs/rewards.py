@@ -15,7 +15,7 @@ from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import Engine, Metrics, Scorer
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.reward import Reward, bind, score_all
-from rlflow.rewards.spec import RewardSpec, from_function, parse_reward
+from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.runs.backends import backend
 from rlflow.runs.flags import Given
 from rlflow.training.protocols import ModelSpec, Trainer
@@ -87,7 +87,7 @@ class Rewards:
         self._given, self._data = given, data
         self._pool = RewardPool()
         null = given.options.backend == "null" and not given.options.reward
-        self._specs = [] if null else [_spec(item) for item in given.options.reward or ("task",)]
+        self._specs = [] if null else [parse_reward(item) for item in given.options.reward or ("task",)]
         self._models: list[ModelReward] = []
         self._bound: list[Weighted] = []
         self._null: Scorer | None = backend("null").Score() if null else None
@@ -98,7 +98,7 @@ class Rewards:
         if self._null:
             return ()
         functions = [spec for spec in self._specs if spec.kind != "model"]
-        bound = bind(functions, self._pool, self._data) if self._judged else []
+        bound = self._bind(functions) if self._judged else []
         found = [name for reward in bound for name in (*reward.reads, *(n for n in reward.optional if n in self._data.columns))]
         models = MODEL_READS if len(functions) < len(self._specs) else ()
         return tuple(dict.fromkeys((*found, *models)))
@@ -108,6 +108,9 @@ class Rewards:
         """Whether the default, the data's own scorer, can judge; a flow without rewards needs none."""
         return bool(self._given.options.reward) or self._data.scorer is not None
 
+    def _bind(self, specs: list[RewardSpec]) -> list[Reward]:
+        return bind(specs, self._pool, self._data, self._given.options.reward_timeout)
+
     def scorer(self, role: str) -> Scorer:
         """What judges the rows of a reward role: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""
         if self._null:
@@ -115,12 +118,12 @@ class Rewards:
         specs = self._specs
         own = self._given.roles.get(role, {}).get("reward")
         if own:
-            specs = [_spec(own)]
+            specs = [parse_reward(own)]
         elif role.rpartition("_")[2].isdigit() and len(specs) > 1:
             specs = [specs[int(role.rpartition("_")[2])]]
         models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
         self._models += models
-        self._bound.append(Weighted(bind([spec for spec in specs if spec.kind != "model"], self._pool, self._data), models))
+        self._bound.append(Weighted(self._bind([spec for spec in specs if spec.kind != "model"]), models))
         return self._bound[-1]
 
     def reasons(self) -> dict[str, str]:
@@ -128,11 +131,13 @@ class Rewards:
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
     def judge(self) -> Scorer | None:
-        """What says whether a held-out answer is right: the first reward that is a function, at weight 1; else the data's scorer."""
-        function = next((spec for spec in self._specs if spec.kind != "model"), None)
-        if function is None or (function.kind == "task" and self._data.scorer is None):
-            return None
-        return Weighted(bind([dataclasses.replace(function, weight=1.0)], self._pool, self._data))
+        """What says whether a held-out answer is right, at weight 1: the reward ``math`` or ``task`` where it is given, else the data's
+        own scorer, else the first reward that is a function. A reward for style or length does not tell right from wrong."""
+        given = [spec for spec in self._specs if spec.kind == "math" or (spec.kind == "task" and self._data.scorer)]
+        own = [parse_reward("task")] if self._data.scorer else []
+        functions = [spec for spec in self._specs if spec.kind == "function"]
+        chosen = next(iter([*given, *own, *functions]), None)
+        return Weighted(self._bind([dataclasses.replace(chosen, weight=1.0)])) if chosen else None
 
     def load_models(self, device: str) -> None:
         for model in self._models:
@@ -140,8 +145,3 @@ class Rewards:
 
     def close(self) -> None:
         self._pool.close()
-
-
-def _spec(item: Any) -> RewardSpec:
-    return parse_reward(item) if isinstance(item, str) else from_function(item)
-

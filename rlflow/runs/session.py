@@ -37,12 +37,12 @@ def started(prepared: Prepared, flow: Flow, given: Given, reporter: Reporter) ->
 
 def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
     """Run from ``start`` in a folder whose lock is held. Raises Interrupted, StageError, PlanError."""
-    records = Records(folder, start.iteration)
+    records = Records(folder, start.iteration, reporter.note)
     writer = Writer(folder, prepared.options.keep, on_failure=reporter.note)
     loop = Loop(prepared, records, writer, reporter, lambda *at: _snapshot(prepared, *at))
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, prepared.options.iterations, prepared.settings,
-                           len(evaluation.prompts) if evaluation else 0))
+                           len(evaluation.prompts) if evaluation else 0, start.iteration))
 
     def ask() -> None:
         prepared.executor.stopping = True

@@ -8,6 +8,7 @@ from rlflow.checkpoints import Writer, load_latest, verify
 from rlflow.errors import PlanError
 
 
+@pytest.mark.slow
 def test_no_corruption_is_loaded_and_the_previous_checkpoint_is_used(tmp_path, campaign):
     run = campaign.write_run(tmp_path / "run")
     every = list(campaign.corruptions(run))

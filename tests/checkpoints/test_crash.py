@@ -2,9 +2,13 @@
 
 import random
 
-from rlflow.checkpoints import Writer, load_latest
+import pytest
+
+from rlflow.checkpoints import Writer, load_latest, verify
+from rlflow.checkpoints.folder import steps
 
 
+@pytest.mark.slow
 def test_kill_9_at_every_call_leaves_a_good_checkpoint_and_nothing_that_looks_damaged(tmp_path, campaign, injected):
     campaign.write_run(tmp_path / "base", (10, 11), keep=2)
     injected("kill", tmp_path)
@@ -14,12 +18,14 @@ def test_kill_9_at_every_call_leaves_a_good_checkpoint_and_nothing_that_looks_da
         loaded = load_latest(run)
         assert loaded.rejected == []
         assert campaign.same(loaded.snapshot, campaign.example(loaded.snapshot.iteration))
+        assert [verify(path) for path in steps(run / "checkpoints")] == [[]] * len(steps(run / "checkpoints"))  # nor one half removed
         found.append(loaded.snapshot.iteration)
     assert len(runs) >= 100
     assert found == sorted(found)  # once the new one is there it stays
     assert set(found) == {11, 12}
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, campaign, injected):
     campaign.write_run(tmp_path / "base", (10, 11), keep=2)
     injected("kill", tmp_path)

@@ -35,6 +35,7 @@ def holder(tmp_path):
     process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "rounds"), [("with", 100), ("without", 100)])
 def test_of_eight_at_once_one_wins_and_a_dead_ones_lock_is_taken_over(tmp_path, injected, mode, rounds):
     found = [json.loads(line) for line in injected("lock", tmp_path, mode, rounds)]

@@ -104,8 +104,9 @@ def test_show_tells_a_run_from_its_settings_to_its_files(called, runs):
     (runs / "ppo-1" / "notes.txt").write_text("".join(f"note {i}\n" for i in range(14)) + "last \x1b[2J note\n")
     code, out, _ = called("show", "ppo-1")
     assert code == 0
-    for part in ("runs/ppo-1  ppo  done  3/3 iterations", "max_tokens 4", "backend null", "seed 0", "+50.0 points", "accuracy  ▁█  0.250 → 0.750",
-                 "reward    ", "last iteration: reward 0.", "slowest nodes: ", "… 5 more in notes.txt", "last \\x1b[2J note",
+    for part in ("runs/ppo-1  ppo  done  3/3 iterations", "max_tokens 4", "backend null", "seed 0", "+50.0 points",
+                 "accuracy  ▁█  0.250 → 0.750", "reward    ", "last iteration: reward 0.",
+                 "slowest nodes: ", "… 5 more in notes.txt", "last \\x1b[2J note",
                  "metrics.jsonl (all numbers)", "final (trained models)"):  # fmt: skip
         assert part in out, part
     assert called("show", runs / "ppo-1")[1].splitlines()[1:] == out.splitlines()[1:]
@@ -185,18 +186,25 @@ def test_watch_once_prints_one_picture(called, runs):
         assert part in out
 
 
+DOCTOR = """
+import sys
+from rlflow.cli.watch import print_doctor
+print_doctor()
+print({"torch", "transformers", "wandb", "mlflow"} & set(sys.modules))
+"""
+
+
 def test_doctor_says_what_is_there_and_what_listens(tmp_path):
     server = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", server, "rlflow"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         port = process.stdout.readline().strip()
-        code = "import sys; from rlflow.cli.watch import print_doctor; print_doctor(); print({'torch', 'transformers', 'wandb', 'mlflow'} & set(sys.modules))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=90)
+        done = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, cwd=tmp_path, timeout=90)
         process.communicate("")
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
-    for start in ("rlflow 0.", "python 3.", "torch 2.", "transformers ", "reasoning-gym", "math-verify", "datasets", "ray", "deepspeed", "vllm",
-                  "tensorboard ", "wandb ", "mlflow", "cores: ", "memory: ", "GPU: "):  # fmt: skip
+    for start in ("rlflow 0.", "python 3.", "torch 2.", "transformers ", "reasoning-gym", "math-verify", "datasets", "ray", "deepspeed",
+                  "vllm", "tensorboard ", "wandb ", "mlflow", "cores: ", "memory: ", "GPU: "):  # fmt: skip
         assert any(line.startswith(start) for line in lines), start
     assert any(line.startswith(f"127.0.0.1:{port}  this machine only  pid {process.pid}") for line in lines)
     assert lines[-1] == "set()"  # nothing heavy was imported
@@ -231,7 +239,8 @@ def test_a_status_is_whole_or_not_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("values", "line"), [
-    ([], ""), ([1.0], "▁"), ([0.0, 1.0], "▁█"), ([3.0, 3.0], "▁▁"), (list(range(8)), "▁▂▃▄▅▆▇█"), ([0.0] * 100 + [1.0] * 100, "▁" * 5 + "█" * 5),
+    ([], ""), ([1.0], "▁"), ([0.0, 1.0], "▁█"), ([3.0, 3.0], "▁▁"), (list(range(8)), "▁▂▃▄▅▆▇█"),
+    ([0.0] * 100 + [1.0] * 100, "▁" * 5 + "█" * 5),
 ])  # fmt: skip
 def test_a_sparkline_runs_from_the_lowest_to_the_highest(values, line):
     assert sparkline(values, width=10) == line

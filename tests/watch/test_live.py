@@ -32,12 +32,13 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     for number in range(4):
         view.iteration(number, metrics, [], stages)
     view.note("in between")
+    terminal.wait_for(" s left")
     view.close("done")
     view.close("done")
     view.note("after the end")
     seen = terminal.end()
     for part in ("iteration 4/12", "reward 0.625", "accuracy 41.2%", "KL 0.0042", "entropy 1.375", "length 17.5", "truncated 25.0%",
-                 "tokens/s 12,345", "actor.generate", "75% 1.5 s", "2.0 s each, 16.0 s left",
+                 "tokens/s 12,345", "actor.generate", "75% 1.5 s", "2.0 s each, 1",
                  "before the start", "in between", "after the end"):  # fmt: skip
         assert part in bare(seen), part
     assert seen.count(HIDE) == seen.count(SHOW) == 1
@@ -178,6 +179,7 @@ def test_figures_leave_out_what_is_not_there():
     assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500")]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"), (172800, "2.0 d")])
+@pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"),
+                                               (172800, "2.0 d")])  # fmt: skip
 def test_durations_are_spoken_in_the_unit_that_suits(seconds, text):
     assert spoken(seconds) == text

@@ -9,8 +9,10 @@ from rlflow.watch.secrets import masked, redacted, telling
 CANARY = "canary-5f3a"
 
 
-@pytest.mark.parametrize("name", ["token", "HF_TOKEN", "hfToken", "api-key", "apiKey", "APIKey", "wandb_api_key", "apikey", "db.password", "SECRET",
-                                  "client_secret", "sshKey", "passwd", "aws.secret.access", "OPENAI_API_KEY", "Token2", "passphrase"])  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "token", "HF_TOKEN", "hfToken", "api-key", "apiKey", "APIKey", "wandb_api_key", "apikey", "db.password", "SECRET", "client_secret",
+    "sshKey", "passwd", "aws.secret.access", "OPENAI_API_KEY", "Token2", "passphrase",
+])  # fmt: skip
 def test_a_telling_name_hides_its_value(name):
     assert redacted({name: CANARY}) == {name: "***"}
     assert redacted({"roles": {"actor": [{name: CANARY}]}}) == {"roles": {"actor": [{name: "***"}]}}

@@ -19,7 +19,8 @@ from rlflow.watch.trackers import Background
 from rlflow.watch.wandb_runs import has_key
 
 SAMPLES = [{"prompt": "2 + | 2", "completion": "<b>`4`</b>\nnext", "scores": 1.0}, {"prompt": "1 + 1", "completion": "2", "scores": None}]
-NAMES = {"critic/score/mean": 0.625, "actor/pg_clipfrac": 0.125, "response_length/mean": 17.5, "own/number": 7.0, "timing_s/actor.update": 0.5}
+NAMES = {"critic/score/mean": 0.625, "actor/pg_clipfrac": 0.125, "response_length/mean": 17.5, "own/number": 7.0,
+         "timing_s/actor.update": 0.5}  # fmt: skip
 
 
 def told(reporter, info, metrics, stages, iterations=3):
@@ -64,7 +65,8 @@ def test_mlflow_reads_what_was_tracked(info, metrics, stages):
     assert (run.info.run_name, run.info.status) == ("ppo-1", "FINISHED")
     assert run.data.params == {"flow": "ppo", "hp.clip": "0.2", "options.seed": "0"}
     for name, value in {**NAMES, "odd_name_2": 1.0}.items():
-        assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)] == [(1, value), (2, value), (3, value)]
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [(metric.step, metric.value) for metric in history] == [(1, value), (2, value), (3, value)]
     path = client.download_artifacts(run.info.run_id, "samples.json", str(info.folder))
     with open(path) as file:
         table = json.load(file)
@@ -102,7 +104,7 @@ def test_wandb_leaves_an_offline_run_without_secrets(info):
 class Failing:
     """A tracker whose ``stage`` fails."""
 
-    def __init__(self, stage, error=OSError("disk full")):
+    def __init__(self, stage, error=None):
         self.stage, self.error, self.calls = stage, error, []
 
     def _called(self, name):
@@ -171,7 +173,8 @@ def test_unknown_and_missing_trackers_are_refused_before_the_run(monkeypatch):
 
 
 def test_no_tracker_is_imported_unless_it_is_asked_for():
-    code = "import sys; from rlflow.watch.reporter import make_reporter; make_reporter(); print({'wandb', 'mlflow', 'tensorboard', 'torch'} & set(sys.modules))"
+    code = "import sys; from rlflow.watch.reporter import make_reporter; make_reporter(); "
+    code += "print({'wandb', 'mlflow', 'tensorboard', 'torch'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

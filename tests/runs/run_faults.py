@@ -1,0 +1,245 @@
+"""Runs that are cut, in processes that may die: what the tests of resuming and the benchmark of faults share.
+
+Children are forked, since importing torch takes seconds; a fault is a function that runs as a node begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rlflow
+import rlflow.tasks
+from rlflow.author.load import load_flow
+from rlflow.checkpoints.load import load_latest
+from rlflow.cli.main import main
+from rlflow.execution import executor
+from rlflow.runs import resume
+from rlflow.runs.session import Interrupted
+from rlflow.watch.reporter import Quiet
+
+FLOW_FILES = Path(__file__).parent / "flows"
+ADAPTIVE, BAD = str(FLOW_FILES / "adaptive.py"), str(FLOW_FILES / "bad.py")
+FLOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ppo": ({"max_tokens": 4, "minibatch": 4}, {"prompts": 8}),
+    "grpo": ({"max_tokens": 4, "minibatch": 16, "samples": 4, "beta": 0.1}, {"prompts": 8}),
+    ADAPTIVE: ({}, {"prompts": 4}),
+}
+MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
+TIMES = ("seconds", "response/tokens_per_second")
+MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
+
+
+def write_sums(path: Path, count: int = 24) -> Path:
+    """Questions with answers: 24 are three iterations of 8 prompts."""
+    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(10, 30) for b in range(10, 20)][:count]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(name: str, keywords: Mapping[str, Any], run_name: str, **changes: Any) -> Any:
+    hp, more = FLOWS[name]
+    flow = load_flow(name)
+    return rlflow.run(flow, dataclasses.replace(flow.parameters.hp, **hp), **{**keywords, **more, **changes}, name=run_name)
+
+
+def resumed(folder: Path, **changes: Any) -> int:
+    return in_child(lambda: resume.resume(folder, changes, Quiet()))
+
+
+# -- processes -----------------------------------------------------------------------------------------------------------------
+
+
+def forked(action: Callable[[], object]) -> int:
+    """The process id of a child that does this and ends with 0, with 130 where it was interrupted, or with 1."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        except Interrupted:
+            code = 130
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
+def status(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """The exit status of an action in a process of its own; negative: the signal that ended it."""
+    return status(forked(action))
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def started(words: Sequence[object], out: Path, before: Callable[[], object] = lambda: None) -> int:
+    """The process id of a child that is `rlflow WORDS`; what it prints goes to out.stdout and out.stderr."""
+
+    def action() -> None:
+        for number, suffix in ((1, ".stdout"), (2, ".stderr")):
+            os.dup2(os.open(f"{out}{suffix}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
+        sys.argv = ["rlflow", *map(str, words)]
+        before()
+        main()
+
+    return forked(action)
+
+
+def said(pid: int, out: Path) -> Said:
+    return Said(status(pid), Path(f"{out}.stdout").read_text(), Path(f"{out}.stderr").read_text())
+
+
+def command(words: Sequence[object], out: Path, before: Callable[[], object] = lambda: None) -> Said:
+    """`rlflow WORDS` in a child."""
+    return said(started(words, out, before), out)
+
+
+def first_to_end(pids: Sequence[int], seconds: float = 60.0) -> int | None:
+    """The one of these children that ends first, not yet waited for."""
+    handles = {os.pidfd_open(pid): pid for pid in pids}
+    try:
+        ended = select.select(list(handles), [], [], seconds)[0]
+        return handles[ended[0]] if ended else None
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def marked(mark: str, name: str = MARK) -> list[int]:
+    """Processes that run and were started with this mark in their environment; this one is not counted."""
+    wanted, found = f"{name}={mark}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX" and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def left_over(mark: str, name: str = MARK, seconds: float = 5.0) -> list[int]:
+    """Those that are still there after the time that the kernel may need to end what was killed."""
+    until = time.monotonic() + seconds
+    for pid in marked(mark, name):
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            select.select([handle], [], [], max(until - time.monotonic(), 0))
+            os.close(handle)
+    return marked(mark, name)
+
+
+# -- faults --------------------------------------------------------------------------------------------------------------------
+
+
+def at(node: str, iteration: int, action: Callable[[], object]) -> None:
+    """Have this process do something as a node begins."""
+    perform = executor._Run._perform
+
+    def performing(self: Any, it: Any) -> None:
+        if it.name == node and self.engine.iteration == iteration:
+            action()
+        perform(self, it)
+
+    executor._Run._perform = performing  # type: ignore[method-assign]
+
+
+def signal_at(node: str, iteration: int, number: int) -> None:
+    """Have this process send itself a signal as a node begins."""
+    at(node, iteration, lambda: os.kill(os.getpid(), number))
+
+
+def signal_before(owner: Any, name: str, number: int, call: int = 1) -> None:
+    """Have this process send itself a signal at a call of a function."""
+    real, calls = getattr(owner, name), []
+
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), number)
+        return real(*args, **kwargs)
+
+    setattr(owner, name, calling)
+
+
+def nodes(name: str) -> list[str]:
+    """The nodes of one iteration that do something."""
+    from rlflow.graph.model import Op
+    from rlflow.trace.compile import all_nodes, compile_flow
+
+    flow = load_flow(name)
+    graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, **FLOWS[name][0])).graph
+    return [node.name for node in all_nodes(graph.nodes) if node.op not in (Op.DATA, Op.STATE)]
+
+
+# -- what must be equal --------------------------------------------------------------------------------------------------------
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Lines of metrics, without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that must be equal: tensors and state of the last checkpoint, metrics without times."""
+
+    iteration: int
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    state: Mapping[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+def content(folder: Path) -> Content:
+    saved = load_latest(folder).snapshot
+    return Content(saved.iteration, saved.tensors, saved.state, metrics(folder))
+
+
+def differences(one: Content, two: Content) -> Iterator[str]:
+    """What is not the same, bit for bit."""
+    if one.iteration != two.iteration:
+        yield f"iteration {one.iteration}, {two.iteration}"
+    if one.state != two.state:
+        yield f"state {one.state}, {two.state}"
+    yield from (f"metrics {a}, {b}" for a, b in zip(one.metrics, two.metrics, strict=False) if a != b)
+    if len(one.metrics) != len(two.metrics):
+        yield f"{len(one.metrics)} and {len(two.metrics)} lines of metrics"
+    yield from unequal(one.tensors, two.tensors)
+
+
+def unequal(one: Mapping[str, Mapping[str, torch.Tensor]], two: Mapping[str, Mapping[str, torch.Tensor]]) -> Iterator[str]:
+    """Names of tensors that differ, bit for bit."""
+    if {group: list(members) for group, members in one.items()} != {group: list(members) for group, members in two.items()}:
+        yield "names of tensors"
+        return
+    for group, members in one.items():
+        yield from (f"{group}/{name}" for name, tensor in members.items() if not torch.equal(tensor, two[group][name]))
