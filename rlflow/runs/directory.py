@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.execution.executor import Outcome, Span
 from rlflow.graph import draw, wire
-from rlflow.graph.model import Graph
+from rlflow.graph.model import Graph, Value
+from rlflow.watch.secrets import redacted
 
 if TYPE_CHECKING:
     from rlflow.runs.loop import Prepared
@@ -72,7 +74,8 @@ class Records:
         self._origin: float | None = None
 
     def settings(self, settings: Mapping[str, Any], graph: Graph) -> None:
-        """Settings as JSON; the graph as text and as JSON."""
+        """Settings as JSON; the graph as text and as JSON. No secrets in any."""
+        graph = without_secrets(graph)
         (self.folder / "settings.json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
         (self.folder / "graph.txt").write_text(str(graph) + "\n")
         (self.folder / "graph.json").write_text(draw.as_json(graph) + "\n")
@@ -129,6 +132,17 @@ class Records:
                 file.close()
             except OSError as error:
                 self._complain(file, error)
+
+
+def without_secrets(graph: Graph) -> Graph:
+    """The graph with the secrets among its settings masked. Done to one where it is done already, it changes nothing."""
+    nodes = (replace(node, settings=_masked(node.settings), body=node.body and without_secrets(node.body)) for node in graph.nodes)
+    return replace(graph, hp=_masked(graph.hp), nodes=tuple(nodes))
+
+
+def _masked(settings: tuple[tuple[str, Value], ...]) -> tuple[tuple[str, Value], ...]:
+    found = ((name, next(iter(redacted({name: value}).values()))) for name, value in settings)
+    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in found)
 
 
 def keep_before(path: Path, iteration: int) -> None:

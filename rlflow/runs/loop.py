@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: at its first iteration, or where a checkpoint was taken."""
+    """Where a run begins: at its first iteration, or where a checkpoint was taken. ``before`` and ``answers``: how the first weights
+    did, known where the run was begun earlier."""
 
     iteration: int = 0
     before: Accuracy | None = None
+    answers: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Result:
         }
 
 
-TakeSnapshot = Callable[[int, Mapping[str, Any], Accuracy | None], Snapshot]
+TakeSnapshot = Callable[[Start, Mapping[str, Any]], Snapshot]
 
 
 class Loop:
@@ -88,23 +90,23 @@ class Loop:
         self.options = prepared.options
         self.guard = Guard(prepared.options, prepared.reasons)
         self.totals = Totals()
-        self.before: Accuracy | None = None
+        self.start = Start()
         self.last: dict[str, float] = {}
         self.skipped = 0
 
     def run(self, start: Start) -> Result:
         began = time.monotonic()
-        self.before = start.before or self.evaluate(start.iteration)
-        first = self.answers()
+        self.start = replace(start, before=start.before or self.evaluate(start.iteration), answers=start.answers or self.answers())
         for iteration in range(start.iteration, self.options.iterations):
             self.step(iteration)
         after = self.evaluate(self.options.iterations)
         last = self.answers()
         self.save(self.options.iterations, self.prepared.prompts.state())
-        compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in zip(first, last, strict=True)]
+        pairs = zip(self.start.answers, last, strict=True)
+        compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in pairs]
         self.records.answers(compared)
         seconds = time.monotonic() - began
-        return Result(self.records.folder, self.options.iterations, seconds, self.before, after, self.totals, compared, self.last,
+        return Result(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
                       self.skipped)
 
     def step(self, iteration: int) -> None:
@@ -145,7 +147,7 @@ class Loop:
         self.guard.check(iteration, self.last, outcome.records)
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        self.writer.submit(self.take(iteration, cursor, self.before))
+        self.writer.submit(self.take(replace(self.start, iteration=iteration), cursor))
 
     def evaluate(self, iteration: int) -> Accuracy | None:
         if self.prepared.evaluation is None:

@@ -23,6 +23,7 @@ from rlflow.runs.loop import Prepared, Result, Start
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import carried_on
 from rlflow.watch.reporter import Reporter
+from rlflow.watch.secrets import MASK
 
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_bad")
 
@@ -30,7 +31,7 @@ MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
     """Go on where the run stood. Raises PlanError where the algorithm, the data or other settings changed, RunHeld where it runs."""
     saved = read_settings(folder)
-    refused = [name for name in changes if name not in MAY_CHANGE]
+    refused = [name for name in changes if name not in MAY_CHANGE and name not in masked_values(saved)]
     if refused:
         raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
                            expected=f"changes to {listed(MAY_CHANGE)} only",
@@ -74,20 +75,35 @@ def read_settings(folder: Path) -> dict[str, Any]:
                            remedy="`rlflow runs` lists them") from error
 
 
+def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was given, by flag: its settings among it."""
+    return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
+
+
+def masked_values(saved: Mapping[str, Any]) -> list[str]:
+    """Flags whose values settings.json has not, since they are secrets."""
+    return [name for name, value in recorded_values(saved).items() if MASK in str(value)]
+
+
 def again(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Flow, Given, Prepared]:
     """The run prepared again as it was, with changes."""
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
-    values = {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}, **changes}
+    missing = [name for name in masked_values(saved) if name not in changes]
+    if missing:
+        raise PlanError.of("resume-secret", f"the run does not keep --{missing[0]}, which is a secret", found=listed(missing),
+                           expected="secrets to be given again", remedy=f"rlflow resume RUN --{missing[0]} …")
+    values = {**recorded_values(saved), **changes}
     given, hp = resolved(flow, None, values, packaged_beneath=False)
     return flow, given, prepare(flow, hp, given)
 
 
 def same_algorithm(folder: Path, prepared: Prepared) -> None:
     """Raises PlanError with the differences where the graph is not that of the run. Deadlines may differ."""
-    before = wire.unpack((folder / directory.GRAPH).read_bytes())
-    if wire.identity(timeless(before)) == wire.identity(timeless(prepared.plan.graph)):
+    before = timeless(wire.unpack((folder / directory.GRAPH).read_bytes()))
+    now = timeless(directory.without_secrets(prepared.plan.graph))
+    if wire.identity(before) == wire.identity(now):
         return
-    changes = [str(line) for line in diff(timeless(before), timeless(prepared.plan.graph))]
+    changes = [str(line) for line in diff(before, now)]
     raise PlanError.of("resume-changed", "the algorithm is not the one that this run was started with",
                        found="\n            ".join(changes), expected="the same graph and the same function bodies",
                        remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {folder} --fork")
@@ -106,9 +122,9 @@ def restored(folder: Path, prepared: Prepared, reporter: Reporter) -> Start:
     loaded: Loaded = load_latest(folder)
     for path, reason in loaded.rejected:
         reporter.note(f"{path.name} is damaged and not used: {reason}")
-    before = state.restore(prepared, loaded.snapshot)
+    start = state.restore(prepared, loaded.snapshot)
     reporter.note(f"resuming from {loaded.path.name}")
-    return Start(loaded.snapshot.iteration, before)
+    return start
 
 
 def _iterations_left(folder: Path, start: Start, given: Given) -> None:

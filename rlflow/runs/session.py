@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
-from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.execution.apply import Stopped
 from rlflow.runs import directory, state
 from rlflow.runs.directory import Records
-from rlflow.runs.evaluate import Accuracy
 from rlflow.runs.flags import Given
 from rlflow.runs.loop import Loop, Prepared, Result, Start
 from rlflow.runs.signals import StopSignals
@@ -39,7 +36,7 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
     """Run from ``start`` in a folder whose lock is held. Raises Interrupted, StageError, PlanError."""
     records = Records(folder, start.iteration, reporter.note)
     writer = Writer(folder, prepared.options.keep, on_failure=reporter.note)
-    loop = Loop(prepared, records, writer, reporter, lambda *at: _snapshot(prepared, *at))
+    loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared))
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, prepared.options.iterations, prepared.settings,
                            len(evaluation.prompts) if evaluation else 0, start.iteration))
@@ -71,10 +68,6 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
         records.close()
         prepared.close()
         reporter.close(ended, error)  # type: ignore[arg-type]
-
-
-def _snapshot(prepared: Prepared, iteration: int, cursor: Mapping[str, Any], before: Accuracy | None) -> Snapshot:
-    return state.snapshot(prepared, iteration, cursor, before)
 
 
 def _saved(writer: Writer, folder: Path) -> str:

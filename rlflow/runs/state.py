@@ -11,7 +11,7 @@ from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.execution.engine import Model
 from rlflow.graph.wire import identity
 from rlflow.runs.evaluate import Accuracy
-from rlflow.runs.loop import Prepared
+from rlflow.runs.loop import Prepared, Start
 
 
 def trained(prepared: Prepared) -> dict[str, Model]:
@@ -19,8 +19,8 @@ def trained(prepared: Prepared) -> dict[str, Model]:
     return {use.name: prepared.engine.models[use.name] for use in prepared.plan.graph.roles if use.trained}
 
 
-def snapshot(prepared: Prepared, iteration: int, cursor: Mapping[str, Any], before: Accuracy | None) -> Snapshot:
-    """All that the iterations from ``iteration`` on depend on, copied to host memory. ``cursor`` is where their data begin."""
+def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapshot:
+    """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data begin."""
     tensors: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     for role, model in trained(prepared).items():
@@ -34,13 +34,14 @@ def snapshot(prepared: Prepared, iteration: int, cursor: Mapping[str, Any], befo
         "versions": {role: model.version for role, model in prepared.engine.models.items()},
         "seed": prepared.engine.seed,
         "graph": identity(prepared.plan.graph),
-        "before": asdict(before) if before else None,
+        "before": asdict(at.before) if at.before else None,
+        "answers": at.answers,
     }
-    return Snapshot(iteration, tensors, state, files)
+    return Snapshot(at.iteration, tensors, state, files)
 
 
-def restore(prepared: Prepared, saved: Snapshot) -> Accuracy | None:
-    """Put a run that was just prepared where the snapshot was taken; the accuracy before the run's first iteration.
+def restore(prepared: Prepared, saved: Snapshot) -> Start:
+    """Put a run that was just prepared where the snapshot was taken.
 
     Raises PlanError where the data are others, or a role is missing.
     """
@@ -54,4 +55,4 @@ def restore(prepared: Prepared, saved: Snapshot) -> Accuracy | None:
     prepared.engine.state = dict(saved.state["flow_state"])
     prepared.prompts.load(saved.state["prompts"])
     before = saved.state["before"]
-    return Accuracy(**before) if before else None
+    return Start(saved.iteration, Accuracy(**before) if before else None, saved.state["answers"])

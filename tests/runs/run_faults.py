@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ FLOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ppo": ({"max_tokens": 4, "minibatch": 4}, {"prompts": 8}),
     "grpo": ({"max_tokens": 4, "minibatch": 16, "samples": 4, "beta": 0.1}, {"prompts": 8}),
     ADAPTIVE: ({}, {"prompts": 4}),
+    BAD: ({}, {"prompts": 8}),
 }
 MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
 TIMES = ("seconds", "response/tokens_per_second")
@@ -198,6 +200,48 @@ def nodes(name: str) -> list[str]:
     flow = load_flow(name)
     graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, **FLOWS[name][0])).graph
     return [node.name for node in all_nodes(graph.nodes) if node.op not in (Op.DATA, Op.STATE)]
+
+
+# -- two launches --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two launches into one directory: how the first to end ended and the other, and the process of each."""
+
+    first: Said
+    second: Said
+    pids: tuple[int, int]
+
+
+def race(folder: Path, iterations: int, scratch: Path) -> Race:
+    """Resume a run twice at once. Both begin together, and whoever gets to work waits there until the other has ended."""
+    begin, go = os.pipe()
+    hold, release = os.pipe()
+
+    def before() -> None:
+        os.close(go)
+        os.close(release)
+        at("actor.generate", iterations - 1, lambda: os.read(hold, 1))
+        os.read(begin, 1)  # until its other end is closed
+
+    words = ["resume", folder, "--iterations", iterations, "--quiet"]
+    outs = [scratch / f"launch-{number}" for number in range(2)]
+    pids = [started(words, out, before) for out in outs]
+    os.close(go)
+    first = first_to_end(pids) or pids[0]
+    os.close(release)
+    ended = {pid: said(pid, out) for pid, out in zip(pids, outs, strict=True)}
+    for end in (begin, hold):
+        os.close(end)
+    (other,) = set(pids) - {first}
+    return Race(ended[first], ended[other], (first, other))
+
+
+def killed_holder(folder: Path, iterations: int, scratch: Path) -> Said:
+    """Resume a run and kill it at work, while it holds the lock."""
+    words = ["resume", folder, "--iterations", iterations, "--quiet"]
+    return command(words, scratch / "killed", lambda: signal_at("actor.generate", iterations - 1, signal.SIGKILL))
 
 
 # -- what must be equal --------------------------------------------------------------------------------------------------------

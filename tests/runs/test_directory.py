@@ -11,12 +11,14 @@ from rlflow.execution.executor import Outcome, Span
 from rlflow.runs import directory
 from rlflow.runs.directory import Records
 
+OUTSIDE = ("../up", "/abs", "a/b", "..", ".", "", "a\0b", "a\nb", "~", "-x", "a b", "%2e%2e/x")
+
 
 def test_runs_are_numbered_and_never_share_a_folder(tmp_path):
     assert [directory.create(tmp_path, None, "ppo").name for _ in range(3)] == ["ppo-1", "ppo-2", "ppo-3"]
 
 
-@pytest.mark.parametrize("name", ["../up", "/abs", "a/b", "..", ".", "", "a\0b", "a\nb", "~", "-x", "a b", "%2e%2e/x"])
+@pytest.mark.parametrize("name", OUTSIDE)
 def test_a_run_name_stays_inside_its_folder(tmp_path, name):
     with pytest.raises(PlanError, match="single folder name"):
         directory.create(tmp_path / "runs", name, "ppo")

@@ -1,0 +1,400 @@
+"""Faults, injected into real runs on this machine, and what came of each.
+
+    python benchmarks/chaos.py [--quick]
+
+    injected  faults that happened: the process was killed, the file was damaged, the row had no score
+    detected  those that rlflow noticed and named
+    survived  those after which the run went on, was resumed to its end, or was refused, as is promised
+    wrong     results that differ from those of the same run without the fault, bit for bit; damaged files that were loaded
+    orphans   processes that a class of faults left behind
+
+Each class runs in children that are forked, since importing torch takes seconds. --quick takes a few faults of each class.
+A disk that is full or read-only is a small one in memory, which only root can mount; elsewhere that class is left out, and is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / "tests" / "runs"), str(ROOT / "tests" / "checkpoints")]
+
+import campaign  # noqa: E402
+import run_faults as faults  # noqa: E402
+import test_bad_days as bad_days  # noqa: E402
+import test_directory as directories  # noqa: E402
+
+from rlflow.checkpoints.writer import Writer  # noqa: E402
+from rlflow.errors import PlanError  # noqa: E402
+from rlflow.runs import directory, prepare  # noqa: E402
+from rlflow.runs.evaluate import Evaluation  # noqa: E402
+from rlflow.watch import status  # noqa: E402
+
+MARK = "RLFLOW_CHAOS"  # in the environment of this process and of all that it starts
+HEADS = ("class", "injected", "detected", "survived", "wrong results", "orphans")
+
+
+@dataclass
+class Counts:
+    injected: int = 0
+    detected: int = 0
+    survived: int = 0
+    wrong: int = 0
+
+    def add(self, injected: bool = True, detected: bool = False, survived: bool = False, wrong: bool = False) -> None:
+        self.injected += injected
+        self.detected += detected
+        self.survived += survived
+        self.wrong += wrong
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder for one class of faults, and how much is asked for."""
+
+    folder: Path
+    quick: bool
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """Keywords of a small run with real models."""
+        data = faults.write_sums(self.folder / "sums.jsonl")
+        return {"model": faults.MODEL, "data": str(data), "iterations": 4, "held_out": 0, "save_every": 1, "lr": 1e-3, "threads": 1,
+                "out": str(self.folder / "runs")}  # fmt: skip
+
+    def of(self, items: Iterable[Any], few: int = 3) -> list[Any]:
+        """All of them; of a quick campaign a few, from the first to the last."""
+        every = list(items)
+        return every[:: -(-len(every) // few)] if self.quick else every
+
+
+def straight(name: str, place: Place, **changes: Any) -> faults.Content:
+    """What the run comes to that nothing happens to."""
+    must(faults.in_child(lambda: faults.run(name, place.task, "straight", **changes)), 0)
+    return faults.content(place.folder / "runs" / "straight")
+
+
+def must(code: int, expected: int) -> None:
+    if code != expected:
+        raise RuntimeError(f"found exit code {code} of a run without faults, expected {expected}")
+
+
+# -- classes -------------------------------------------------------------------------------------------------------------------
+
+
+def killed(name: str) -> Callable[[Place], Counts]:
+    """SIGKILL as each node of the third iteration begins; then resumed."""
+
+    def measured(place: Place) -> Counts:
+        counts, wanted = Counts(), straight(name, place)
+        for number, node in enumerate(place.of(faults.nodes(name))):
+            def cut(node: str = node, number: int = number) -> None:
+                faults.signal_at(node, 2, signal.SIGKILL)
+                faults.run(name, place.task, f"cut-{number}")
+
+            code, folder = faults.in_child(cut), place.folder / "runs" / f"cut-{number}"
+            found = status.read(folder)
+            ended = faults.resumed(folder) == 0
+            counts.add(code == -signal.SIGKILL, found is not None and found.state == "died", ended, ended and differs(folder, wanted))
+        return counts
+
+    return measured
+
+
+def differs(folder: Path, wanted: faults.Content) -> bool:
+    return any(faults.differences(faults.content(folder), wanted))
+
+
+PHASES: dict[str, Callable[[int], None]] = {
+    "start": lambda number: faults.signal_before(prepare, "make_models", number),
+    "first evaluation": lambda number: faults.signal_before(Evaluation, "__call__", number),
+    "rollout": lambda number: faults.signal_at("actor.generate", 1, number),
+    "reward": lambda number: faults.signal_at("reward", 1, number),
+    "forward": lambda number: faults.signal_at("actor.logprobs", 1, number),
+    "stage": lambda number: faults.signal_at("gae", 1, number),
+    "first update": lambda number: faults.signal_at("critic.update", 1, number),
+    "last update": lambda number: faults.signal_at("actor.update", 1, number),
+    "save": lambda number: faults.signal_before(Writer, "submit", number, 2),
+    "writing": lambda number: faults.signal_before(Writer, "_save", number, 2),
+    "evaluation": lambda number: faults.signal_before(Evaluation, "__call__", number, 2),
+}
+
+
+def signals(place: Place) -> Counts:
+    """SIGINT and SIGTERM in each phase of a run, and two SIGINT; then resumed. A run that has not begun has nothing to resume."""
+    counts, more = Counts(), {"held_out": 4, "eval_every": 2}
+    wanted = straight("ppo", place, **more)
+    kinds = [(phase, number) for phase in PHASES for number in (signal.SIGINT, signal.SIGTERM)] + [("twice", signal.SIGINT)]
+    for number, (phase, kind) in enumerate(place.of(kinds, 4)):
+        name = f"stopped-{number}"
+
+        def stop(phase: str = phase, kind: int = kind, name: str = name) -> None:
+            for one in ("first update", "last update") if phase == "twice" else (phase,):
+                PHASES[one](kind)
+            faults.run("ppo", place.task, name, **more)
+
+        code, folder = faults.in_child(stop), place.folder / "runs" / name
+        if not folder.exists():  # models were being loaded: Python's own end of a process
+            counts.add(True, code in (1, -signal.SIGTERM), not folder.exists())
+            continue
+        found = status.read(folder)
+        ended = faults.resumed(folder) == 0
+        counts.add(True, code == 130 and found is not None and found.state == "interrupted", ended, ended and differs(folder, wanted))
+    return counts
+
+
+def corrupted(place: Place) -> Counts:
+    """Files of the newest checkpoint cut, flipped, zeroed, swapped, forged, missing; the one before must be used, or none."""
+    counts, run = Counts(), campaign.write_run(place.folder / "run")
+    for corruption in place.of(campaign.corruptions(run), 40):
+        outcome = campaign.outcome(run, corruption, place.folder / "scratch")
+        right = outcome in ("previous", "newest", "refused")
+        counts.add(True, right, right, outcome.startswith("wrong: loaded") or outcome == "wrong: silent")
+    return counts
+
+
+class Disk:
+    """A small disk in memory."""
+
+    def __init__(self, path: Path, size: str) -> None:
+        self.path, self.size = path, size
+        path.mkdir(parents=True, exist_ok=True)
+
+    def mount(self, options: str) -> bool:
+        return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", self.path], capture_output=True, check=False).returncode == 0
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", self.path], capture_output=True, check=False)
+
+    def fill(self) -> None:
+        """Until no byte is left."""
+        with open(self.path / "filler", "ab", buffering=0) as file:
+            try:
+                while file.write(bytes(65536)):
+                    pass
+                while file.write(b"\0"):
+                    pass
+            except OSError:
+                pass
+
+    def empty(self) -> None:
+        (self.path / "filler").unlink()
+
+
+def disk_full(place: Place) -> Counts:
+    """Somebody fills the disk of the run in an iteration and empties it two iterations later: saves between fail."""
+    counts, wanted = Counts(), straight("grpo", place, iterations=6)
+    for iteration in place.of(range(1, 4), 1):
+        disk = Disk(place.folder / "disk", "256m")
+        disk.mount(f"size={disk.size}")
+
+        def filled(iteration: int = iteration, disk: Disk = disk) -> None:
+            faults.at("actor.update", iteration, disk.fill)
+            faults.at("actor.update", iteration + 2, disk.empty)
+            faults.run("grpo", place.task, "full", iterations=6, out=str(disk.path))
+
+        said = quietly(filled, place.folder / "said")
+        folder = disk.path / "full"
+        counts.add(True, "not saved: " in said.err, said.code == 0, said.code == 0 and unlike(folder, wanted))
+        disk.unmount()
+    return counts
+
+
+def read_only(place: Place) -> Counts:
+    """The folder of checkpoints is read-only for two iterations."""
+    counts, wanted = Counts(), straight("grpo", place, iterations=6)
+    for iteration in place.of(range(1, 4), 1):
+        folder = place.folder / "runs" / f"fixed-{iteration}"
+
+        def fixed(iteration: int = iteration, folder: Path = folder) -> None:
+            faults.at("actor.update", iteration, lambda: Disk(folder / "checkpoints", "1m").mount("ro,size=1m"))
+            faults.at("actor.update", iteration + 2, lambda: Disk(folder / "checkpoints", "1m").unmount())
+            faults.run("grpo", place.task, folder.name, iterations=6)
+
+        said = quietly(fixed, place.folder / "said")
+        counts.add(True, "not saved: " in said.err, said.code == 0, said.code == 0 and unlike(folder, wanted))
+    return counts
+
+
+def unlike(folder: Path, wanted: faults.Content) -> bool:
+    """Lines of metrics that a full disk did not take may be missing; nothing may be other than it should."""
+    found = faults.content(folder)
+    same = all(line in wanted.metrics for line in found.metrics)
+    return not same or found.state != wanted.state or any(faults.unequal(found.tensors, wanted.tensors))
+
+
+def quietly(action: Callable[[], object], out: Path) -> faults.Said:
+    """Do something in a child; what it printed."""
+
+    def redirected() -> None:
+        for number, suffix in ((1, ".stdout"), (2, ".stderr")):
+            os.dup2(os.open(f"{out}{suffix}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
+        action()
+
+    return faults.said(faults.forked(redirected), out)
+
+
+def rewards(place: Place) -> Counts:
+    """A row of four has a reward that hangs, dies, raises or lies. Faults are rows."""
+    counts = Counts()
+    for mode in place.of(bad_days.MODES, 4):
+        action, cause = bad_days.MODES[mode]
+        folder = place.folder / mode.replace(" ", "-")
+        folder.mkdir()
+        ended = faults.in_child(lambda action=action, folder=folder: bad_days.null_run(folder, action)) == 0  # type: ignore[misc]
+        for line in bad_days.lines(folder / "runs" / "grpo-1"):
+            missing, named = int(line["reward/missing"]), int(line.get(f"reward/missing_bad/{cause}", 0))
+            rows, left_out = int(line["actor.update/rows"]), int(line["actor.update/left_out"])
+            for row in range(4):
+                counts.add(True, row < named, ended and row < left_out, missing != 4 or rows + left_out != 16)
+    return counts
+
+
+def hung_stages(place: Place) -> Counts:
+    """A stage that never returns: the run ends at its deadline and names it."""
+    counts = Counts()
+    for number in place.of(range(5), 1):
+        folder = place.folder / str(number)
+        folder.mkdir()
+        (folder / "stuck.py").write_text(bad_days.NEVER.replace("{action}", "pass"))
+        said = faults.command(["run", folder / "stuck.py", "--backend", "null", "--prompts", 4, "--out", folder], folder / "said")
+        counts.add(True, "stage 'never'" in said.err and "deadline" in said.err, said.code == 1)
+    return counts
+
+
+def not_finite(place: Place) -> Counts:
+    """NaN and infinities in a row of four, against the run that never had these rows; in a loss and a gradient: no step is taken."""
+    counts, without = Counts(), straight(faults.BAD, place, **{"hp.drop": True})
+    kinds = [(where, value) for where in ("scores", "values", "loss", "gradient") for value in ("nan", "inf", "-inf")]
+    for number, (where, value) in enumerate(place.of(kinds, 4)):
+        more = {"max_bad": 0, "hp.place": where, "hp.value": value}
+        name = f"bad-{number}"
+        ended = faults.in_child(lambda name=name, more=more: faults.run(faults.BAD, place.task, name, **more)) == 0  # type: ignore[misc]
+        folder = place.folder / "runs" / name
+        found, rows = faults.content(folder), where in ("scores", "values")
+        if rows:
+            seen = all(line["actor.update/left_out"] == 2 for line in found.metrics)
+            wrong = any(faults.unequal(found.tensors, without.tensors))
+        else:
+            seen = all(line["actor.update/skipped_steps"] == 1 and line["actor.update/steps"] == 0 for line in found.metrics)
+            wrong = any(not tensor.isfinite().all() for group in found.tensors.values() for tensor in group.values())
+        counts.add(True, seen, ended, wrong)
+    return counts
+
+
+def launches(place: Place) -> Counts:
+    """Two launches at once into one directory: one works, the other exits with 3 and names it. Every tenth time, a killed one's lock
+    is taken over before."""
+    must(faults.in_child(lambda: bad_days.null_run(place.folder, "return 1.0", iterations=1)), 0)
+    counts, folder = Counts(), place.folder / "runs" / "grpo-1"
+    for number in range(10 if place.quick else 100):
+        iterations = 2 + number
+        if number % 10 == 0:
+            must(faults.killed_holder(folder, iterations, place.folder).code, -signal.SIGKILL)
+        found = faults.race(folder, iterations, place.folder)
+        named = f"process {found.pids[1]} on " in found.first.err
+        counts.add(True, found.first.code == 3 and named, found.second.code == 0, found.first.code == found.second.code)
+    done = [line["iteration"] for line in bad_days.lines(folder)]
+    counts.wrong += done != list(range(counts.injected + 1))
+    return counts
+
+
+def paths(place: Place) -> Counts:
+    """Names of runs that would lie elsewhere."""
+    counts = Counts()
+    for name in directories.OUTSIDE:
+        inside = place.folder / "in" / "runs"
+        try:
+            directory.create(inside, name, "ppo")
+            refused = False
+        except PlanError:
+            refused = True
+        counts.add(True, refused, refused, any(path.is_dir() and path != inside for path in (place.folder / "in").rglob("*")))
+    return counts
+
+
+CLASSES: dict[str, Callable[[Place], Counts]] = {
+    "kill -9 at each node: ppo": killed("ppo"),
+    "kill -9 at each node: grpo": killed("grpo"),
+    "kill -9 at each node: repeat and state": killed(faults.ADAPTIVE),
+    "SIGINT, SIGTERM in each phase": signals,
+    "checkpoint damaged": corrupted,
+    "disk full": disk_full,
+    "checkpoints read-only": read_only,
+    "reward hangs, dies or lies": rewards,
+    "stage never returns": hung_stages,
+    "NaN and infinities": not_finite,
+    "two launches at once": launches,
+    "run name leads elsewhere": paths,
+}
+NEED_MOUNT = (disk_full, read_only)
+
+
+# -- the table -----------------------------------------------------------------------------------------------------------------
+
+
+def rows(quick: bool, chosen: str) -> Iterator[tuple[str, ...]]:
+    """One row for each class, as soon as it is measured."""
+    mounts = can_mount()
+    for name, measure in CLASSES.items():
+        if chosen not in name:
+            continue
+        if measure in NEED_MOUNT and not mounts:
+            yield (name, "not run: no disk can be mounted here", "", "", "", "")
+            continue
+        with tempfile.TemporaryDirectory(prefix="rlflow-chaos-") as folder:
+            counts = measure(Place(Path(folder), quick))
+            orphans = faults.left_over(os.environ[MARK], MARK)
+        yield (name, *(str(n) for n in (counts.injected, counts.detected, counts.survived, counts.wrong, len(orphans))))
+
+
+def can_mount() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        disk = Disk(Path(folder), "1m")
+        mounted = disk.mount("size=1m")
+        if mounted:
+            disk.unmount()
+        return mounted
+
+
+def again_with_mark() -> None:
+    """Start this program again with a mark in its environment, by which all that it starts is found."""
+    os.environ[MARK] = uuid.uuid4().hex
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="", help="classes whose name has this in it")
+    options = parser.parse_args()
+    if MARK not in os.environ:
+        again_with_mark()
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    print(f"| {' | '.join(HEADS)} |\n| --- {'| ---: ' * (len(HEADS) - 1)}|", flush=True)
+    found = []
+    for row in rows(options.quick, options.only):
+        found.append(row)
+        print(f"| {' | '.join(row)} |", flush=True)
+    numbers = [[int(cell) for cell in row[1:]] for row in found if row[1].isdigit()]
+    print(f"| all | {' | '.join(str(sum(column)) for column in zip(*numbers, strict=True))} |")
+    print(f"\n{time.monotonic() - began:.0f} s; torch {torch.__version__}, {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Two launches into one run directory: one of them works, the other says who does. A killed process holds nothing."""
+
+import json
+import os
+
+import pytest
+from run_faults import killed_holder, race
+
+import rlflow
+
+ROUNDS = 10
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run of one iteration."""
+    return rlflow.run("grpo", backend="null", prompts=4, iterations=1, threads=1, out=str(tmp_path), name="held", **{"hp.samples": 2}).folder
+
+
+def test_of_two_launches_at_once_one_works_and_the_other_exits_with_3_and_names_it(folder, tmp_path):
+    for iterations in range(2, 2 + ROUNDS):
+        found = race(folder, iterations, tmp_path)
+        assert (found.first.code, found.second.code) == (3, 0), found
+        assert f"another process runs in '{folder}'" in found.first.err
+        assert f"process {found.pids[1]} on {os.uname().nodename}" in found.first.err
+        assert found.second.err == ""
+    done = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert done == list(range(1 + ROUNDS))  # each iteration once
+
+
+def test_the_lock_of_a_killed_run_is_taken_over_at_once(folder, tmp_path):
+    for iterations in range(2, 5):
+        assert killed_holder(folder, iterations, tmp_path).code == -9
+        assert json.loads((folder / "status.json").read_text())["state"] == "running"  # it had no time to say more
+        found = race(folder, iterations, tmp_path)
+        assert (found.first.code, found.second.code) == (3, 0), found
+        assert json.loads((folder / "status.json").read_text())["state"] == "done"
