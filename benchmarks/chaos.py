@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +41,13 @@ import test_directory as directories  # noqa: E402
 
 from rlflow.checkpoints.writer import Writer  # noqa: E402
 from rlflow.errors import PlanError  # noqa: E402
-from rlflow.runs import directory, prepare  # noqa: E402
+from rlflow.runs import directory, prepare, resume  # noqa: E402
 from rlflow.runs.evaluate import Evaluation  # noqa: E402
 from rlflow.watch import status  # noqa: E402
+from rlflow.watch.reporter import Quiet  # noqa: E402
 
 MARK = "RLFLOW_CHAOS"  # in the environment of this process and of all that it starts
+AT_ONCE = min(os.cpu_count() or 1, 4)
 HEADS = ("class", "injected", "detected", "survived", "wrong results", "orphans")
 
 
@@ -87,6 +91,21 @@ def straight(name: str, place: Place, **changes: Any) -> faults.Content:
     return faults.content(place.folder / "runs" / "straight")
 
 
+def all_of(actions: Iterable[Callable[[], object]]) -> list[int]:
+    """The exit statuses of these in children, as many at a time as there are cores, at most 4."""
+    waiting, codes = list(actions), []
+    while waiting:
+        pids = [faults.forked(action) for action in waiting[:AT_ONCE]]
+        codes += [faults.status(pid) for pid in pids]
+        waiting = waiting[AT_ONCE:]
+    return codes
+
+
+def resumed(folders: Iterable[Path]) -> list[bool]:
+    """Whether each run could be resumed to its end."""
+    return [code == 0 for code in all_of(partial(resume.resume, folder, {}, Quiet()) for folder in folders)]
+
+
 def must(code: int, expected: int) -> None:
     if code != expected:
         raise RuntimeError(f"found exit code {code} of a run without faults, expected {expected}")
@@ -98,17 +117,17 @@ def must(code: int, expected: int) -> None:
 def killed(name: str) -> Callable[[Place], Counts]:
     """SIGKILL as each node of the third iteration begins; then resumed."""
 
-    def measured(place: Place) -> Counts:
-        counts, wanted = Counts(), straight(name, place)
-        for number, node in enumerate(place.of(faults.nodes(name))):
-            def cut(node: str = node, number: int = number) -> None:
-                faults.signal_at(node, 2, signal.SIGKILL)
-                faults.run(name, place.task, f"cut-{number}")
+    def cut(place: Place, node: str) -> None:
+        faults.signal_at(node, 2, signal.SIGKILL)
+        faults.run(name, place.task, node, prompts=4)
 
-            code, folder = faults.in_child(cut), place.folder / "runs" / f"cut-{number}"
-            found = status.read(folder)
-            ended = faults.resumed(folder) == 0
-            counts.add(code == -signal.SIGKILL, found is not None and found.state == "died", ended, ended and differs(folder, wanted))
+    def measured(place: Place) -> Counts:
+        counts, wanted, nodes = Counts(), straight(name, place, prompts=4), place.of(faults.nodes(name))
+        codes = all_of(partial(cut, place, node) for node in nodes)
+        folders = [place.folder / "runs" / node for node in nodes]
+        found = [status.read(folder) for folder in folders]
+        for folder, code, state, ended in zip(folders, codes, found, resumed(folders), strict=True):
+            counts.add(code == -signal.SIGKILL, state is not None and state.state == "died", ended, ended and differs(folder, wanted))
         return counts
 
     return measured
@@ -133,26 +152,30 @@ PHASES: dict[str, Callable[[int], None]] = {
 }
 
 
+EVALUATED = {"held_out": 4, "eval_every": 2, "prompts": 4, "iterations": 3}
+
+
+def stopped(place: Place, phase: str, number: int) -> None:
+    for one in ("first update", "last update") if phase == "twice" else (phase,):
+        PHASES[one](number)
+    faults.run("ppo", place.task, f"{phase}-{number}".replace(" ", "-"), **EVALUATED)
+
+
 def signals(place: Place) -> Counts:
     """SIGINT and SIGTERM in each phase of a run, and two SIGINT; then resumed. A run that has not begun has nothing to resume."""
-    counts, more = Counts(), {"held_out": 4, "eval_every": 2}
-    wanted = straight("ppo", place, **more)
-    kinds = [(phase, number) for phase in PHASES for number in (signal.SIGINT, signal.SIGTERM)] + [("twice", signal.SIGINT)]
-    for number, (phase, kind) in enumerate(place.of(kinds, 4)):
-        name = f"stopped-{number}"
-
-        def stop(phase: str = phase, kind: int = kind, name: str = name) -> None:
-            for one in ("first update", "last update") if phase == "twice" else (phase,):
-                PHASES[one](kind)
-            faults.run("ppo", place.task, name, **more)
-
-        code, folder = faults.in_child(stop), place.folder / "runs" / name
-        if not folder.exists():  # models were being loaded: Python's own end of a process
-            counts.add(True, code in (1, -signal.SIGTERM), not folder.exists())
+    counts, wanted = Counts(), straight("ppo", place, **EVALUATED)
+    kinds = place.of([(phase, int(n)) for phase in PHASES for n in (signal.SIGINT, signal.SIGTERM)] + [("twice", int(signal.SIGINT))], 4)
+    codes = all_of(partial(stopped, place, phase, number) for phase, number in kinds)
+    folders = {kind: place.folder / "runs" / f"{kind[0]}-{kind[1]}".replace(" ", "-") for kind in kinds}
+    begun = {kind: status.read(folder) for kind, folder in folders.items() if folder.exists()}
+    ended = dict(zip(begun, resumed(folders[kind] for kind in begun), strict=True))
+    for kind, code in zip(kinds, codes, strict=True):
+        if kind not in begun:  # models were being loaded: Python's own end of a process
+            counts.add(True, code in (1, -signal.SIGTERM), kind[0] == "start")
             continue
-        found = status.read(folder)
-        ended = faults.resumed(folder) == 0
-        counts.add(True, code == 130 and found is not None and found.state == "interrupted", ended, ended and differs(folder, wanted))
+        state = begun[kind]
+        seen = code == 130 and state is not None and state.state == "interrupted"
+        counts.add(True, seen, ended[kind], ended[kind] and differs(folders[kind], wanted))
     return counts
 
 
@@ -204,11 +227,11 @@ def disk_full(place: Place) -> Counts:
         def filled(iteration: int = iteration, disk: Disk = disk) -> None:
             faults.at("actor.update", iteration, disk.fill)
             faults.at("actor.update", iteration + 2, disk.empty)
-            faults.run("grpo", place.task, "full", iterations=6, out=str(disk.path))
+            faults.run("grpo", place.task, "full", iterations=6, out=str(disk.path), quiet=False)
 
         said = quietly(filled, place.folder / "said")
         folder = disk.path / "full"
-        counts.add(True, "not saved: " in said.err, said.code == 0, said.code == 0 and unlike(folder, wanted))
+        counts.add(True, "not saved: " in said.out, said.code == 0, said.code == 0 and unlike(folder, wanted))
         disk.unmount()
     return counts
 
@@ -222,10 +245,10 @@ def read_only(place: Place) -> Counts:
         def fixed(iteration: int = iteration, folder: Path = folder) -> None:
             faults.at("actor.update", iteration, lambda: Disk(folder / "checkpoints", "1m").mount("ro,size=1m"))
             faults.at("actor.update", iteration + 2, lambda: Disk(folder / "checkpoints", "1m").unmount())
-            faults.run("grpo", place.task, folder.name, iterations=6)
+            faults.run("grpo", place.task, folder.name, iterations=6, quiet=False)
 
         said = quietly(fixed, place.folder / "said")
-        counts.add(True, "not saved: " in said.err, said.code == 0, said.code == 0 and unlike(folder, wanted))
+        counts.add(True, "not saved: " in said.out, said.code == 0, said.code == 0 and unlike(folder, wanted))
     return counts
 
 
@@ -251,11 +274,12 @@ def quietly(action: Callable[[], object], out: Path) -> faults.Said:
 def rewards(place: Place) -> Counts:
     """A row of four has a reward that hangs, dies, raises or lies. Faults are rows."""
     counts = Counts()
-    for mode in place.of(bad_days.MODES, 4):
-        action, cause = bad_days.MODES[mode]
-        folder = place.folder / mode.replace(" ", "-")
+    modes = {mode: place.folder / mode.replace(" ", "-") for mode in place.of(bad_days.MODES, 4)}
+    for folder in modes.values():
         folder.mkdir()
-        ended = faults.in_child(lambda action=action, folder=folder: bad_days.null_run(folder, action)) == 0  # type: ignore[misc]
+    codes = all_of(partial(bad_days.null_run, folder, bad_days.MODES[mode][0]) for mode, folder in modes.items())
+    for (mode, folder), code in zip(modes.items(), codes, strict=True):
+        cause, ended = bad_days.MODES[mode][1], code == 0
         for line in bad_days.lines(folder / "runs" / "grpo-1"):
             missing, named = int(line["reward/missing"]), int(line.get(f"reward/missing_bad/{cause}", 0))
             rows, left_out = int(line["actor.update/rows"]), int(line["actor.update/left_out"])
@@ -280,19 +304,18 @@ def not_finite(place: Place) -> Counts:
     """NaN and infinities in a row of four, against the run that never had these rows; in a loss and a gradient: no step is taken."""
     counts, without = Counts(), straight(faults.BAD, place, **{"hp.drop": True})
     kinds = [(where, value) for where in ("scores", "values", "loss", "gradient") for value in ("nan", "inf", "-inf")]
-    for number, (where, value) in enumerate(place.of(kinds, 4)):
-        more = {"max_bad": 0, "hp.place": where, "hp.value": value}
-        name = f"bad-{number}"
-        ended = faults.in_child(lambda name=name, more=more: faults.run(faults.BAD, place.task, name, **more)) == 0  # type: ignore[misc]
-        folder = place.folder / "runs" / name
-        found, rows = faults.content(folder), where in ("scores", "values")
+    kinds = place.of(kinds, 4)
+    codes = all_of(partial(faults.run, faults.BAD, place.task, where + value, **{"max_bad": 0, "hp.place": where, "hp.value": value})
+                   for where, value in kinds)  # fmt: skip
+    for (where, value), code in zip(kinds, codes, strict=True):
+        found, rows = faults.content(place.folder / "runs" / (where + value)), where in ("scores", "values")
         if rows:
             seen = all(line["actor.update/left_out"] == 2 for line in found.metrics)
             wrong = any(faults.unequal(found.tensors, without.tensors))
         else:
             seen = all(line["actor.update/skipped_steps"] == 1 and line["actor.update/steps"] == 0 for line in found.metrics)
             wrong = any(not tensor.isfinite().all() for group in found.tensors.values() for tensor in group.values())
-        counts.add(True, seen, ended, wrong)
+        counts.add(True, seen, code == 0, wrong)
     return counts
 
 
@@ -356,8 +379,10 @@ def rows(quick: bool, chosen: str) -> Iterator[tuple[str, ...]]:
         if measure in NEED_MOUNT and not mounts:
             yield (name, "not run: no disk can be mounted here", "", "", "", "")
             continue
-        with tempfile.TemporaryDirectory(prefix="rlflow-chaos-") as folder:
+        with tempfile.TemporaryDirectory(prefix="rlflow-chaos-", dir=fast_folder()) as folder:
+            began = time.monotonic()
             counts = measure(Place(Path(folder), quick))
+            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
             orphans = faults.left_over(os.environ[MARK], MARK)
         yield (name, *(str(n) for n in (counts.injected, counts.detected, counts.survived, counts.wrong, len(orphans))))
 
@@ -369,6 +394,12 @@ def can_mount() -> bool:
         if mounted:
             disk.unmount()
         return mounted
+
+
+def fast_folder() -> str | None:
+    """Memory, where there is enough of it: no fault here is one of the power, and disks take most of the time."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 else None
 
 
 def again_with_mark() -> None:

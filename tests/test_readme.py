@@ -55,7 +55,7 @@ def test_the_code_shown_is_the_code_that_ships(block):
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("rlflow run")])
 def test_the_flags_shown_are_flags(command, monkeypatch, tmp_path):
-    words = shlex.split(command)[3:]
+    words = shlex.split(command.removesuffix("&"))[3:]
     flags = parse_flags(words)
     (tmp_path / "style.py").write_text("def polite(completion):\n    return 1.0\n")
     names = [word for name, value in flags.items() if name not in ("model", "data") for word in pairs(name, value)]

@@ -7,6 +7,8 @@ import pytest
 from rlflow.checkpoints import Writer, load_latest, verify
 from rlflow.checkpoints.folder import steps
 
+pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
+
 
 @pytest.mark.slow
 def test_kill_9_at_every_call_leaves_a_good_checkpoint_and_nothing_that_looks_damaged(tmp_path, campaign, injected):

@@ -9,6 +9,8 @@ import torch
 from rlflow.checkpoints import Snapshot, Writer, load_latest
 from rlflow.checkpoints.folder import steps
 
+pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
+
 
 def loads(campaign, run):
     loaded = load_latest(run)

@@ -12,6 +12,8 @@ import pytest
 from rlflow.checkpoints import Lock
 from rlflow.errors import PlanError, RunHeld
 
+pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
+
 HOLD = """
 import os, sys
 from pathlib import Path

@@ -15,6 +15,8 @@ import pytest
 from rlflow import Batch, PlanError, text, token
 from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
 
+pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
+
 
 def judged(pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen") -> Scores:
     (reward,) = bind([parse_reward(f"{file}:{function}")], pool, timeout=timeout)

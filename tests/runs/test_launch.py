@@ -14,7 +14,8 @@ ROUNDS = 10
 @pytest.fixture
 def folder(tmp_path):
     """A run of one iteration."""
-    return rlflow.run("grpo", backend="null", prompts=4, iterations=1, threads=1, out=str(tmp_path), name="held", **{"hp.samples": 2}).folder
+    keywords = {"backend": "null", "prompts": 4, "threads": 1, "out": str(tmp_path), "name": "held", "hp.samples": 2}
+    return rlflow.run("grpo", iterations=1, **keywords).folder
 
 
 def test_of_two_launches_at_once_one_works_and_the_other_exits_with_3_and_names_it(folder, tmp_path):

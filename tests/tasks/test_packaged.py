@@ -10,6 +10,8 @@ from rlflow.data.source import open_data
 from rlflow.runs.packaged import packaged
 from rlflow.tasks import arithmetic
 
+pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
+
 FOLDER = Path(next(iter(rlflow.tasks.__path__)))
 
 

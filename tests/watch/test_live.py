@@ -16,6 +16,8 @@ from rlflow.watch.live import Live, lively
 from rlflow.watch.plain import Plain
 from rlflow.watch.reporter import Several, make_reporter
 
+pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
+
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 

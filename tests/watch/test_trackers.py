@@ -18,6 +18,8 @@ from rlflow.watch.tensorboard_files import markdown
 from rlflow.watch.trackers import Background
 from rlflow.watch.wandb_runs import has_key
 
+pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
+
 SAMPLES = [{"prompt": "2 + | 2", "completion": "<b>`4`</b>\nnext", "scores": 1.0}, {"prompt": "1 + 1", "completion": "2", "scores": None}]
 NAMES = {"critic/score/mean": 0.625, "actor/pg_clipfrac": 0.125, "response_length/mean": 17.5, "own/number": 7.0,
          "timing_s/actor.update": 0.5}  # fmt: skip
