@@ -402,6 +402,12 @@ def fast_folder() -> str | None:
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 else None
 
 
+def warm_up() -> None:
+    """A run in this process, so that no child imports what models need."""
+    with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
+        faults.run("ppo", Place(Path(folder), True).task, "warm", iterations=1, prompts=2)
+
+
 def again_with_mark() -> None:
     """Start this program again with a mark in its environment, by which all that it starts is found."""
     os.environ[MARK] = uuid.uuid4().hex
@@ -416,7 +422,9 @@ def main() -> None:
     if MARK not in os.environ:
         again_with_mark()
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
     began = time.monotonic()
+    warm_up()
     print(f"| {' | '.join(HEADS)} |\n| --- {'| ---: ' * (len(HEADS) - 1)}|", flush=True)
     found = []
     for row in rows(options.quick, options.only):

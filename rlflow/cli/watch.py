@@ -44,13 +44,13 @@ def watch_run(text: str, once: bool) -> int:
         console.print(draw(frame(folder), console.width))
         return 0
     view = Live(sys.stdout) if lively(sys.stdout) else Plain(sys.stdout)
+    state = "running"  # what is left behind on ctrl-C: the run goes on
     try:
         found = follow(folder, view)
-        if isinstance(view, Live):
-            view.frame.state = found.state
+        state = found.state
     finally:
         if isinstance(view, Live):
-            view.stop()
+            view.stop(state)
     view.note(ending(found))
     return 0 if found.state == "done" else 1
 

@@ -47,7 +47,7 @@ def frame(folder: Path) -> Frame:
     history, found = History(), summarised(folder)
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
-    recent = [values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values]
+    recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
     evaluated, evaluation = history.evaluations[-1] if history.evaluations else (0, dict(found.evaluation))
     return Frame(found.flow, str(folder), found.state, found.iteration, found.iterations, found.metrics, evaluation, evaluated,
                  stage_seconds(folder), recent, max(time.time() - found.updated, 0.0))

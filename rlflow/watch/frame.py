@@ -19,7 +19,7 @@ RECENT = 20  # iterations whose mean time tells how long the rest will take
 KL = {"objective/kl": "KL", "actor/ppo_kl": "KL (old)", "rollout_corr/kl": "KL (sampler)"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Frame:
     """What is shown. ``metrics`` under rlflow's names; ``done`` counts finished iterations; ``running`` is the seconds since."""
 
@@ -32,7 +32,7 @@ class Frame:
     evaluation: Mapping[str, float] = field(default_factory=dict)
     evaluated: int = 0
     stages: Mapping[str, float] = field(default_factory=dict)
-    recent: list[float] = field(default_factory=list)  # seconds of the last iterations
+    recent: tuple[float, ...] = ()  # seconds of the last iterations
     running: float = 0.0
 
 

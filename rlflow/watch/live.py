@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TextIO
 
 import rich.live
@@ -33,7 +34,6 @@ class Live:
         self._stream, self._console = stream, Console(file=stream, highlight=False)
         self._clock, self._since = clock, clock()
         self._held_out = 0
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._failed: Exception | None = None
         self._thread: threading.Thread | None = None
@@ -54,27 +54,24 @@ class Live:
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         self._check()
-        with self._lock:
-            frame = self.frame
-            frame.done, frame.metrics, frame.stages = number + 1, metrics, stages or frame.stages
-            frame.recent = [*frame.recent[1 - RECENT :], metrics.get("seconds", 0.0)]
-            self._since = self._clock()
+        recent = (*self.frame.recent[1 - RECENT :], metrics.get("seconds", 0.0))
+        self.frame = replace(self.frame, done=number + 1, metrics=metrics, stages=stages or self.frame.stages, recent=recent)
+        self._since = self._clock()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         self._check()
-        with self._lock:
-            self.frame.evaluation, self.frame.evaluated = metrics, number
+        self.frame = replace(self.frame, evaluation=metrics, evaluated=number)
         self.note(accuracy(number, metrics, self._held_out))
 
     def note(self, text: str) -> None:
         self._console.print(Text(printable(text)), soft_wrap=True)
 
     def close(self, state: State, error: str = "") -> None:
-        self.frame.state = state
-        self.stop()
+        self.stop(state)
 
-    def stop(self) -> None:
-        """Leave the last frame where it is and the terminal in order."""
+    def stop(self, state: str = "running") -> None:
+        """Leave the last frame where it is, with the state, and the terminal in order."""
+        self.frame = replace(self.frame, state=state)
         live, self._live = self._live, None
         if live is None:
             return
@@ -108,9 +105,8 @@ class Live:
         live.refresh()
 
     def _drawn(self) -> RenderableType:
-        with self._lock:
-            self.frame.running = self._clock() - self._since
-            try:
-                return draw(self.frame, self._console.width)
-            except Exception as error:
-                return Text(printable(f"this cannot be drawn: {type(error).__name__}: {error}"))
+        """Called by the thread as well: a frame is never changed, only put in another's place."""
+        try:
+            return draw(replace(self.frame, running=self._clock() - self._since), self._console.width)
+        except Exception as error:
+            return Text(printable(f"this cannot be drawn: {type(error).__name__}: {error}"))

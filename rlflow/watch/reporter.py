@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,12 +64,19 @@ class Quiet:
 
 
 class Several:
-    """Tells each of its parts, the view first. A part that raises is left out from then on; a view gives way to ``spare``, once."""
+    """Tells each of its parts, the view first. A part that raises is left out from then on; a view gives way to ``spare``, once.
+
+    Threads take turns. What a signal's handler tells while its own thread is telling waits until that is done: streams and locks can
+    not be entered twice.
+    """
 
     def __init__(self, view: Reporter, others: Iterable[Reporter] = (), spare: Callable[[RunInfo | None], Reporter] | None = None) -> None:
         self._parts: list[Reporter] = [view, *others]
         self._spare = spare
         self._run: RunInfo | None = None
+        self._waiting: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._turn = threading.RLock()
+        self._teller: int | None = None
 
     def start(self, run: RunInfo) -> None:
         self._run = run
@@ -86,6 +95,19 @@ class Several:
         self._each("close", state, error)
 
     def _each(self, verb: str, *values: Any) -> None:
+        self._waiting.append((verb, values))
+        if self._teller == threading.get_ident():
+            return
+        with self._turn:
+            self._teller = threading.get_ident()
+            try:
+                while self._waiting:
+                    verb, values = self._waiting.popleft()
+                    self._tell(verb, values)
+            finally:
+                self._teller = None
+
+    def _tell(self, verb: str, values: tuple[Any, ...]) -> None:
         for part in list(self._parts):
             try:
                 getattr(part, verb)(*values)

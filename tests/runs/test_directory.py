@@ -52,6 +52,18 @@ def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
     assert events[0]["tid"] != events[1]["tid"]
 
 
+def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
+    (tmp_path / "timeline.json").symlink_to("/dev/full")
+    said = []
+    records = Records(tmp_path, 0, said.append)
+    for iteration in range(3):
+        records.metrics(iteration, {"a": 1.0})
+        records.timeline(iteration, Outcome(spans=[Span("a", "model", 10.0, 10.5)]))
+    records.close()
+    assert said == ["timeline.json cannot be written, the run goes on: No space left on device"]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
 def test_sample_rows_pair_each_response_with_its_own_prompt():
     prompts = Batch.of(prompt=["p0", "p1"], answer=["a0", "a1"])
     rows = Axis.repeat(prompts.axis, 2)

@@ -4,6 +4,8 @@ import fcntl
 import os
 import pty
 import struct
+import subprocess
+import sys
 import termios
 import threading
 
@@ -81,6 +83,22 @@ class Terminal:
             self.stream.close()
         self._reader.join(20)
         return self.seen.decode()
+
+
+@pytest.fixture
+def on_terminal(terminal, tmp_path):
+    """Start `rlflow …` on the terminal, in a session of its own. What is left of it is killed in the end."""
+    started = []
+
+    def start(*words):
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.stream)
+        started.append(subprocess.Popen([sys.executable, "-m", "rlflow.cli.main", *words], cwd=tmp_path, start_new_session=True, **ends))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

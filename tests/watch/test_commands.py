@@ -164,14 +164,13 @@ def test_watch_tells_lines_as_they_come_and_ends_with_the_run(runs, capsys):
     assert re.findall(r"^ +(\d)/3|after (2) iterations: sampled 50", out, re.MULTILINE) == [("1", ""), ("2", ""), ("", "2"), ("3", "")]
 
 
-def test_watch_on_a_terminal_ends_cleanly_on_ctrl_c(terminal, runs):
+def test_watch_on_a_terminal_ends_cleanly_on_ctrl_c(terminal, on_terminal, runs):
     status.write(runs / "ppo-1", replace(status.begun("ppo", 9), iteration=3))
-    with subprocess.Popen([sys.executable, "-m", "rlflow.cli.main", "watch", "ppo-1"], cwd=runs.parent, stdin=terminal.stream,
-                          stdout=terminal.stream, stderr=terminal.stream, start_new_session=True) as process:  # fmt: skip
-        terminal.wait_for("actor.generate")
-        terminal.wait_for("3/9")
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(20) == 130
+    process = on_terminal("watch", "ppo-1")
+    terminal.wait_for("actor.generate")
+    terminal.wait_for("3/9")
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(20) == 130
     seen = terminal.end()
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1
     assert "Traceback" not in seen

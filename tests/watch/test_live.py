@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -108,6 +106,45 @@ def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal
     assert "12/12  reward/mean 0.625" in out.getvalue()
 
 
+def test_what_a_signal_tells_while_its_thread_tells_comes_right_after(info, metrics, stages):
+    """A stream cannot be entered twice: neither a print nor a lock."""
+    told = []
+
+    class Entered(Plain):
+        def note(self, text):
+            if text == "outer":
+                signal.raise_signal(signal.SIGUSR1)
+            told.append(text)
+
+    reporter = Several(Entered(io.StringIO()))
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: reporter.note("of the signal"))
+    try:
+        reporter.note("outer")
+        reporter.note("next")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert told == ["outer", "of the signal", "next"]
+
+
+def test_threads_take_turns():
+    """No call is lost, none is within another, and each thread's own come in order."""
+    told, within = [], threading.Lock()
+
+    class Alone(Plain):
+        def note(self, text):
+            assert within.acquire(blocking=False)
+            told.append(text)
+            within.release()
+
+    reporter = Several(Alone(io.StringIO()))
+    threads = [threading.Thread(target=lambda name=name: [reporter.note(f"{name}{i}") for i in range(200)]) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [[text for text in told if text[0] == name] for name in "ab"] == [[f"{name}{i}" for i in range(200)] for name in "ab"]
+
+
 def test_a_terminal_that_goes_away_ends_the_view_and_not_the_run(terminal, info, metrics, stages):
     reporter = make_reporter(stream=terminal.stream)
     reporter.start(info)
@@ -161,15 +198,13 @@ def test_json_keeps_standard_output_for_itself(info, metrics, stages, capfd):
     assert (out, err) == ("", f"run: {info.folder}\n")
 
 
-def test_ctrl_c_leaves_the_terminal_in_order(terminal, tmp_path):
+def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
     """A real run on the terminal, stopped as soon as it shows its first iteration."""
-    words = ["run", "ppo", "--backend", "null", "--iterations", "100000", "--prompts", "4", "--hp.max_tokens", "4"]
-    words += ["--generate_seconds", "0.05"]
-    with subprocess.Popen([sys.executable, "-m", "rlflow.cli.main", *words], cwd=tmp_path, stdin=terminal.stream, stdout=terminal.stream,
-                          stderr=terminal.stream, start_new_session=True) as process:  # fmt: skip
-        terminal.wait_for("actor.generate")
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(30) == 130
+    process = on_terminal("run", "ppo", "--backend", "null", "--iterations", "100000", "--prompts", "4", "--hp.max_tokens", "4",
+                          "--generate_seconds", "0.05")  # fmt: skip
+    terminal.wait_for("actor.generate")
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(30) == 130
     seen = terminal.end()
     assert seen.count(HIDE) == seen.count(SHOW) == 1
     assert "Traceback" not in seen

@@ -1,0 +1,103 @@
+"""docs/runs.md is true: its commands print what it shows, and its tables list what there is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlflow.author.load import load
+from rlflow.cli.main import main
+from rlflow.runs import health
+from rlflow.runs.options import Options
+from rlflow.runs.resume import MAY_CHANGE
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "runs.md").read_text()
+JUDGE = "def fussy(completion):\n    return 1.0 / (len(completion) % 2)\n"
+
+
+def commands() -> Iterator[tuple[str, int, str]]:
+    """(command, exit code, what the page shows), in the order of the page: they build on one another."""
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
+        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            line, _, shown = part.partition("\n")
+            command, _, code = line.partition("  # exits ")
+            yield command, int(code or 0), shown
+
+
+def run_command(command: str) -> tuple[int, str]:
+    """Exit code and output of a line, in this process."""
+    words = shlex.split(command)
+    if words[0] == "sed":
+        expression, file = words[2:]
+        _, old, new, _ = expression.split("/")
+        Path(file).write_text(Path(file).read_text().replace(old, new))
+        load.cache_clear()  # a file is loaded once per process
+        return 0, ""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        patch.setattr(sys, "argv", words)
+        patch.setattr(os, "_exit", sys.exit)  # the command line leaves so after a failure
+        with pytest.raises(SystemExit) as stop:
+            main()
+    return int(stop.value.code or 0), out.getvalue()
+
+
+def normal(text: str) -> str:
+    """Without times and without spaces at the ends of lines."""
+    timeless = re.sub(r"\b\d+\.\d+ s ago|_ ago", "_ ago", re.sub(r"in \d+\.\d+ s\b", "in _ s", text))
+    return "".join(line.rstrip() + "\n" for line in timeless.splitlines())
+
+
+def pattern(shown: str) -> str:
+    """A line with only `…` is any lines; `…` within a line is anything in it."""
+    lines = [r"(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + r"\n" for line in normal(shown).splitlines()]
+    return "".join(lines)
+
+
+def test_the_commands_print_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    shutil.copy(ROOT / "algorithms" / "grpo.py", "mine.py")
+    Path("judge.py").write_text(JUDGE)
+    for command, code, shown in commands():
+        found, printed = run_command(command)
+        assert found == code, f"$ {command}\n{printed}"
+        assert re.fullmatch(pattern(shown), normal(printed)), f"$ {command}\n{printed}"
+
+
+def first_column(after: str) -> list[str]:
+    """The names in the first column of the first table after a text."""
+    table = PAGE[PAGE.index(after):].partition("| ---")[2].partition("\n\n")[0]
+    return [name for row in table.splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+
+
+def test_the_table_of_metrics_is_that_of_the_source() -> None:
+    named = re.findall(r"\b(?:policy|critic|reward|response)/\w+", health.__doc__ or "")
+    assert first_column("These are in every iteration's metrics") == named
+
+
+def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("run grpo --backend null --prompts 4 --hp.samples 2 --iterations 1 --name one", "resume runs/one --iterations 2"):
+        assert run_command(f"rlflow {command}")[0] == 0
+    left = {path.name for path in (tmp_path / "runs" / "one").iterdir()}
+    listed = {name.partition("/")[0] for name in first_column("## What a run directory holds")}
+    assert left - {"timeline-1.json"} == listed
+
+
+def test_the_settings_that_may_change_and_the_defaults_are_those_of_the_source() -> None:
+    text = PAGE[PAGE.index("These may change:"):].partition("and the deadlines")[0]
+    assert tuple(name.replace("-", "_") for name in re.findall(r"--([\w-]+)", text)) == MAY_CHANGE
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    assert (defaults["reward_timeout"], defaults["max_missing"], defaults["max_bad"]) == (60.0, 0.5, 3)
