@@ -191,5 +191,10 @@ def final_models(prepared: Prepared, folder: Path) -> None:
     """A plain Hugging Face folder for each trained role: ``final/ROLE``."""
     for use in prepared.plan.graph.roles:
         trainer = prepared.engine.models[use.name].trainer if use.trained else None
-        if trainer is not None:
+        if trainer is None:
+            continue
+        try:
             trainer.save(folder / "final" / use.name)
+        except OSError as error:
+            raise PlanError.of("final-model", f"the trained model of '{use.name}' cannot be written", found=str(error.strerror or error),
+                               expected=f"room in {folder / 'final'}", remedy=f"make room, then: rlflow export {folder} FOLDER") from error

@@ -14,7 +14,7 @@ from rlflow.runs.directory import Records
 from rlflow.runs.flags import Given
 from rlflow.runs.loop import Loop, Prepared, Result, Start
 from rlflow.runs.signals import StopSignals
-from rlflow.watch.reporter import Reporter, RunInfo
+from rlflow.watch.reporter import Reporter, RunInfo, alarm
 
 
 class Interrupted(KeyboardInterrupt):
@@ -35,7 +35,7 @@ def started(prepared: Prepared, flow: Flow, given: Given, reporter: Reporter) ->
 def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
     """Run from ``start`` in a folder whose lock is held. Raises Interrupted, StageError, PlanError."""
     records = Records(folder, start.iteration, reporter.note)
-    writer = Writer(folder, prepared.options.keep, on_failure=reporter.note)
+    writer = Writer(folder, prepared.options.keep, on_failure=partial(alarm, reporter))
     loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared))
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, prepared.options.iterations, prepared.settings,

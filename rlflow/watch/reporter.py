@@ -141,6 +141,14 @@ def make_reporter(quiet: bool = False, as_json: bool = False, track: Sequence[st
     return Several(view, others, None if quiet else lambda run: Plain(stream, run))
 
 
+def alarm(reporter: Reporter, text: str) -> None:
+    """Say what must be heard even with --quiet: something of the run is lost, or will be."""
+    reporter.note(text)
+    view = reporter._parts[0] if isinstance(reporter, Several) and reporter._parts else reporter
+    if isinstance(view, Quiet):
+        complain(text)
+
+
 def complain(text: str) -> None:
     """What is said even by --quiet: that something is left out."""
     print(printable(text), file=sys.stderr, flush=True)
