@@ -100,8 +100,9 @@ class Live:
                 return
 
     def _redraw(self, live: rich.live.Live) -> None:
-        # rich asks the standard streams for their size, of which this one need not be any
-        self._console.size = ConsoleDimensions(*os.get_terminal_size(self._stream.fileno()))
+        # rich asks the standard streams for their size, of which this one need not be any; some terminals say 0 for unknown
+        columns, rows = os.get_terminal_size(self._stream.fileno())
+        self._console.size = ConsoleDimensions(columns or 80, rows or 25)
         live.refresh()
 
     def _drawn(self) -> RenderableType:

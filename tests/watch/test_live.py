@@ -66,6 +66,15 @@ def test_a_terminal_may_change_its_size(terminal, info, metrics, stages):
     assert any("actor.generate" in line for line in frame)
 
 
+def test_a_terminal_that_does_not_know_its_size_is_taken_for_a_usual_one(terminal, info, metrics, stages):
+    terminal.resize(0, 0)
+    view = Live(terminal.stream)
+    view.start(info)
+    view.iteration(0, metrics, [], stages)
+    view.close("done")
+    assert "actor.generate" in bare(terminal.end())
+
+
 def test_what_a_run_shows_cannot_drive_the_terminal(terminal, info, metrics, stages):
     view = Live(terminal.stream)
     view.start(info)
