@@ -9,6 +9,14 @@ SHORT = {
     "ppo": {"prompts": 128, "iterations": 10, "hp": {"minibatch": 64}},
     "grpo": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
     "sft": {"iterations": 30},
+    "rloo": {"prompts": 24, "iterations": 8, "hp": {"samples": 8, "minibatch": 96}},
+    "remax": {"prompts": 192, "iterations": 6, "hp": {"samples": 1, "minibatch": 96, "beta": 0.005}},
+    "reinforce_pp": {"prompts": 48, "iterations": 8, "hp": {"minibatch": 96}},
+    "dapo": {"prompts": 24, "iterations": 10, "hp": {"groups": 12, "minibatch": 96}},
+    "gspo": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
+    "cispo": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
+    "opo": {"prompts": 16, "iterations": 25, "hp": {}},
+    "gpg": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
 }
 
 

@@ -16,6 +16,14 @@ from rlflow.watch.reporter import Quiet
 FLOWS = {
     "ppo": {"max_tokens": 6, "minibatch": 4, "epochs": 2},
     "grpo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "beta": 0.1},
+    "rloo": {"max_tokens": 6, "minibatch": 16},
+    "remax": {"max_tokens": 6, "minibatch": 4},
+    "reinforce_pp": {"max_tokens": 6, "minibatch": 16, "baseline": True},
+    "dapo": {"max_tokens": 6, "minibatch": 8, "samples": 4, "groups": 3, "tries": 3, "overlong": 3},
+    "gspo": {"max_tokens": 6, "minibatch": 16, "samples": 4},
+    "cispo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "epochs": 2},
+    "opo": {"max_tokens": 6, "samples": 4},
+    "gpg": {"max_tokens": 6, "minibatch": 16, "samples": 4},
 }
 
 
