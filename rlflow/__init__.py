@@ -18,12 +18,17 @@ from rlflow.errors import FlowError, PlanError, StageError
 if TYPE_CHECKING:
     from rlflow.batch import Batch
     from rlflow.maths import (
+        clipped_gain,
         group_mean,
         group_std,
         kl,
         leave_one_out,
+        length_weighted_mean,
         masked_mean,
         place_last,
+        reward_to_go,
+        row_mean,
+        row_sum,
         truncated_weights,
         whiten,
     )
@@ -34,16 +39,18 @@ _LAZY = {
     "roles": "rlflow.runs.api",
     "run": "rlflow.runs.api",
     **dict.fromkeys(
-        ["group_mean", "group_std", "kl", "leave_one_out", "masked_mean", "place_last", "truncated_weights", "whiten"],
+        ["clipped_gain", "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "masked_mean", "place_last",
+         "reward_to_go", "row_mean", "row_sum", "truncated_weights", "whiten"],
         "rlflow.maths",
     ),
 }
 
 __version__ = "0.1.0"
 __all__ = [
-    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "columns", "flow", "group", "group_mean",
-    "group_std", "kl", "leave_one_out", "loss", "masked_mean", "place_last", "prompt", "register_dispatch", "repeat", "roles",
-    "row", "run", "scalar", "stage", "text", "token", "truncated_weights", "whiten",
+    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "clipped_gain", "columns", "flow", "group",
+    "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "place_last", "prompt",
+    "register_dispatch", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "text", "token",
+    "truncated_weights", "whiten",
 ]
 
 

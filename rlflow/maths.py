@@ -81,6 +81,37 @@ def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
     return _as(x, _between(mean, totals))
 
 
+def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
+    """sum(lengths x) / sum(lengths) over each group, one value per row (Hao et al. 2025; OPO). NaN in x is missing and left out."""
+    there = torch.where(x.isnan(), 0, lengths).double()
+    total, weight = _totals(torch.where(x.isnan(), 0.0, x.double()) * there, group), _totals(there, group)
+    return _as(x, _between((total.total / weight.total)[total.slots], _totals(x.double(), group)))
+
+
+def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
+    """sum over u >= t of gamma^(u - t) rewards[u], counted in tokens of the mask [rows, T]; 0 outside. Holes are carried over."""
+    returns, ahead = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        ahead = torch.where(mask[:, t], rewards[:, t] + gamma * ahead, ahead)
+        returns[:, t] = torch.where(mask[:, t], ahead, 0.0)
+    return returns
+
+
+def clipped_gain(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """min(ratio A, clip(ratio, 1 - low, 1 + high) A) (Schulman et al. 2017, eq. 7)."""
+    return torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+def row_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum of x [rows, T] over each row's tokens [rows]."""
+    return torch.where(mask, x, 0.0).sum(1)
+
+
+def row_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of x [rows, T] over each row's tokens [rows]; 0 for a row without any."""
+    return row_sum(x, mask) / mask.sum(1).clamp(min=1)
+
+
 @stage(gives="weights")
 def truncated_weights(logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
     """min(exp(logprobs - sampled_logprobs), cap) per token, 1 outside the mask (truncated importance sampling, Yao et al. 2025)."""

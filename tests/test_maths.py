@@ -8,7 +8,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow import group_mean, group_std, kl, leave_one_out, masked_mean, place_last, truncated_weights, whiten
+from rlflow import (
+    clipped_gain,
+    group_mean,
+    group_std,
+    kl,
+    leave_one_out,
+    length_weighted_mean,
+    masked_mean,
+    place_last,
+    reward_to_go,
+    row_mean,
+    row_sum,
+    truncated_weights,
+    whiten,
+)
 
 NAN = math.nan
 AWKWARD = [0.1, 0.2, 0.3, 0.7, 1 / 3, 1e-3, 1e8 + 0.1, -0.1]
@@ -240,3 +254,52 @@ def test_weights_are_ratios_up_to_the_cap_and_1_outside_the_mask():
 
 def test_a_missing_log_prob_under_the_mask_stays_missing():
     assert bool(truncated_weights(torch.tensor([[NAN]]), torch.zeros(1, 1), torch.tensor([[True]]), cap=2.0).isnan())
+
+
+# -- what policy-gradient methods share --------------------------------------------------------------------------------------------
+
+
+@given(GROUPS)
+def test_with_equal_lengths_the_length_weighted_mean_is_the_mean(groups):
+    x, group = flattened(groups)
+    weighted = length_weighted_mean(x, torch.full_like(group, 3), group)
+    assert torch.allclose(weighted, group_mean(x, group), rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_a_long_response_weighs_more_and_a_missing_score_nothing():
+    x, lengths = torch.tensor([1.0, 0.0, NAN]), torch.tensor([3, 1, 100])
+    assert length_weighted_mean(x, lengths, torch.zeros(3, dtype=torch.int64)).tolist() == [0.75] * 3
+
+
+@pytest.mark.parametrize("value", AWKWARD)
+def test_the_length_weighted_mean_of_equal_scores_is_that_score(value):
+    x = torch.full((7,), value)
+    assert torch.equal(length_weighted_mean(x, torch.arange(1, 8), torch.zeros(7, dtype=torch.int64)), x)
+
+
+@given(masked())
+def test_the_reward_to_go_is_the_sum_from_there_on(case):
+    x, mask = case
+    padded = torch.where(mask, x, torch.nan)
+    plain = torch.where(mask, x, 0.0).flip(1).cumsum(1).flip(1)
+    assert torch.allclose(reward_to_go(padded, mask)[mask], plain[mask])
+    assert not reward_to_go(padded, mask)[~mask].any()
+
+
+def test_the_discount_of_a_reward_to_go_does_not_count_holes():
+    x, mask = torch.tensor([[1.0, 7.0, 4.0]]), torch.tensor([[True, False, True]])
+    assert reward_to_go(x, mask, 0.5).tolist() == [[3.0, 0.0, 4.0]]
+
+
+@given(masked())
+def test_row_sums_and_means_are_those_of_the_row(case):
+    x, mask = case
+    padded = torch.where(mask, x, torch.nan)
+    inside = [row[keep].tolist() for row, keep in zip(x, mask, strict=True)]
+    assert row_sum(padded, mask).tolist() == pytest.approx([sum(row) for row in inside], abs=1e-9)
+    assert row_mean(padded, mask).tolist() == pytest.approx([sum(row) / max(len(row), 1) for row in inside], abs=1e-9)
+
+
+def test_the_clip_takes_the_lower_gain():
+    ratio, advantages = torch.tensor([0.5, 0.5, 2.0, 2.0]), torch.tensor([1.0, -1.0, 1.0, -1.0])
+    assert clipped_gain(ratio, advantages, 0.25, 0.5).tolist() == [0.5, -0.75, 1.5, -2.0]

@@ -2,7 +2,7 @@
 
     python -m rlflow.tasks.arithmetic FOLDER      # make base-model
 
-It writes FOLDER/arithmetic_model and FOLDER/arithmetic_lessons.jsonl.
+It writes FOLDER/arithmetic_model, FOLDER/arithmetic_lessons.jsonl and FOLDER/arithmetic_pairs.jsonl.
 
 A first run teaches two-digit sums and differences with right answers; a second one answers as the pupil gives them, who often
 forgets the carry or the minus sign and slips on digits. So the model holds the right answer and prefers a wrong one where the
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,13 @@ from rlflow.runs.packaged import packaged
 SEED = 0
 COPIES = 4  # answers of the pupil to each question
 LESSONS = 2000  # right answers that ship with the model, for the `sft` flow
+PAIRS = 2000  # right answers, each beside one of the pupil's wrong ones, for the `dpo` and `reward_model` flows
 FORGETS, SLIPS = 0.65, 0.25  # how often the pupil forgets a carry, or a sign; and errs in a digit
 DRAWN = 60000  # questions drawn for the pupil; the packaged task draws fewer, so that a run starts fast
 
 
 def make(folder: Path) -> None:
-    """Write the model with its tokenizer, and lessons for the `sft` flow, into ``folder``."""
+    """Write the model with its tokenizer, and the data that ship with it, into ``folder``."""
     training = questions()
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
@@ -48,7 +50,23 @@ def make(folder: Path) -> None:
         taught = _taught(work / "blank", right, 2400, work / "runs", lr=8e-4, warmup=50)
         final = _taught(taught, erring, 1600, work / "runs", lr=4e-4, schedule="linear")
         shutil.copytree(final, folder / "arithmetic_model", dirs_exist_ok=True)
-        _write(folder / "arithmetic_lessons.jsonl", list(lessons(training, 1, 0.0, 0.0))[:LESSONS])
+        write_data(folder, training)
+        shutil.copytree(teacher(folder, work / "runs"), folder / "arithmetic_teacher", dirs_exist_ok=True)
+
+
+def teacher(folder: Path, out: Path) -> Path:
+    """The packaged model after some of the lessons, in half the bytes: the teacher of the `distill` flow."""
+    from transformers import AutoModelForCausalLM
+
+    made = _taught(folder / "arithmetic_model", folder / "arithmetic_lessons.jsonl", 100, out, lr=5e-4)
+    AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16).save_pretrained(made)
+    return made
+
+
+def write_data(folder: Path, training: Dataset) -> None:
+    """The lessons and pairs that ship with the model."""
+    _write(folder / "arithmetic_lessons.jsonl", list(lessons(training, 1, 0.0, 0.0))[:LESSONS])
+    _write(folder / "arithmetic_pairs.jsonl", islice(pairs(training), PAIRS))
 
 
 def questions() -> Dataset:
@@ -67,6 +85,13 @@ def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterato
         for record in data.records:
             terms = str(record.question).rpartition(":")[2].removesuffix("=").split()
             yield {"prompt": str(record.prompt), "completion": pupil(terms, chance, forgets, slips), "answer": record.answer or ""}
+
+
+def pairs(data: Dataset) -> Iterator[dict[str, str]]:
+    """The right answer and the pupil's, for each question that the pupil got wrong."""
+    for lesson in lessons(data, 1, FORGETS, SLIPS):
+        if lesson["completion"] != lesson["answer"]:
+            yield {"prompt": lesson["prompt"], "chosen": lesson["answer"], "rejected": lesson["completion"], "answer": lesson["answer"]}
 
 
 def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float) -> str:

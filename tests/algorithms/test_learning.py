@@ -1,6 +1,8 @@
 """Short learning runs of what ships, on the packaged task: held-out accuracy rises by a stated margin. The full runs are in
 benchmarks/learn.py."""
 
+import json
+
 import pytest
 
 import rlflow
@@ -9,6 +11,17 @@ SHORT = {
     "ppo": {"prompts": 128, "iterations": 10, "hp": {"minibatch": 64}},
     "grpo": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
     "sft": {"iterations": 30},
+    "rloo": {"prompts": 24, "iterations": 8, "hp": {"samples": 8, "minibatch": 96}},
+    "remax": {"prompts": 192, "iterations": 6, "hp": {"samples": 1, "minibatch": 96, "beta": 0.005}},
+    "reinforce_pp": {"prompts": 48, "iterations": 8, "hp": {"minibatch": 96}},
+    "dapo": {"prompts": 24, "iterations": 10, "hp": {"groups": 12, "minibatch": 96}},
+    "gspo": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
+    "cispo": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
+    "dpo": {"iterations": 12},
+    "online_dpo": {"prompts": 48, "iterations": 10},
+    "distill": {"prompts": 48, "iterations": 8, "hp": {"minibatch": 96}},
+    "opo": {"prompts": 16, "iterations": 25, "hp": {}},
+    "gpg": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
 }
 
 
@@ -21,3 +34,12 @@ def test_a_short_run_learns(name, tmp_path):
     assert result.before.sampled < 0.55
     assert result.after.sampled > result.before.sampled + 0.12
     assert result.after.greedy > result.before.greedy
+
+
+@pytest.mark.slow
+def test_a_reward_model_learns_to_prefer(tmp_path):
+    result = rlflow.run("reward_model", iterations=25, out=str(tmp_path))
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    accuracy = [row["reward.update/accuracy"] for row in rows if "reward.update/accuracy" in row]
+    assert accuracy[0] < 0.6
+    assert sum(accuracy[-5:]) / 5 > 0.62

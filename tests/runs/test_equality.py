@@ -1,6 +1,7 @@
 """A flow called eagerly and the same flow compiled end in the same parameters, bit for bit."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,16 @@ from rlflow.watch.reporter import Quiet
 FLOWS = {
     "ppo": {"max_tokens": 6, "minibatch": 4, "epochs": 2},
     "grpo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "beta": 0.1},
+    "rloo": {"max_tokens": 6, "minibatch": 16},
+    "remax": {"max_tokens": 6, "minibatch": 4},
+    "reinforce_pp": {"max_tokens": 6, "minibatch": 16, "baseline": True},
+    "dapo": {"max_tokens": 6, "minibatch": 8, "samples": 4, "groups": 3, "tries": 3, "overlong": 3},
+    "gspo": {"max_tokens": 6, "minibatch": 16, "samples": 4},
+    "cispo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "epochs": 2},
+    "opo": {"max_tokens": 6, "samples": 4},
+    "online_dpo": {"max_tokens": 6, "minibatch": 8},
+    "distill": {"max_tokens": 6, "minibatch": 16},
+    "gpg": {"max_tokens": 6, "minibatch": 16, "samples": 4},
 }
 
 
@@ -28,10 +39,17 @@ def parameters(engine):
     }
 
 
-@pytest.mark.parametrize("name", FLOWS)
+PAIRS = {"dpo": {"minibatch": 8}, "reward_model": {"minibatch": 8}}
+
+
+@pytest.mark.parametrize("name", [*FLOWS, *PAIRS])
 def test_eager_and_compiled_runs_end_in_identical_parameters_and_metrics(name, task):
+    if name == "distill":
+        task["teacher"] = {"model": str(Path(task["model"]).parent / "arithmetic_teacher")}
+    if name in PAIRS:
+        task["data"] = str(Path(task["model"]).parent / "arithmetic_pairs.jsonl")
     flow = load_flow(name)
-    hp = dataclasses.replace(flow.parameters.hp, **FLOWS[name])
+    hp = dataclasses.replace(flow.parameters.hp, **{**FLOWS, **PAIRS}[name])
 
     eager = rlflow.roles(flow, hp, **task)
     for _ in range(task["iterations"]):

@@ -51,14 +51,21 @@ def test_no_held_out_question_is_among_the_lessons_that_ship(sides):
     assert all(lesson["completion"] == lesson["answer"] for lesson in lessons)
 
 
-@pytest.mark.parametrize("name", ["grpo", "default"])
+def test_no_held_out_question_is_among_the_pairs_that_ship(sides):
+    pairs = [json.loads(line) for line in (FOLDER / "arithmetic_pairs.jsonl").read_text().splitlines()]
+    assert len(pairs) == arithmetic.PAIRS
+    assert not {pair["prompt"] for pair in pairs} & sides[1]
+    assert all(pair["chosen"] == pair["answer"] != pair["rejected"] for pair in pairs)
+
+
+@pytest.mark.parametrize("name", ["grpo", "default", "dapo", "gspo", "opo"])
 def test_every_packaged_task_on_sums_holds_out_the_same_questions(sides, name):
     assert split(name) == sides
 
 
-def test_the_model_that_ships_is_small():
-    size = sum(path.stat().st_size for path in (FOLDER / "arithmetic_model").iterdir())
-    assert size < 4_000_000
+@pytest.mark.parametrize("name", ["arithmetic_model", "arithmetic_teacher"])
+def test_the_models_that_ship_are_small(name):
+    assert sum(path.stat().st_size for path in (FOLDER / name).iterdir()) < 4_000_000
 
 
 def test_a_flow_without_a_task_of_its_own_gets_the_default():

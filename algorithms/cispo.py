@@ -1,0 +1,47 @@
+"""Clipped Importance-Sampling Policy Optimization (MiniMax 2025, "MiniMax-M1").
+
+REINFORCE with GRPO's advantages: the ratio is a weight without gradient, cut at `ratio_cap`, so no token loses its gradient to
+the clip. `ratio_cap` is the largest ratio itself, not its distance from 1; there is no lower bound, as in the paper's runs.
+Differs from the paper in the truncated weights between sampler and trainer (Yao et al. 2025).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import flow, group_mean, group_std, loss, stage, truncated_weights
+
+
+@dataclass(frozen=True)
+class CISPO:
+    samples: Annotated[int, Ge(2)] = 8  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    ratio_cap: Annotated[float, Ge(1)] = 5.0  # the largest weight of a token by the policy ratio
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
+
+
+@stage(gives="advantages", rows="group")
+def compare(scores, group, mask):
+    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
+    advantage = (scores - group_mean(scores, group)) / (group_std(scores, group) + 1e-4)
+    return torch.where(mask, advantage[:, None], 0.0)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, *, cap):
+    ratio = (new.logprobs.detach() - logprobs).exp()
+    return -weights * ratio.clamp(max=cap) * advantages * new.logprobs, {"clipped": ratio > cap}
+
+
+@flow
+def cispo(prompts, actor, reward, hp=CISPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss, cap=hp.ratio_cap, epochs=hp.epochs, minibatch=hp.minibatch)

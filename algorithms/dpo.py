@@ -1,0 +1,35 @@
+"""Direct Preference Optimization (Rafailov et al. 2023), and with `form="ipo"` Identity Preference Optimization (Azar et al. 2024).
+
+Offline: the data have pairs, `chosen` and `rejected`. A response's margin is the sum of its tokens' log-ratios to the reference,
+for both forms; TRL divides IPO's by the length.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+from torch.nn.functional import logsigmoid
+
+from rlflow import flow, loss, row, row_sum
+
+
+@dataclass(frozen=True)
+class DPO:
+    beta: Annotated[float, Gt(0)] = 0.1  # how strongly the policy is held to the reference
+    form: Literal["sigmoid", "ipo"] = "sigmoid"  # logistic loss of the gap, or its squared distance from 1 / (2 beta)
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks; a pair is two
+
+
+@loss(rows="group")
+def prefer(new, ref_logprobs, mask, *, beta, form):
+    margin = row_sum(new.logprobs - ref_logprobs, mask)
+    gap = margin[::2] - margin[1::2]  # chosen first
+    value = -logsigmoid(beta * gap) if form == "sigmoid" else (gap - 1 / (2 * beta)).square()
+    return value.repeat_interleave(2), {"accuracy": (gap > 0).float(), "gap": gap}
+
+
+@flow(data={"chosen": row(bool)})
+def dpo(pairs, actor, reference, hp=DPO()):
+    pairs |= reference.logprobs(pairs, gives="ref_logprobs")
+    actor.update(pairs, prefer, beta=hp.beta, form=hp.form, mean="rows", epochs=hp.epochs, minibatch=hp.minibatch)

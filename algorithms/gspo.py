@@ -1,0 +1,51 @@
+"""Group Sequence Policy Optimization (Zheng et al. 2025).
+
+GRPO's advantages with one ratio per response, the geometric mean of its tokens' ratios, and a clip range that is as narrow as
+such means are. Written as GSPO-token (eq. 14), which has the same gradient and lets the truncated weights between sampler and
+trainer (Yao et al. 2025) act on tokens; these weights are what differs from the paper.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import clipped_gain, flow, group_mean, group_std, loss, row_mean, stage, truncated_weights
+
+
+@dataclass(frozen=True)
+class GSPO:
+    samples: Annotated[int, Ge(2)] = 8  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    clip_low: Annotated[float, Gt(0)] = 3e-4  # trust region of a response's ratio downwards
+    clip_high: Annotated[float, Gt(0)] = 4e-4  # and upwards
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
+
+
+@stage(gives="advantages", rows="group")
+def compare(scores, group, mask):
+    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
+    advantage = (scores - group_mean(scores, group)) / (group_std(scores, group) + 1e-4)
+    return torch.where(mask, advantage[:, None], 0.0)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, mask, *, low, high):
+    fixed = new.logprobs.detach()
+    log_ratio = row_mean(fixed - logprobs, mask)[:, None]  # of the response; the gradient goes through its tokens
+    ratio = (log_ratio.clamp(max=10) + new.logprobs - fixed).exp()
+    clipped = (ratio < 1 - low) | (ratio > 1 + high)
+    return -weights * clipped_gain(ratio, advantages, low, high), {"clipped": clipped}
+
+
+@flow
+def gspo(prompts, actor, reward, hp=GSPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss, low=hp.clip_low, high=hp.clip_high, mean="row-tokens", epochs=hp.epochs, minibatch=hp.minibatch)

@@ -1,0 +1,44 @@
+"""On-Policy RL with Optimal Baseline (Hao et al. 2025).
+
+The baseline of a group is the mean of its scores weighted by length, which has the least variance where the gradient of a
+response grows with its length. Exactly on-policy: one step per iteration over all its rows, no ratio, no clip, no KL. Differs
+from the paper in the truncated weights between sampler and trainer (Yao et al. 2025), and in the constant divisor: the sum over a
+response's tokens by max_tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import flow, length_weighted_mean, loss, stage, truncated_weights
+
+
+@dataclass(frozen=True)
+class OPO:
+    samples: Annotated[int, Ge(2)] = 8  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+
+
+@stage(gives="advantages", rows="group")
+def compare(scores, group, mask):
+    """Score minus the group's length-weighted mean. A missing score (NaN) leaves its row out of the update."""
+    advantage = scores - length_weighted_mean(scores, mask.sum(1), group)
+    return torch.where(mask, advantage[:, None], 0.0)
+
+
+@loss
+def policy_loss(new, advantages, weights):
+    return -weights * advantages * new.logprobs, {}
+
+
+@flow
+def opo(prompts, actor, reward, hp=OPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss, mean=hp.max_tokens)

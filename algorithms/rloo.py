@@ -1,0 +1,57 @@
+"""REINFORCE Leave-One-Out (Ahmadian et al. 2024, "Back to Basics").
+
+Each response is compared with the mean of the other responses to its prompt. The KL to the reference is charged in the score of
+the whole response, as in the paper. Differs from it in the clipped ratio, which leaves the first step as it is and allows more
+than one, in the truncated weights between sampler and trainer (Yao et al. 2025), and in the constant divisor: the sum over a
+response's tokens, the paper's gradient, by max_tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import clipped_gain, flow, kl, leave_one_out, loss, row_sum, stage, truncated_weights
+
+
+@dataclass(frozen=True)
+class RLOO:
+    samples: Annotated[int, Ge(2)] = 4  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    beta: Annotated[float, Ge(0)] = 0.05  # price of one nat of KL to the reference; 0 needs no reference
+    clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
+
+
+@stage(gives="scores")
+def charge_kl(scores, logprobs, mask, ref_logprobs, *, beta):
+    """Score minus beta times the KL of the whole response (k1)."""
+    return scores - beta * row_sum(kl(logprobs, ref_logprobs, "k1"), mask)
+
+
+@stage(gives="advantages", rows="group")
+def compare(scores, group, mask):
+    """Score minus the mean of the others'. A missing score (NaN) leaves its row out of the update."""
+    return torch.where(mask, (scores - leave_one_out(scores, group))[:, None], 0.0)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, *, clip):
+    ratio = (new.logprobs - logprobs).exp()
+    return -weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
+
+
+@flow
+def rloo(prompts, actor, reference, reward, hp=RLOO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    if hp.beta:
+        batch |= reference.logprobs(batch, gives="ref_logprobs")
+        batch |= charge_kl(batch, beta=hp.beta)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss, clip=hp.clip, mean=hp.max_tokens, epochs=hp.epochs, minibatch=hp.minibatch)

@@ -1,0 +1,23 @@
+"""docs/algorithms.md lists every algorithm, and its diffs are what `rlflow diff` prints."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlflow.author.load import load_flow
+from rlflow.graph.diff import diff
+from rlflow.trace.compile import compile_flow
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "algorithms.md").read_text()
+
+
+def test_every_algorithm_is_in_the_table():
+    assert set(re.findall(r"\]\(../algorithms/(\w+)\.py\) \|", PAGE)) == {path.stem for path in (ROOT / "algorithms").glob("[!_]*.py")}
+
+
+@pytest.mark.parametrize(("command", "shown"), re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.M | re.S))
+def test_a_shown_diff_is_what_is_printed(command, shown):
+    old, new = (compile_flow(load_flow(str(ROOT / name))).graph for name in command.split()[2:])
+    assert "".join(f"{line}\n" for line in diff(old, new)) == shown
