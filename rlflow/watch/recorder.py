@@ -13,13 +13,14 @@ from rlflow.watch.secrets import masked
 
 NOTES = "notes.txt"
 LONGEST_NOTE = 2000
+EVERY_SECONDS = 1.0  # between iterations that are written: metrics.jsonl has them all
 
 
 class Recorder:
     """Keeps the state current. A full disk is said once, and tried again each time: it may be emptied."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock, self._written = say, clock, clock()
         self._run: RunInfo | None = None
         self._status: status.Status | None = None
         self._told = False
@@ -33,7 +34,9 @@ class Recorder:
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         if self._status:
-            self._put(replace(self._status, iteration=number + 1))
+            self._status = replace(self._status, iteration=number + 1)
+            if self._clock() - self._written >= EVERY_SECONDS:
+                self._put(self._status)
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         if self._status:
@@ -52,7 +55,7 @@ class Recorder:
             self._put(replace(self._status, state=state, iteration=done, error=printable(masked(error[:LONGEST_NOTE]))))
 
     def _put(self, new: status.Status) -> None:
-        self._status = new
+        self._status, self._written = new, self._clock()
         self._try(lambda folder: status.write(folder, new))
 
     def _try(self, write: Callable[..., None]) -> None:

@@ -20,6 +20,19 @@ def test_the_state_follows_the_run(info, metrics, stages):
     assert (found.state, found.error, found.flow) == ("failed", "broke \\x1b[31m here", "ppo")
 
 
+def test_short_iterations_are_not_all_written(info, metrics, stages):
+    now = [0.0]
+    recorder, seen = Recorder(print, clock=lambda: now[0]), []
+    recorder.start(info)
+    for number in range(10):
+        now[0] += 0.25
+        recorder.iteration(number, metrics, [], stages)
+        seen.append(status.read(info.folder).iteration)
+    assert seen == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8]
+    recorder.close("interrupted")
+    assert status.read(info.folder).iteration == 10
+
+
 def test_notes_from_before_the_folder_are_kept_and_those_after_the_end_are_not(info, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "canary-5f3a")
     recorder = Recorder(print)
