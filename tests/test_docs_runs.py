@@ -55,7 +55,7 @@ def run_command(command: str) -> tuple[int, str]:
 
 def normal(text: str) -> str:
     """Without times and without spaces at the ends of lines."""
-    timeless = re.sub(r"\b\d+\.\d+ s ago|_ ago", "_ ago", re.sub(r"in \d+\.\d+ s\b", "in _ s", text))
+    timeless = re.sub(r"\b(\d+\.\d+ s|\d+ ms|\d+ s) ago|_ ago", "_ ago", re.sub(r"in \d+\.\d+ s\b", "in _ s", text))
     return "".join(line.rstrip() + "\n" for line in timeless.splitlines())
 
 

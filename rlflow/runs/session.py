@@ -64,10 +64,12 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
         error = str(raised)
         raise
     finally:
-        writer.close()
-        records.close()
-        prepared.close()
-        reporter.close(ended, error)  # type: ignore[arg-type]
+        try:
+            writer.close()
+            records.close()
+            prepared.close()
+        finally:  # a ctrl-C may come here too, and the terminal must be left in order
+            reporter.close(ended, error)  # type: ignore[arg-type]
 
 
 def _saved(writer: Writer, folder: Path) -> str:
