@@ -33,6 +33,8 @@ from rlflow.author.stage import Stage
 from rlflow.check.check import check
 from rlflow.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "authoring.md").read_text()
 CHECKED = ("rlflow/author", "rlflow/trace", "rlflow/check", "rlflow/cli/check.py", "rlflow/runs/flags.py")  # what `check` can say

@@ -21,6 +21,8 @@ from rlflow.runs import health
 from rlflow.runs.options import Options
 from rlflow.runs.resume import MAY_CHANGE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "runs.md").read_text()
 JUDGE = "def fussy(completion):\n    return 1.0 / (len(completion) % 2)\n"

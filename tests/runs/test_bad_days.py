@@ -15,6 +15,8 @@ from rlflow.errors import PlanError, StageError
 from rlflow.runs.resume import resume
 from rlflow.watch.reporter import Quiet
 
+pytestmark = pytest.mark.slow
+
 REWARD = '''
 import math, os, signal, subprocess, sys, threading
 
