@@ -8,6 +8,8 @@ from run_faults import killed_holder, race
 
 import rlflow
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 10
 
 

@@ -17,6 +17,8 @@ from rlflow.runs import resume
 from rlflow.runs.evaluate import Evaluation
 from rlflow.watch.reporter import Quiet
 
+pytestmark = pytest.mark.slow
+
 ITERATIONS = 12
 
 

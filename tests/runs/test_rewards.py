@@ -7,6 +7,8 @@ import pytest
 import rlflow
 from rlflow.errors import PlanError
 
+pytestmark = pytest.mark.slow
+
 SEVERAL = '''
 import torch
 from rlflow import flow, group_mean, loss, stage

@@ -19,6 +19,8 @@ from rlflow.watch.listening import decoded
 from rlflow.watch.plain import Plain
 from rlflow.watch.tables import sparkline
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
