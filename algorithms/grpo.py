@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Gt
 
-from rlflow import flow, group_mean, group_std, kl, loss, stage, truncated_weights
+from rlflow import clipped_gain, flow, group_mean, group_std, kl, loss, stage, truncated_weights
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,8 @@ def compare(scores, group, mask, *, deviation):
 @loss
 def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, beta):
     ratio = (new.logprobs - logprobs).exp()
-    gain = torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     charge = 0 if ref_logprobs is None else beta * kl(new.logprobs, ref_logprobs, "k2")  # k2: the right gradient on-policy
-    return charge - weights * gain, {"clipped": (ratio - 1).abs() > clip}
+    return charge - weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
 
 
 @flow

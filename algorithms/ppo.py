@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Gt
 
-from rlflow import DP_COMPUTE, RANK0, flow, kl, loss, place_last, stage, truncated_weights, whiten
+from rlflow import DP_COMPUTE, RANK0, clipped_gain, flow, gae, kl, loss, place_last, stage, truncated_weights, whiten
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,6 @@ def charge_kl(scores, logprobs, mask, ref_logprobs=None, *, beta):  # an optiona
     return place_last(scores, mask) - torch.where(mask, charge, 0.0)
 
 
-@stage(gives=("advantages", "returns"), dispatch=DP_COMPUTE)
-def gae(rewards, values, mask, *, gamma, lam):
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16). At holes of the mask everything is carried over."""
-    advantages = torch.zeros_like(rewards)
-    ahead = torch.zeros_like(rewards[:, 0])  # advantage of the next token of the policy
-    next_value = torch.zeros_like(ahead)
-    for t in reversed(range(rewards.shape[1])):
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        ahead = torch.where(mask[:, t], delta + gamma * lam * ahead, ahead)
-        next_value = torch.where(mask[:, t], values[:, t], next_value)
-        advantages[:, t] = ahead
-    return advantages, advantages + values
-
-
 @stage(gives="advantages", dispatch=RANK0)  # mean and deviation are over the whole batch
 def normalise(advantages, mask):
     return whiten(advantages, mask)
@@ -55,8 +41,7 @@ def normalise(advantages, mask):
 @loss
 def policy_loss(new, logprobs, advantages, weights, *, clip):
     ratio = (new.logprobs - logprobs).exp()
-    gain = torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
-    return -weights * gain, {"clipped": (ratio - 1).abs() > clip}
+    return -weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
 
 
 @loss(new="values")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlflow.batch import Batch
     from rlflow.maths import (
         clipped_gain,
+        gae,
         group_mean,
         group_std,
         kl,
@@ -39,7 +40,7 @@ _LAZY = {
     "roles": "rlflow.runs.api",
     "run": "rlflow.runs.api",
     **dict.fromkeys(
-        ["clipped_gain", "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "masked_mean", "place_last",
+        ["clipped_gain", "gae", "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "masked_mean", "place_last",
          "reward_to_go", "row_mean", "row_sum", "truncated_weights", "whiten"],
         "rlflow.maths",
     ),
@@ -47,8 +48,8 @@ _LAZY = {
 
 __version__ = "0.1.0"
 __all__ = [
-    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "clipped_gain", "columns", "flow", "group",
-    "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "place_last", "prompt",
+    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "clipped_gain", "columns", "flow", "gae",
+    "group", "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "place_last", "prompt",
     "register_dispatch", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "text", "token",
     "truncated_weights", "whiten",
 ]

@@ -14,7 +14,7 @@ CONTRACT = [
     "whiten", "place_last", "group_mean", "group_std", "leave_one_out", "truncated_weights", "kl",
 ]  # fmt: skip
 OTHERS = {
-    "clipped_gain", "length_weighted_mean", "reward_to_go", "row_mean", "row_sum",  # arithmetic that several algorithms share
+    "clipped_gain", "gae", "length_weighted_mean", "reward_to_go", "row_mean", "row_sum",  # arithmetic that several algorithms share
     "FlowError", "PlanError", "StageError",  # what calls raise
     "columns", "register_dispatch",  # the table, and modes of one's own
     "run", "roles", "prompt",  # running from Python; the sixth level

@@ -25,7 +25,7 @@ def printed(command, folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", shlex.split(command))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
         main()
-    return int(stop.value.code or 0), out.getvalue()
+    return int(stop.value.code or 0), out.getvalue().replace(f"{ROOT}/", "")
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("make ")])

@@ -1,5 +1,6 @@
-"""docs/algorithms.md lists every algorithm, and its diffs are what `rlflow diff` prints."""
+"""docs/algorithms.md lists every algorithm, and its diffs are what `rlflow diff` prints. RLFLOW_WRITE_DOCS=1 writes the diffs anew."""
 
+import os
 import re
 from pathlib import Path
 
@@ -20,4 +21,9 @@ def test_every_algorithm_is_in_the_table():
 @pytest.mark.parametrize(("command", "shown"), re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.M | re.S))
 def test_a_shown_diff_is_what_is_printed(command, shown):
     old, new = (compile_flow(load_flow(str(ROOT / name))).graph for name in command.split()[2:])
-    assert "".join(f"{line}\n" for line in diff(old, new)) == shown
+    found = "".join(f"{line}\n" for line in diff(old, new))
+    if os.environ.get("RLFLOW_WRITE_DOCS"):
+        path = ROOT / "docs" / "algorithms.md"
+        path.write_text(path.read_text().replace(f"$ {command}  # exits 1\n{shown}", f"$ {command}  # exits 1\n{found}"))
+    else:
+        assert found == shown

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlflow import group_std, kl, masked_mean, place_last, reward_to_go, truncated_weights, whiten
+from rlflow import gae, group_std, kl, masked_mean, place_last, reward_to_go, truncated_weights, whiten
 from rlflow.algorithms import cispo, dapo, dpo, gpg, grpo, gspo, online_dpo, opo, ppo, reinforce_pp, remax, reward_model, rloo
 from rlflow.author.load import load
 from rlflow.training.objective import New, Totals, row_weights, weighted_sum
@@ -79,7 +79,7 @@ def test_gae(name):
     mask = inputs.get("response_mask", inputs.get("mask", torch.ones_like(inputs["values"]))).bool()
     rewards = inputs["token_level_rewards"] if "token_level_rewards" in inputs else place_last(inputs["rewards"], mask)
     gamma, lam = settings.get("gamma", settings.get("gae_gamma")), settings.get("lam", settings.get("gae_lambda"))
-    advantages, returns = ppo.gae(rewards, inputs["values"], mask, gamma=gamma, lam=lam)
+    advantages, returns = gae(rewards, inputs["values"], mask, gamma=gamma, lam=lam)
     whitened = ppo.normalise(advantages, mask) * mask
     got = {"advantages": advantages * mask, "advantages_raw": advantages * mask, "advantages_whitened": whitened, "returns": returns * mask}
     if name == "nemo-gae-1":
@@ -94,7 +94,7 @@ def test_what_stands_in_padding_and_at_holes_does_not_reach_gae(name):
     mask = inputs.get("response_mask", inputs.get("mask")).bool()
     values, noisy = inputs["values"], torch.where(mask, inputs["values"], torch.nan)
     rewards = torch.where(mask, torch.ones_like(values), torch.nan)
-    clean, dirty = (ppo.gae(rewards.nan_to_num(0.0) if v is values else rewards, v, mask, gamma=1.0, lam=0.9) for v in (values, noisy))
+    clean, dirty = (gae(rewards.nan_to_num(0.0) if v is values else rewards, v, mask, gamma=1.0, lam=0.9) for v in (values, noisy))
     assert torch.equal(clean[0][mask], dirty[0][mask])
     assert torch.equal(clean[1][mask], dirty[1][mask])
 

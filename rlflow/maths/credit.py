@@ -1,0 +1,41 @@
+"""Which token is to be credited with what."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlflow.author.stage import stage
+
+
+def place_last(scores: Tensor, mask: Tensor) -> Tensor:
+    """scores [rows] at the last True of mask [rows, T], 0 elsewhere. A row without a True gets none."""
+    places = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, places, -1).amax(1, keepdim=True) if mask.shape[1] else places[None]
+    return torch.where((places == last) & mask, scores[:, None], torch.zeros((), dtype=scores.dtype, device=scores.device))
+
+
+def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
+    """sum over u >= t of gamma^(u - t) rewards[u], counted in tokens of the mask [rows, T]; 0 outside. Holes are carried over."""
+    returns, ahead = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        ahead = torch.where(mask[:, t], rewards[:, t] + gamma * ahead, ahead)
+        returns[:, t] = torch.where(mask[:, t], ahead, 0.0)
+    return returns
+
+
+@stage(gives=("advantages", "returns"))
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), all [rows, T]; returns = advantages + values.
+
+    At holes of the mask (tool output) advantage and next value are carried over, without discount.
+    """
+    advantages = torch.zeros_like(rewards)
+    ahead = torch.zeros_like(rewards[:, 0])  # advantage of the next token of the policy
+    next_value = torch.zeros_like(ahead)
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        ahead = torch.where(mask[:, t], delta + gamma * lam * ahead, ahead)
+        next_value = torch.where(mask[:, t], values[:, t], next_value)
+        advantages[:, t] = ahead
+    return advantages, advantages + values

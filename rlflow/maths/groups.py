@@ -1,0 +1,76 @@
+"""Statistics of the rows of one prompt. NaN is a missing value: left out, never 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlflow.maths.statistics import like
+
+
+def group_mean(x: Tensor, group: Tensor) -> Tensor:
+    """Mean over each group, one value per row [rows]. NaN is missing and left out; a group of only NaN gives NaN.
+
+    A group of equal values has exactly that mean.
+    """
+    return like(x, _means(_totals(x.double(), group)))
+
+
+def group_std(x: Tensor, group: Tensor) -> Tensor:
+    """Deviation (n - 1) of each group, one value per row. Singletons and groups of equal values give exactly 0."""
+    totals = _totals(x.double(), group)
+    squares = _totals((x.double() - _means(totals)).square(), group).total
+    deviation = (squares / (totals.count - 1).clamp(min=1)).sqrt()
+    return like(x, torch.where(totals.low == totals.high, 0.0, deviation)[totals.slots])
+
+
+def leave_one_out(x: Tensor, group: Tensor) -> Tensor:
+    """Mean of the other rows of the group, one value per row (Kool et al. 2019; RLOO). NaN where there is no other row."""
+    totals = _totals(x.double(), group)
+    present = ~x.isnan()
+    others = totals.count[totals.slots] - present.double()
+    mean = (totals.total[totals.slots] - torch.where(present, x.double(), 0.0)) / torch.where(others > 0, others, torch.nan)
+    return like(x, _between(mean, totals))
+
+
+def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
+    """sum(lengths x) / sum(lengths) over each group, one value per row (Hao et al. 2025; OPO). NaN in x is missing and left out."""
+    there = torch.where(x.isnan(), 0, lengths).double()
+    total, weight = _totals(torch.where(x.isnan(), 0.0, x.double()) * there, group), _totals(there, group)
+    return like(x, _between((total.total / weight.total)[total.slots], _totals(x.double(), group)))
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Of the values that are there: sum, number, lowest and highest of each group, float64 [groups]; and each row's group."""
+
+    total: Tensor
+    count: Tensor
+    low: Tensor
+    high: Tensor
+    slots: Tensor
+
+
+def _totals(x: Tensor, group: Tensor) -> _Totals:
+    _, slots = torch.unique(group, return_inverse=True)
+    groups = int(slots.max()) + 1 if len(slots) else 0
+    missing = x.isnan()
+
+    def over(start: float, reduce: str, values: Tensor) -> Tensor:
+        return torch.full((groups,), start, dtype=torch.float64, device=x.device).scatter_reduce(0, slots, values, reduce)
+
+    low, high = over(torch.inf, "amin", x.masked_fill(missing, torch.inf)), over(-torch.inf, "amax", x.masked_fill(missing, -torch.inf))
+    return _Totals(over(0, "sum", x.masked_fill(missing, 0.0)), over(0, "sum", (~missing).double()), low, high, slots)
+
+
+def _means(totals: _Totals) -> Tensor:
+    """The mean of each row's group."""
+    return _between((totals.total / totals.count)[totals.slots], totals)
+
+
+def _between(mean: Tensor, totals: _Totals) -> Tensor:
+    """Rounding must not take a mean out of the range of its group: equal values have that very mean. NaN stays."""
+    low, high = totals.low[totals.slots], totals.high[totals.slots]
+    return torch.where(mean.isnan(), mean, mean.clamp(low, high))
