@@ -83,9 +83,9 @@ def test_grpo_trains_on_it_from_the_command_line(instruct, tmp_path, monkeypatch
     assert AutoModelForCausalLM.from_pretrained(final).config.model_type == "qwen3"
 
 
-def first_prompt(folder, **data):
+def first_prompt(folder, model="model", **data):
     """What the model is given first, as text."""
-    roles = rlflow.roles("grpo", model=str(folder), data={"source": str(PROBLEMS), **data}, reward="math", held_out=0)
+    roles = rlflow.roles("grpo", **{model: str(folder)}, data={"source": str(PROBLEMS), **data}, reward="math", held_out=0)
     try:
         batch = roles.take(1)
         return AutoTokenizer.from_pretrained(folder).decode(batch["prompt_tokens"][0]), batch["prompt"][0]
@@ -100,7 +100,7 @@ def test_a_chat_template_words_the_prompts_of_a_run_and_without_one_they_are_pla
     assert text == opening.format("You are a helpful assistant.") + question.strip() + ending
     text, question = first_prompt(instruct, system="Count.", template="{prompt} Explain.")
     assert text == opening.format("Count.") + f"{question} Explain." + ending
-    text, question = first_prompt(instruct, chat=False)
+    text, question = first_prompt(instruct, "actor.model", chat=False)  # the only model there is
     assert text == question
     text, question = first_prompt(base, template="Q: {prompt}\nA:")
     assert text == f"Q: {question}\nA:"
