@@ -35,9 +35,10 @@ def add_adapters(module: Any, settings: TrainerSettings, seed: int) -> None:
                            found=f"no linear layer for lora_targets = {settings.lora_targets}", expected="linear layers in its backbone",
                            remedy="--lora-targets all-linear, or train without adapters: --lora 0")
     transposed = any(isinstance(layer, Conv1D) for layer in chosen.values())
-    config = peft_package().LoraConfig(r=settings.lora, lora_alpha=settings.lora_alpha, target_modules=list(chosen),
-                                       fan_in_fan_out=transposed)
-    peft_package().inject_adapter_in_model(config, module)
+    config = peft_package().LoraConfig(r=settings.lora, lora_alpha=settings.lora_alpha, fan_in_fan_out=transposed,
+                                       target_modules=[f"module.{name}" for name in chosen])
+    holder = nn.ModuleDict({"module": module})  # hides the model's config, by which peft renames targets of experts
+    peft_package().inject_adapter_in_model(config, holder)
     chance = torch.Generator().manual_seed(seed)
     for layer in adapted(module).values():
         for linear in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):

@@ -4,10 +4,11 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2MoeConfig
 
 from rlflow import loss
 from rlflow.backends.local import Generator, Trainer, lora
+from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
@@ -145,6 +146,25 @@ def test_all_weights_go_on_from_adapters_merged(folders):
 def test_attention_alone_may_be_adapted(folders):
     names = trainer(folders["llama"], lora_targets="attention").network.adapted
     assert {name.rpartition(".")[2] for name in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.slow
+def test_a_model_of_experts_has_adapters_on_what_is_linear_and_nothing_else(folders, tmp_path):
+    torch.manual_seed(0)
+    config = Qwen2MoeConfig(vocab_size=64, hidden_size=32, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=4,
+                            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, eos_token_id=1, initializer_range=0.1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    copy_tokenizer(folders["llama"], tmp_path / "model")
+    actor, generator = learned(trainer(tmp_path / "model")), Generator(ModelSpec(tmp_path / "model"))
+    names = {name.rpartition(".")[2] for name in actor.network.adapted}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "shared_expert_gate"}
+    assert len(actor.network.parameters()) == 2 * len(actor.network.adapted)
+    generator.receive(actor.weights(), 1)
+    batch = generator.generate(PROMPTS, Sampling(samples=4, max_tokens=12), range(12)) | PROMPTS
+    torch.testing.assert_close(actor.forward(batch)["logprobs"], batch["sampled_logprobs"], atol=1e-5, rtol=0)
+    actor.save(tmp_path / "saved")
+    again = Trainer(ModelSpec(tmp_path / "saved")).forward(batch)["logprobs"]
+    torch.testing.assert_close(again, batch["sampled_logprobs"], atol=1e-5, rtol=0)
 
 
 def test_the_base_of_a_bfloat16_model_stays_bfloat16_and_adapters_are_float32(folders, tmp_path):
