@@ -11,6 +11,7 @@ import torch
 from run_faults import MODEL, content, differences, in_child, resumed, run, signal_at
 from transformers import AutoModelForCausalLM
 
+import rlflow
 from rlflow.checkpoints import export, load_latest
 from rlflow.cli.main import main
 from rlflow.errors import PlanError
@@ -61,6 +62,13 @@ def test_a_fork_may_go_on_with_all_weights_and_not_with_other_adapters(adapters)
     with pytest.raises(PlanError, match="not the adapters"):
         resume.fork(folder, {"iterations": 2, "lora": 2}, Quiet())
     assert resume.fork(folder, {"iterations": 2, "lora": 0}, Quiet()).iterations == 2
+
+
+@pytest.mark.slow
+def test_adapters_learn_sums(tmp_path):
+    result = rlflow.run("grpo", prompts=24, iterations=6, held_out=100, lora=8, lr=3e-3, out=str(tmp_path), **{"hp.minibatch": 96})
+    assert result.before.sampled < 0.5
+    assert result.after.sampled > result.before.sampled + 0.15
 
 
 def printed(monkeypatch, *words):
