@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "training": "errors columns author batch",
     "checkpoints": "errors",
     "execution": "errors columns dispatch author batch graph trace plan schedule training",
-    "backends": "errors columns author batch training execution checkpoints",
+    "backends": "errors extras columns author batch training execution checkpoints",
     "data": "errors columns extras batch",
     "rewards": "errors columns extras batch data",
     "tasks": "",
