@@ -56,12 +56,31 @@ class Plan:
         return {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
 
     @cached_property
+    def followers(self) -> dict[int, tuple[int, ...]]:
+        """For each live node the live nodes that wait for it."""
+        found: dict[int, list[int]] = {i: [] for i in self.live}
+        for i, before in self.waits_for.items():
+            for j in before:
+                found[j].append(i)
+        return {i: tuple(later) for i, later in found.items()}
+
+    @cached_property
+    def reads(self) -> dict[int, frozenset[Column]]:
+        """For each live node the columns that it reads."""
+        return {i: frozenset(item.column for item in self.graph.nodes[i].inputs) for i in self.live}
+
+    @cached_property
+    def gives(self) -> dict[int, tuple[Column, ...]]:
+        """For each live node its columns that are kept."""
+        return {i: tuple(Column(i, name) for name in self.keeps(self.graph.nodes[i])) for i in self.live}
+
+    @cached_property
     def readers(self) -> dict[Column, set[int]]:
         """For each kept column the live nodes that read it."""
         found: dict[Column, set[int]] = {column: set() for column in self.kept}
-        for i in self.live:
-            for item in self.graph.nodes[i].inputs:
-                found.setdefault(item.column, set()).add(i)
+        for i, columns in self.reads.items():
+            for column in columns:
+                found.setdefault(column, set()).add(i)
         return found
 
     def keeps(self, node: Node) -> tuple[str, ...]:
