@@ -1,7 +1,7 @@
 """The scheduler: a pure state machine. Events go in, instructions come out; it does no I/O and never waits.
 
-A node is waiting, ready, running or done. Ready nodes start when their lane has room, longest remaining path first, ties in program
-order. A column is freed when its last reader is done. After a failure nothing more starts and, when the last running node has
+A node is waiting, ready, running or done. Ready nodes start when their lane has room, the one with most to come after it first, ties in
+program order. A column is freed when its last reader is done. After a failure nothing more starts and, when the last running node has
 ended, everything is freed.
 
 An event costs what it touches: the nodes that wait for the one that ended, the columns that it read or gave, and their lanes.
