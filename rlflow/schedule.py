@@ -141,13 +141,12 @@ class Scheduler:
         """Columns whose last reader this was, and its own that nobody reads."""
         for column in self._plan.reads[node]:
             self._unread[column] -= 1
-        columns = sorted({*self._plan.reads[node], *self._plan.gives[node]}, key=_place)
-        gone = tuple(column for column in columns if self._over(column))
+        gone = [column for column in (*self._plan.reads[node], *self._plan.gives[node]) if self._over(column)]
         self._stored.difference_update(gone)
-        return [Free(gone)] if gone else []
+        return [Free(tuple(sorted(gone, key=_place)))] if gone else []
 
     def _over(self, column: Column) -> bool:
-        return column in self._stored and not self._unread.get(column) and column not in self._plan.held_to_end
+        return not self._unread.get(column) and column in self._stored and column not in self._plan.held_to_end
 
     def _finish(self) -> list[Instruction]:
         if self._running or (not self._failed and len(self._done) < len(self._plan.live)):
