@@ -12,9 +12,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rlflow.batch import Batch
 from rlflow.errors import PlanError
-from rlflow.execution.executor import Outcome, Span
+from rlflow.execution.executor import Outcome
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
+from rlflow.spans import Span
 from rlflow.watch.secrets import redacted
 
 if TYPE_CHECKING:
