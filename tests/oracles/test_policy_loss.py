@@ -1,0 +1,184 @@
+"""Policy losses of tokens: PPO's clip, importance weights, CISPO, no ratio at all; and with a KL term."""
+
+from pathlib import Path
+
+import torch
+
+from rlflow import kl, truncated_weights
+from rlflow.algorithms import cispo, dapo, gpg, grpo, opo, ppo
+from rlflow.author.load import load
+from rlflow.training.objective import New, Totals, row_weights, weighted_sum
+
+registry = load(Path(__file__).with_name("registry.py"))
+as_is, transformed, not_ours, averaged = registry.as_is, registry.transformed, registry.not_ours, registry.averaged
+
+
+def columns_of(case):
+    """The columns that a policy loss may name; weights are 1 where the case has none."""
+    inputs = case.inputs
+    old = inputs.get("old_log_prob", inputs.get("proximal_log_prob"))
+    ones = torch.ones_like(inputs["log_prob"])
+    return {"logprobs": old, "advantages": inputs["advantages"].reshape(len(ones), -1).expand_as(ones), "weights": ones, "mask": case.mask}
+
+
+def valued(loss, now, columns, **settings):
+    """The loss's value on the columns that it names."""
+    return loss(New(logprobs=now), *(columns.get(p.name) for p in loss.signature.columns), **settings)[0]
+
+
+def compared(case, now, total):
+    case.agrees(loss=total, grad_log_prob=torch.autograd.grad(total, now)[0])
+
+
+def now_of(case):
+    return case.inputs["log_prob"].clone().requires_grad_()
+
+
+PPO = {
+    "verl-ppo-1": "tokens", "verl-ppo-7": "tokens", "verl-ppo-seq-mean-token-sum": 1.0, "orlhf-pl-1": "tokens",
+    "orlhf-pl-3": "row-tokens", "areal-ppo-1": "tokens", "trl-loss-grpo": "row-tokens", "trl-loss-bnpo": "tokens",
+    "trl-loss-dr_grpo": 10.0, "trl-loss-dapo": "tokens",
+}
+
+
+@as_is(*PPO)
+def test_ppo(case):
+    now = now_of(case)
+    compared(case, now, averaged(valued(ppo.policy_loss, now, columns_of(case), clip=0.2), case.mask, PPO[case.id]))
+
+
+@as_is("slime-pl-1")
+def test_ppo_per_token(case):
+    moved = case.inputs["ppo_kl"].clone().requires_grad_()  # old - new
+    value, _ = ppo.policy_loss(New(logprobs=-moved), torch.zeros_like(moved), case.inputs["advantages"], torch.ones_like(moved), clip=0.2)
+    case.agrees(loss=value, grad_ppo_kl=torch.autograd.grad(value.sum(), moved)[0])
+
+
+@transformed("one of four ranks' share, multiplied by the ranks there because the engine averages over them; rlflow sums. Multiplied",
+             "verl-ppo-5")
+def test_ppo_on_one_rank_of_four(case):
+    now, settings = now_of(case), case.settings
+    weights = row_weights(case.mask.sum(1), "tokens", Totals(settings["batch_num_tokens"], settings["global_batch_size"]))
+    value = valued(ppo.policy_loss, now, columns_of(case), clip=0.2)
+    compared(case, now, settings["dp_size"] * weighted_sum(value, case.mask, weights, "tokens"))
+
+
+@as_is("trl-loss-higher")
+def test_dapo(case):
+    now = now_of(case)
+    compared(case, now, averaged(valued(dapo.policy_loss, now, columns_of(case), low=0.2, high=0.28), case.mask, "tokens"))
+
+
+@as_is("trl-loss-tis", "areal-dec-1")
+def test_truncated_weights(case):
+    now, columns = now_of(case), columns_of(case)
+    if "is_ratio" in case.inputs:
+        columns["weights"] = case.inputs["is_ratio"]
+    else:
+        columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["behave_log_prob"], case.mask, cap=2.0)
+    compared(case, now, averaged(valued(ppo.policy_loss, now, columns, clip=0.2), case.mask, "tokens"))
+
+
+@as_is("inv-microbatch-token-mean", "inv-microbatch-seq-mean-token-sum")
+def test_the_parts_sum_up_to_the_whole(case):
+    now, columns = now_of(case), columns_of(case)
+    mean = {"token-mean": "tokens", "seq-mean-token-sum": 1.0}[case.settings["loss_agg_mode"]]
+    value = valued(ppo.policy_loss, now, columns, clip=case.settings["clip_ratio"])
+    weights = row_weights(case.mask.sum(1), mean, Totals.of(case.mask.sum(1)))
+    parts = [weighted_sum(value[rows], case.mask[rows], weights[rows], mean) for rows in case.settings["split_rows"]]
+    whole = averaged(value, case.mask, mean)
+    gradient = torch.autograd.grad(whole, now, retain_graph=True)[0]
+    assert torch.equal(gradient, torch.autograd.grad(sum(parts), now)[0])
+    case.agrees(loss_whole=whole, loss_parts=torch.stack(parts), grad_log_prob=gradient)
+
+
+# -- CISPO -------------------------------------------------------------------------------------------------------------------------
+
+DELTA = "the bound counts from 1 there, and is the largest ratio itself here"
+
+
+@transformed(DELTA, "verl-cispo-1")
+def test_cispo_by_its_distance_from_1(case):
+    now, cap = now_of(case), 1 + case.settings["clip_ratio_high"]
+    compared(case, now, averaged(valued(cispo.policy_loss, now, columns_of(case), cap=cap), case.mask, "tokens"))
+
+
+@as_is("trl-loss-cispo")
+def test_cispo(case):
+    now, cap = now_of(case), case.settings["epsilon_high"]
+    compared(case, now, averaged(valued(cispo.policy_loss, now, columns_of(case), cap=cap), case.mask, "tokens"))
+
+
+@transformed(DELTA, "slime-cispo-1")
+def test_cispo_per_token(case):
+    now = now_of(case)
+    value = valued(cispo.policy_loss, now, columns_of(case), cap=1 + case.settings["eps_clip_high"])
+    case.agrees(loss=value, grad_log_prob=torch.autograd.grad(value.sum(), now)[0])
+
+
+@transformed(f"{DELTA}; clips below as well there: the old log-probs are moved so that no ratio is below the bound", "verl-cispo-3")
+def test_cispo_with_a_lower_bound(case):
+    now, columns, clip = now_of(case), columns_of(case), case.settings["clip_ratio"]
+    columns["logprobs"] = torch.min(columns["logprobs"], now.detach() - torch.tensor(1 - clip, dtype=torch.float64).log())
+    compared(case, now, averaged(valued(cispo.policy_loss, now, columns, cap=1 + clip), case.mask, "row-tokens"))
+
+
+# -- no ratio ----------------------------------------------------------------------------------------------------------------------
+
+
+@as_is("verl-gpg-loss-1", "nemo-pg-7")
+def test_no_ratio(case):
+    now = now_of(case)
+    compared(case, now, averaged(valued(gpg.policy_loss, now, columns_of(case)), case.mask, "tokens"))
+
+
+@as_is("verl-reinforce-1")
+def test_reinforce(case):
+    now = now_of(case)
+    compared(case, now, averaged(valued(opo.policy_loss, now, columns_of(case)), case.mask, 1.0))
+
+
+# -- a KL term in the loss ---------------------------------------------------------------------------------------------------------
+
+K3 = "k3 weighted for the gradient of its expectation there, which is that of k2, as in GRPO here: the value of k3 in place of k2's"
+
+
+def exchanged(case, now, beta):
+    """The constant that turns GRPO's k2 into k3 without a say in the gradient."""
+    new, reference = now.detach(), case.inputs["ref_log_prob"]
+    return beta * averaged(kl(new, reference, "k3") - kl(new, reference, "k2"), case.mask, "tokens")
+
+
+@transformed(K3, "nemo-pg-1", "nemo-pg-3")
+def test_grpo_with_kl(case):
+    now, columns, beta = now_of(case), columns_of(case), case.settings["reference_policy_kl_penalty"]
+    columns["ref_logprobs"] = case.inputs["ref_log_prob"]
+    if case.settings["use_importance_sampling_correction"]:
+        cap = case.settings["truncated_importance_sampling_ratio"]
+        columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["rollout_log_prob"], case.mask, cap=cap)
+    total = averaged(valued(grpo.policy_loss, now, columns, clip=0.2, beta=beta), case.mask, "tokens")
+    compared(case, now, total + exchanged(case, now, beta))
+
+
+@transformed("k3 in the loss there, whose gradient is that of the forward KL, k2 in GRPO here: GRPO without a reference, and k3 added",
+             "trl-loss-kl")
+def test_grpo_with_k3(case):
+    now, beta = now_of(case), case.settings["beta"]
+    value = valued(grpo.policy_loss, now, columns_of(case), clip=0.2, beta=0.0)
+    compared(case, now, averaged(value + beta * kl(now, case.inputs["ref_log_prob"], "k3"), case.mask, "tokens"))
+
+
+@transformed(f"{DELTA}; with a KL term: k2 is added, and the value of k3 put in its place", "nemo-pg-5")
+def test_cispo_with_kl(case):
+    now, settings = now_of(case), case.settings
+    beta = settings["reference_policy_kl_penalty"]
+    value = valued(cispo.policy_loss, now, columns_of(case), cap=1 + settings["ratio_clip_max"])
+    total = averaged(value + beta * kl(now, case.inputs["ref_log_prob"], "k2"), case.mask, "tokens")
+    compared(case, now, total + exchanged(case, now, beta))
+
+
+not_ours("SAPO: a soft gate in place of the clip", "verl-sapo-1", "areal-sapo-1", "trl-loss-sapo")
+not_ours("VESPO: a gamma density of the sequence's ratio", "trl-loss-vespo")
+not_ours("DRO: a squared log-ratio", "verl-dro-1")
+not_ours("DPPO: clips by divergence", "verl-dppo-tv-1", "verl-dppo-kl-1")
+not_ours("KL-Cov: a penalty on the tokens of the largest covariance", "verl-klcov-1")
