@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 
@@ -21,3 +22,12 @@ def kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k
     if estimator == "k3":
         return log_ratio.exp() - 1 - log_ratio
     raise ValueError(f"kl: found estimator {estimator!r}, expected 'k1', 'k2' or 'k3'")
+
+
+def adapted_beta(beta: Tensor, observed: Tensor, *, target: float, rate: float) -> Tensor:
+    """beta (1 + rate clip(observed / target - 1, -0.2, 0.2)), all 0-d (Ziegler et al. 2019, section 2.2).
+
+    beta: the price of KL; observed and target: the KL of whole responses, in nats. An observation that is no number changes nothing.
+    """
+    error = torch.where(observed.isnan(), 0.0, observed / target - 1)
+    return beta * (1 + rate * error.clamp(-0.2, 0.2))

@@ -9,6 +9,7 @@ import rlflow
 
 SHORT = {
     "ppo": {"prompts": 128, "iterations": 10, "hp": {"minibatch": 64}},
+    "ppo_adaptive": {"prompts": 128, "iterations": 8, "hp": {"minibatch": 64, "dual_clip": 3.0, "warmup": 1}},
     "grpo": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
     "sft": {"iterations": 30},
     "rloo": {"prompts": 24, "iterations": 8, "hp": {"samples": 8, "minibatch": 96}},

@@ -16,6 +16,7 @@ from rlflow.watch.reporter import Quiet
 
 FLOWS = {
     "ppo": {"max_tokens": 6, "minibatch": 4, "epochs": 2},
+    "ppo_adaptive": {"max_tokens": 6, "minibatch": 4, "dual_clip": 3.0, "warmup": 1},
     "grpo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "beta": 0.1},
     "rloo": {"max_tokens": 6, "minibatch": 16},
     "remax": {"max_tokens": 6, "minibatch": 4},
