@@ -35,7 +35,8 @@ def test_a_sum(case):
     compared(case, averaged(value, case.mask, "tokens") * case.mask.sum(), value)
 
 
-@transformed("divides by the width of the padding; rlflow by a number that is given. The width is given", "verl-agg-seq-mean-token-sum-norm-local")
+@transformed("divides by the width of the padding; rlflow by a number that is given. The width is given",
+             "verl-agg-seq-mean-token-sum-norm-local")
 def test_a_mean_over_the_padding(case):
     value = case.inputs["loss_mat"].clone().requires_grad_()
     compared(case, averaged(value, case.mask, value.shape[1]), value)

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 
 from rlflow import masked_weights, truncated_weights
-from rlflow.algorithms import ppo
 from rlflow.author.load import load
 
 registry = load(Path(__file__).with_name("registry.py"))
@@ -63,13 +62,14 @@ def test_weights_of_responses(case):
 
 
 BANDS = {
-    "verl-rs-token_k1": {"low": 0.6, "high": 1.6, "ratio": "token"}, "verl-rs-seq_mean_k1": {"low": 0.8, "high": 1.2, "ratio": "geometric"},
+    "verl-rs-token_k1": {"low": 1 / 1.6, "high": 1 / 0.6, "ratio": "token"},
+    "verl-rs-seq_mean_k1": {"low": 1 / 1.2, "high": 1 / 0.8, "ratio": "geometric"},
 }
 
 
-@transformed("a mask there; here the weights are 0 where it is: where they are not 0", *BANDS)
+@transformed("a mask there, by bounds on the inverse ratio; weights of 0 here: the bounds inverted, and where weights are not 0", *BANDS)
 def test_what_is_rejected(case):
-    case.agrees(mask=(verl_weights(case, masked_weights, **BANDS[case.id]) > 0).double())
+    case.agrees(mask=(verl_weights(case, masked_weights, **BANDS[case.id]) != 0).double())
 
 
 # -- in a loss ---------------------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_what_is_rejected(case):
 def weighted(case, weights):
     now, columns = policy.now_of(case), policy.columns_of(case)
     columns["weights"] = weights
-    policy.compared(case, now, averaged(policy.valued(ppo.policy_loss, now, columns, clip=0.2), case.mask, "tokens"))
+    policy.compared(case, now, averaged(policy.ppo_of(case, now, columns), case.mask, "tokens"))
 
 
 @as_is("orlhf-pl-5")
@@ -87,17 +87,20 @@ def test_ppo_with_a_floor(case):
     weighted(case, truncated_weights(inputs["old_log_prob"], inputs["rollout_log_prob"], case.mask, cap=cap, floor=floor))
 
 
-BAND = "responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the one says so, else the other"
+@as_is("areal-dec-3")
+def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
+    inputs, band = case.inputs, case.settings["rejection_sampling"]
+    columns = inputs["proximal_log_prob"], inputs["behave_log_prob"], case.mask
+    weighted(case, masked_weights(*columns, low=band["lower"], high=band["upper"], ratio="geometric"))
 
 
-@transformed(BAND, "areal-dec-3", "orlhf-pl-7")
+@transformed("responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the one says so, else the "
+             "other", "orlhf-pl-7")
 def test_ppo_without_the_responses_outside_a_band(case):
-    inputs = case.inputs
-    old = inputs.get("old_log_prob", inputs.get("proximal_log_prob"))
-    sampled = inputs.get("rollout_log_prob", inputs.get("behave_log_prob"))
-    bounds = case.settings.get("vllm_is_truncated_threshold") or [case.settings["rejection_sampling"][key] for key in ("lower", "upper")]
-    kept = masked_weights(old, sampled, case.mask, low=bounds[0], high=bounds[1], ratio="geometric") > 0
-    weighted(case, truncated_weights(old, sampled, case.mask, cap=torch.inf) * kept)
+    inputs, (low, high) = case.inputs, case.settings["vllm_is_truncated_threshold"]
+    columns = inputs["old_log_prob"], inputs["rollout_log_prob"], case.mask
+    kept = masked_weights(*columns, low=low, high=high, ratio="geometric") > 0
+    weighted(case, truncated_weights(*columns, cap=torch.inf) * kept)
 
 
 not_ours("rejects by k2 or k3 in place of the ratio", "verl-rs-token_k3", "verl-rs-seq_max_k2", "verl-rs-token_k1+seq_max_k3")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlflow import kl
+from rlflow import adapted_beta, kl
 from rlflow.algorithms import ppo
 from rlflow.author.load import load
 from rlflow.author.settings import override
@@ -80,6 +80,16 @@ def test_the_charge_on_scores(case):
     inputs, beta = case.inputs, max(case.settings["kl_coef"], 0.0)
     got = ppo.charge_kl(inputs["r"], inputs["kl"], case.mask, torch.zeros_like(inputs["kl"]), beta=beta)
     case.agrees(where=case.mask, rewards=got)
+
+
+@as_is("verl-kl-adaptive")
+def test_the_price_follows_its_target(case):
+    settings, beta = case.settings, torch.tensor(case.settings["init_kl_coef"], dtype=torch.float64)
+    prices = []
+    for observed in case.inputs["observed_kl"]:
+        beta = adapted_beta(beta, torch.tensor(observed), target=settings["target_kl"], rate=settings["n_steps"] / settings["horizon"])
+        prices.append(float(beta))
+    case.agrees(coef_after_each_update=prices)
 
 
 def test_a_price_below_0_is_refused():

@@ -26,6 +26,11 @@ def valued(loss, now, columns, **settings):
     return loss(New(logprobs=now), *(columns.get(p.name) for p in loss.signature.columns), **settings)[0]
 
 
+def ppo_of(case, now, columns):
+    """PPO's loss. verl's clips on both sides of a negative advantage by default."""
+    return valued(ppo.policy_loss, now, columns, clip=0.2, dual=3.0 if case.peer == "verl" else None)
+
+
 def compared(case, now, total):
     case.agrees(loss=total, grad_log_prob=torch.autograd.grad(total, now)[0])
 
@@ -44,14 +49,22 @@ PPO = {
 @as_is(*PPO)
 def test_ppo(case):
     now = now_of(case)
-    compared(case, now, averaged(valued(ppo.policy_loss, now, columns_of(case), clip=0.2), case.mask, PPO[case.id]))
+    compared(case, now, averaged(ppo_of(case, now, columns_of(case)), case.mask, PPO[case.id]))
 
 
 @as_is("slime-pl-1")
 def test_ppo_per_token(case):
     moved = case.inputs["ppo_kl"].clone().requires_grad_()  # old - new
-    value, _ = ppo.policy_loss(New(logprobs=-moved), torch.zeros_like(moved), case.inputs["advantages"], torch.ones_like(moved), clip=0.2)
+    value, _ = ppo.policy_loss(New(logprobs=-moved), torch.zeros_like(moved), case.inputs["advantages"], torch.ones_like(moved), clip=0.2,
+                               dual=None)
     case.agrees(loss=value, grad_ppo_kl=torch.autograd.grad(value.sum(), moved)[0])
+
+
+@transformed("the log-ratio is clamped to 20 there: clamped on the way in", "verl-ppo-3")
+def test_dual_clip(case):
+    now, columns = now_of(case), columns_of(case)
+    near = columns["logprobs"] + (now - columns["logprobs"]).clamp(-20, 20)
+    compared(case, now, averaged(ppo_of(case, near, columns), case.mask, "tokens"))
 
 
 @transformed("one of four ranks' share, multiplied by the ranks there because the engine averages over them; rlflow sums. Multiplied",
@@ -59,7 +72,7 @@ def test_ppo_per_token(case):
 def test_ppo_on_one_rank_of_four(case):
     now, settings = now_of(case), case.settings
     weights = row_weights(case.mask.sum(1), "tokens", Totals(settings["batch_num_tokens"], settings["global_batch_size"]))
-    value = valued(ppo.policy_loss, now, columns_of(case), clip=0.2)
+    value = ppo_of(case, now, columns_of(case))
     compared(case, now, settings["dp_size"] * weighted_sum(value, case.mask, weights, "tokens"))
 
 
@@ -76,14 +89,14 @@ def test_truncated_weights(case):
         columns["weights"] = case.inputs["is_ratio"]
     else:
         columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["behave_log_prob"], case.mask, cap=2.0)
-    compared(case, now, averaged(valued(ppo.policy_loss, now, columns, clip=0.2), case.mask, "tokens"))
+    compared(case, now, averaged(ppo_of(case, now, columns), case.mask, "tokens"))
 
 
 @as_is("inv-microbatch-token-mean", "inv-microbatch-seq-mean-token-sum")
 def test_the_parts_sum_up_to_the_whole(case):
     now, columns = now_of(case), columns_of(case)
     mean = {"token-mean": "tokens", "seq-mean-token-sum": 1.0}[case.settings["loss_agg_mode"]]
-    value = valued(ppo.policy_loss, now, columns, clip=case.settings["clip_ratio"])
+    value = ppo_of(case, now, columns)
     weights = row_weights(case.mask.sum(1), mean, Totals.of(case.mask.sum(1)))
     parts = [weighted_sum(value[rows], case.mask[rows], weights[rows], mean) for rows in case.settings["split_rows"]]
     whole = averaged(value, case.mask, mean)

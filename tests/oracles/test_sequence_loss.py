@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from rlflow import row_mean, truncated_weights
 from rlflow.algorithms import gspo
 from rlflow.author.load import load
