@@ -99,23 +99,18 @@ def not_ours(why, *names):
 
 
 def _tied(test, whys, kind):
-    cases = list(getattr(test, "cases", []))
     for name, why in whys.items():
-        _place(name, Verdict(kind, why, f"{Path(test.__code__.co_filename if not cases else test.file).stem}::{test.__name__}"))
-    inner = getattr(test, "inner", test)
+        _place(name, Verdict(kind, why, f"{Path(test.__code__.co_filename).stem}::{test.__name__}"))
 
+    @functools.wraps(test)
     def run(case):
         case.compared.clear()
-        inner(case)
+        test(case)
         left = set(case.expected) - case.compared - set(BESIDE)
         assert case.compared, f"{case.id}: nothing was compared"
         assert not left, f"{case.id}: not compared: {left}"
 
-    cases += [CASES[name] for name in whys]
-    run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
-    run.inner, run.cases, run.file, run.__code__ = inner, cases, inner.__code__.co_filename, run.__code__
-    run.pytestmark = [pytest.mark.parametrize("case", cases, ids=lambda case: case.id).mark]
-    return run
+    return pytest.mark.parametrize("case", [CASES[name] for name in whys], ids=list(whys))(run)
 
 
 def _place(name, verdict):
