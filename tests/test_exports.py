@@ -49,8 +49,8 @@ def test_another_name_is_an_attribute_error():
 
 def test_algorithms_use_nothing_else():
     for path in Path("algorithms").glob("[!_]*.py"):
-        for names in re.findall(r"^from rlflow import \(?([^)\n]+)", path.read_text(), re.MULTILINE):
-            assert {name.strip() for name in names.split(",") if name.strip()} <= set(rlflow.__all__), path
+        for names in re.findall(r"^from rlflow import (\([^)]+|.+)", path.read_text(), re.MULTILINE):
+            assert {name.strip("( \n") for name in names.split(",") if name.strip()} <= set(rlflow.__all__), path
 
 
 def test_names_that_need_torch_load_it_on_first_use():

@@ -17,6 +17,7 @@ SHORT = {
     "reinforce_pp": {"prompts": 48, "iterations": 8, "hp": {"minibatch": 96}},
     "dapo": {"prompts": 24, "iterations": 10, "hp": {"groups": 12, "minibatch": 96}},
     "gspo": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
+    "prime": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
     "cispo": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
     "dpo": {"iterations": 12},
     "online_dpo": {"prompts": 48, "iterations": 10},
