@@ -41,7 +41,7 @@ def normalise(advantages, mask):
 
 
 @loss
-def policy_loss(new, logprobs, advantages, weights, *, clip, dual):
+def policy_loss(new, logprobs, advantages, weights, *, clip, dual=None):
     ratio = (new.logprobs - logprobs).exp()
     return -weights * clipped_gain(ratio, advantages, clip, clip, dual), {"clipped": (ratio - 1).abs() > clip}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlflow import gae, kl, place_last, truncated_weights
-from rlflow.algorithms import cispo, dapo, distill, gpg, grpo, gspo, opo, ppo, reinforce_pp, remax, rloo
+from rlflow.algorithms import cispo, clip_cov, dapo, distill, gmpo, gpg, grpo, gspo, opo, ppo, prime, reinforce_pp, remax, rloo
 from rlflow.training.objective import New, weighted_sum
 
 RESPONSES = torch.tensor(list(itertools.product(range(3), repeat=2)))
@@ -54,17 +54,19 @@ LOSSES = {
     "rloo": (rloo.policy_loss, {"clip": 0.2}), "remax": (remax.policy_loss, {"clip": 0.2}),
     "reinforce_pp": (reinforce_pp.policy_loss, {"clip": 0.2}), "dapo": (dapo.policy_loss, {"low": 0.2, "high": 0.28}),
     "distill": (distill.policy_loss, {"clip": 0.2}), "cispo": (cispo.policy_loss, {"cap": 5.0}),
+    "prime": (prime.policy_loss, {"clip": 0.2}), "clip_cov": (clip_cov.policy_loss, {"form": "clip", "clip": 0.2, "beta": 0.0}),
+    "kl_cov": (clip_cov.policy_loss, {"form": "kl", "clip": 0.2, "beta": 1.0}),
     "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}), "gpg": (gpg.policy_loss, {}), "opo": (opo.policy_loss, {}),
 }
 
 
-def expected(policy, advantages, of, chance, name="opo", weights=None, **columns):
+def expected(policy, advantages, of, chance, name="opo", weights=None):
     """The gradient that an update ascends: responses ``of`` [rows], each with its ``chance``; the sum over a response's tokens."""
     now = policy.logprobs(RESPONSES[of])
     mask = torch.ones_like(now, dtype=torch.bool)
     loss, settings = LOSSES[name]
-    given = {"logprobs": now.detach(), "advantages": advantages, "mask": mask,
-             "weights": torch.ones_like(now) if weights is None else weights, **columns}
+    given = {"logprobs": now.detach(), "advantages": advantages, "mask": mask, "held": ~mask,
+             "weights": torch.ones_like(now) if weights is None else weights}
     value, _ = loss(New(logprobs=now), *(given.get(p.name) for p in loss.signature.columns), **settings)
     return -policy.gradient(weighted_sum(value, mask, chance, 1.0))
 
@@ -78,6 +80,14 @@ def test_every_policy_loss_is_reinforce_where_the_policy_has_not_moved(policy, n
     chance = policy.probabilities().detach()
     got = expected(policy, SCORES[:, None].expand(9, 2), ALONE, chance, name)
     torch.testing.assert_close(got, policy.true_gradient(SCORES), **EXACT)
+
+
+def test_gmpo_is_reinforce_by_the_length_of_a_response(policy):
+    """Its loss is per response, so that of a token weighs by one part in the response's tokens, two."""
+    now, scores = policy.logprobs(), SCORES[:, None].expand(9, 2)
+    value, _ = gmpo.policy_loss(New(logprobs=now), now.detach(), scores, torch.ones_like(scores), ONES, low=0.4, high=0.4)
+    got = -policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), "rows"))
+    torch.testing.assert_close(got, policy.true_gradient(SCORES) / 2, **EXACT)
 
 
 def test_reinforce_pp_is_unbiased_before_it_whitens(policy, reference):
@@ -221,11 +231,13 @@ def test_the_estimates_as_losses(policy, reference, estimator):
     torch.testing.assert_close(got, want, **EXACT)
 
 
-def test_grpo_descends_the_kl_of_each_token(policy, reference):
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3-weighted"])
+def test_grpo_descends_the_kl_of_each_token(policy, reference, estimator):
     now, zeros = policy.logprobs(), torch.zeros(9, 2, dtype=torch.float64)
-    value, _ = grpo.policy_loss(New(logprobs=now), now.detach(), zeros, zeros + 1, reference.logprobs().detach(), clip=0.2, beta=0.3)
+    columns = now.detach(), zeros, zeros + 1, reference.logprobs().detach()
+    value, _ = grpo.policy_loss(New(logprobs=now), *columns, clip=0.2, beta=0.3, estimator=estimator)
     got = policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), 1.0))
-    torch.testing.assert_close(got, 0.3 * kl_gradient(policy, reference, of_reference=False), **EXACT)
+    torch.testing.assert_close(got, 0.3 * kl_gradient(policy, reference, of_reference=estimator == "k3"), **EXACT)
 
 
 def test_distillation_descends_the_reverse_kl_of_each_token(policy, reference):

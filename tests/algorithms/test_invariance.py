@@ -28,7 +28,7 @@ from rlflow.training.objective import New
 from rlflow.training.protocols import ModelSpec
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[!_]*.py"))
-SMALL = {"samples": 3, "max_tokens": 7, "groups": 4, "tries": 20, "overlong": 3}
+SMALL = {"samples": 3, "max_tokens": 7, "groups": 4, "tries": 20, "overlong": 3, "share": 0.3, "cov_low": 0.0}
 ALSO = {"beta": 0.3, "dual_clip": 1.5}  # what may be off by default and is turned on by a number
 WHOLE = 10**9
 
@@ -131,8 +131,9 @@ def recorded(name):
     return list(found.values())
 
 
-def stages(name):
-    return [call for call in recorded(name) if isinstance(call.of, Stage)]
+def stages(name, drawing=True):
+    """Stage calls; on demand without those that draw, whose draws go by the order of the rows."""
+    return [call for call in recorded(name) if isinstance(call.of, Stage) and (drawing or not call.of.draws)]
 
 
 def updates(name):
@@ -151,7 +152,9 @@ def results(call, batch, extra=0):
     if "mask" in batch:
         inside = torch.nn.functional.pad(batch["mask"], (0, extra))
     columns = [column(batch, name, inside, width) if name in batch else None for name in call.of.signature.column_names]
-    values, _ = split_metrics(call.of.function(*columns, **call.settings), len(call.of.gives))
+    one, each = torch.Generator().manual_seed(0), tuple(torch.Generator().manual_seed(hash(tuple(key))) for key in batch.axis.keys.tolist())
+    chance = {"generator": each if call.of.dispatch == DP_COMPUTE else one} if call.of.draws else {}
+    values, _ = split_metrics(call.of.function(*columns, **call.settings, **chance), len(call.of.gives))
     for value in values:
         assert value.dim() < 2 or value.shape == inside.shape, f"{call}: {list(value.shape)}"
     return [torch.where(inside, value, 0) if value.dim() == 2 else value for value in values]
@@ -189,7 +192,7 @@ def of_groups(batch, order):
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_another_order_of_groups_gives_the_same_in_that_order(name, data):
-    for call in stages(name):
+    for call in stages(name, drawing=False):
         order = of_groups(call.batch, data.draw(st.permutations(range(call.batch.axis.groups))))
         whole, moved = results(call, call.batch), results(call, call.batch.rows(order))
         same(call, moved, [value[order] for value in whole] if per_row(whole) else whole)
@@ -226,7 +229,7 @@ def twice(batch):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_batch_twice_gives_the_same_twice(name):
     """But for statistics over the whole batch, whose deviations have n - 1 in them: there the same up to one factor, near 1."""
-    for call in stages(name):
+    for call in stages(name, drawing=False):
         whole, double = results(call, call.batch), results(call, twice(call.batch))
         if per_row(whole):
             half = len(call.batch)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlflow import adapted_beta, kl
+from rlflow import adapted_beta, kl, kl_penalty
 from rlflow.algorithms import ppo
 from rlflow.author.load import load
 from rlflow.author.settings import override
@@ -62,9 +62,10 @@ def test_kl_weighted_for_the_gradient_of_its_expectation(case):
     compared(case, logprobs, weight * kl(logprobs, near(logprobs, reference), case.settings["kind"]).clamp(-10, 10))
 
 
-@transformed("multiplied there by the policy's ratio. Multiplied in the test", "slime-kl-unbiased")
+@transformed("the ratio is given there: log-probs before the update are made from it", "slime-kl-unbiased")
 def test_kl_weighted_by_the_ratio(case):
-    case.agrees(kl=case.inputs["importance_ratio"] * kl(case.inputs["logprob"], case.inputs["ref_logprob"], "k3"))
+    now, ratio = case.inputs["logprob"], case.inputs["importance_ratio"]
+    case.agrees(kl=kl_penalty(now, now - ratio.log(), case.inputs["ref_logprob"], "k3-weighted"))
 
 
 @transformed("scores per token there: added in the test to the charge alone", "verl-kl-reward")

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from rlflow import kl, truncated_weights
-from rlflow.algorithms import cispo, dapo, gpg, grpo, opo, ppo
+from rlflow.algorithms import cispo, clip_cov, dapo, gpg, grpo, opo, ppo
 from rlflow.author.load import load
 from rlflow.training.objective import New, Totals, row_weights, weighted_sum
 
@@ -153,35 +153,35 @@ def test_reinforce(case):
 
 # -- a KL term in the loss ---------------------------------------------------------------------------------------------------------
 
-K3 = "k3 weighted for the gradient of its expectation there, which is that of k2, as in GRPO here: the value of k3 in place of k2's"
+WEIGHTED = "k3 weighted by exp(logp - sg(logp)) there, for the gradient of its expectation, which is that of k2"
 
 
 def exchanged(case, now, beta):
-    """The constant that turns GRPO's k2 into k3 without a say in the gradient."""
+    """The constant that turns k2 into k3 without a say in the gradient."""
     new, reference = now.detach(), case.inputs["ref_log_prob"]
     return beta * averaged(kl(new, reference, "k3") - kl(new, reference, "k2"), case.mask, "tokens")
 
 
-@transformed(K3, "nemo-pg-1", "nemo-pg-3")
+@transformed(f"{WEIGHTED}: GRPO's k2, and the value of k3 put in the place of its value", "nemo-pg-1", "nemo-pg-3")
 def test_grpo_with_kl(case):
     now, columns, beta = now_of(case), columns_of(case), case.settings["reference_policy_kl_penalty"]
     columns["ref_logprobs"] = case.inputs["ref_log_prob"]
     if case.settings["use_importance_sampling_correction"]:
         cap = case.settings["truncated_importance_sampling_ratio"]
         columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["rollout_log_prob"], case.mask, cap=cap)
-    total = averaged(valued(grpo.policy_loss, now, columns, clip=0.2, beta=beta), case.mask, "tokens")
+    total = averaged(valued(grpo.policy_loss, now, columns, clip=0.2, beta=beta, estimator="k2"), case.mask, "tokens")
     compared(case, now, total + exchanged(case, now, beta))
 
 
-@transformed("k3 in the loss there, whose gradient is that of the forward KL, k2 in GRPO here: GRPO without a reference, and k3 added",
-             "trl-loss-kl")
+@as_is("trl-loss-kl")
 def test_grpo_with_k3(case):
-    now, beta = now_of(case), case.settings["beta"]
-    value = valued(grpo.policy_loss, now, columns_of(case), clip=0.2, beta=0.0)
-    compared(case, now, averaged(value + beta * kl(now, case.inputs["ref_log_prob"], "k3"), case.mask, "tokens"))
+    now, columns = now_of(case), columns_of(case)
+    columns["ref_logprobs"] = case.inputs["ref_log_prob"]
+    value = valued(grpo.policy_loss, now, columns, clip=0.2, beta=case.settings["beta"], estimator="k3")
+    compared(case, now, averaged(value, case.mask, "tokens"))
 
 
-@transformed(f"{DELTA}; with a KL term: k2 is added, and the value of k3 put in its place", "nemo-pg-5")
+@transformed(f"{DELTA}; {WEIGHTED}: k2 is added, and the value of k3 put in the place of its value", "nemo-pg-5")
 def test_cispo_with_kl(case):
     now, settings = now_of(case), case.settings
     beta = settings["reference_policy_kl_penalty"]
@@ -190,8 +190,32 @@ def test_cispo_with_kl(case):
     compared(case, now, total + exchanged(case, now, beta))
 
 
+# -- tokens held back by their covariance ------------------------------------------------------------------------------------------
+
+
+def held(case, columns, form, share, **band):
+    """Of each token, whether it is held back; the quota is above what the band leaves, so nothing is left to chance."""
+    chance = torch.Generator().manual_seed(0)
+    return clip_cov.hold(columns["logprobs"], columns["advantages"], case.mask, form=form, share=share, generator=chance, **band)[0]
+
+
+@as_is("verl-clipcov-1")
+def test_clip_cov(case):
+    now, columns, settings = now_of(case), columns_of(case), case.settings
+    columns["held"] = held(case, columns, "clip", settings["clip_cov_ratio"], low=settings["clip_cov_lb"], high=settings["clip_cov_ub"])
+    compared(case, now, averaged(valued(clip_cov.policy_loss, now, columns, form="clip", clip=0.2, beta=0.0), case.mask, "tokens"))
+
+
+@transformed("tokens are chosen by their log-probs of the moment there, by those before the update here: those of the moment are given",
+             "verl-klcov-1")
+def test_kl_cov(case):
+    now, columns, settings = now_of(case), columns_of(case), case.settings
+    columns["held"] = held(case, columns | {"logprobs": now.detach()}, "kl", settings["kl_cov_ratio"], low=0.0, high=0.0)
+    value = valued(clip_cov.policy_loss, now, columns, form="kl", clip=0.2, beta=settings["ppo_kl_coef"])
+    compared(case, now, averaged(value, case.mask, "tokens"))
+
+
 not_ours("SAPO: a soft gate in place of the clip", "verl-sapo-1", "areal-sapo-1", "trl-loss-sapo")
 not_ours("VESPO: a gamma density of the sequence's ratio", "trl-loss-vespo")
 not_ours("DRO: a squared log-ratio", "verl-dro-1")
 not_ours("DPPO: clips by divergence", "verl-dppo-tv-1", "verl-dppo-kl-1")
-not_ours("KL-Cov: a penalty on the tokens of the largest covariance", "verl-klcov-1")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rlflow import row_mean, truncated_weights
-from rlflow.algorithms import gspo
+from rlflow.algorithms import gmpo, gspo
 from rlflow.author.load import load
 
 registry = load(Path(__file__).with_name("registry.py"))
@@ -36,6 +36,14 @@ def test_gspo_with_sequence_weights(case):
     cap = case.settings["rejection_sampling"]["upper"]
     columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["behave_log_prob"], case.mask, cap=cap, ratio="geometric")
     gspo_of(case, columns, 0.2, 0.2, "tokens")
+
+
+@as_is("verl-gmpo-1", "trl-gmpo-1", "trl-gmpo-3")
+def test_gmpo(case):
+    now, columns = policy.now_of(case), policy.columns_of(case)
+    low, high = (case.settings.get(f"clip_ratio_{side}", case.settings.get(f"epsilon_{side}")) for side in ("low", "high"))
+    value = policy.valued(gmpo.policy_loss, now, columns, low=low, high=high)
+    policy.compared(case, now, averaged(value, case.mask, "rows"))
 
 
 @transformed("the log-ratio of a response, with the other sign: turned, and spread over its tokens", "slime-gspo-1")

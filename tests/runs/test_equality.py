@@ -24,6 +24,8 @@ FLOWS = {
     "dapo": {"max_tokens": 6, "minibatch": 8, "samples": 4, "groups": 3, "tries": 3, "overlong": 3},
     "gspo": {"max_tokens": 6, "minibatch": 16, "samples": 4},
     "cispo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "epochs": 2},
+    "gmpo": {"max_tokens": 6, "minibatch": 16, "samples": 4},
+    "clip_cov": {"max_tokens": 6, "minibatch": 16, "samples": 4, "share": 0.1},
     "prime": {"max_tokens": 6, "minibatch": 16},
     "opo": {"max_tokens": 6, "samples": 4},
     "online_dpo": {"max_tokens": 6, "minibatch": 8},
