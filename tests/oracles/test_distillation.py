@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from rlflow import masked_mean
 from rlflow.algorithms import distill
 from rlflow.author.load import load
 from rlflow.training.objective import New
@@ -22,8 +23,9 @@ def test_the_advantage_is_minus_the_reverse_kl(case):
              "tinker-opd-1")
 def test_the_reverse_kl_beside_other_advantages(case):
     inputs = case.inputs
-    judged, _ = distill.judge(inputs["sampled_logprobs"], inputs["teacher_logprobs"][:, 1:], case.mask)
-    case.agrees(advantages=inputs["advantages"] + case.settings["kl_penalty_coef"] * judged)
+    judged, metrics = distill.judge(inputs["sampled_logprobs"], inputs["teacher_logprobs"][:, 1:], case.mask)
+    case.agrees(advantages=inputs["advantages"] + case.settings["kl_penalty_coef"] * judged,
+                teacher_kl=masked_mean(metrics["reverse_kl"], case.mask))
 
 
 @transformed("a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over every token",

@@ -74,7 +74,8 @@ def test_gae_with_the_score_one_past_the_last_token(case):
     inputs, last = case.inputs, case.inputs["last_token_index"][:, None]
     places = torch.arange(inputs["values"].shape[1])
     mask, longer = places <= last, places <= last + 1
-    charged = ppo.charge_kl(torch.zeros_like(inputs["scores"]), inputs["logprobs"], mask, inputs["ref_logprobs"], beta=0.05)
+    charged = ppo.charge_kl(torch.zeros_like(inputs["scores"]), inputs["logprobs"], mask, inputs["ref_logprobs"],
+                            beta=case.settings["kl_coef"])
     rewards = charged + place_last(inputs["scores"], longer)
     if case.settings["whiten_rewards"]:
         rewards = (whiten(rewards, longer) + rewards[longer].mean()) * longer

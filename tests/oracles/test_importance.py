@@ -91,7 +91,9 @@ def test_ppo_with_a_floor(case):
 def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
     inputs, band = case.inputs, case.settings["rejection_sampling"]
     columns = inputs["proximal_log_prob"], inputs["behave_log_prob"], case.mask
-    weighted(case, masked_weights(*columns, low=band["lower"], high=band["upper"], ratio="geometric"))
+    weights = masked_weights(*columns, low=band["lower"], high=band["upper"], ratio="geometric")
+    case.agrees(where=case.mask, behave_imp_weight=weights)
+    weighted(case, weights)
 
 
 @transformed("responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the one says so, else the "

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from rlflow import gae, leave_one_out, reward_to_go
+from rlflow import gae, group_std, leave_one_out, reward_to_go
 from rlflow.algorithms import grpo, ppo, reinforce_pp
 from rlflow.author.load import load
 
@@ -44,10 +44,8 @@ def test_dr_grpo(case):
 @transformed("1e-9 is added to the deviation there, 1e-4 here: multiplied by the quotient", "orlhf-pipe-group")
 def test_grpo(case):
     scores, group = case.inputs["rewards"], group_of(case)
-    centred = grpo.compare(scores, group, case.mask, deviation=False)
-    ours = grpo.compare(scores, group, case.mask, deviation=True)
-    deviation = torch.where(ours == 0, 1.0, centred / ours - 1e-4)  # what rlflow divided by, less what it added
-    advantages = ours * (deviation + 1e-4) / (deviation + 1e-9)
+    quotient = (group_std(scores, group) + 1e-4) / (group_std(scores, group) + 1e-9)
+    advantages = grpo.compare(scores, group, case.mask, deviation=True) * quotient[:, None]
     compared(case, advantages, advantages)
 
 

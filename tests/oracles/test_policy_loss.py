@@ -89,6 +89,7 @@ def test_truncated_weights(case):
         columns["weights"] = case.inputs["is_ratio"]
     else:
         columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["behave_log_prob"], case.mask, cap=2.0)
+        case.agrees(where=case.mask, behave_imp_weight=columns["weights"])
     compared(case, now, averaged(ppo_of(case, now, columns), case.mask, "tokens"))
 
 

@@ -35,6 +35,7 @@ def test_gspo_with_sequence_weights(case):
     columns["advantages"] = row_mean(columns["advantages"], case.mask)[:, None].expand_as(columns["advantages"])
     cap = case.settings["rejection_sampling"]["upper"]
     columns["weights"] = truncated_weights(columns["logprobs"], case.inputs["behave_log_prob"], case.mask, cap=cap, ratio="geometric")
+    case.agrees(where=case.mask, behave_imp_weight=columns["weights"])
     gspo_of(case, columns, 0.2, 0.2, "tokens")
 
 
