@@ -54,5 +54,5 @@ def grpo(prompts, actor, reference, reward, hp=GRPO()):
         batch |= reference.logprobs(batch, gives="ref_logprobs")
     batch |= compare(batch, deviation=hp.deviation)
     mean = hp.max_tokens if hp.mean == "constant" else hp.mean
-    settings = {"clip": hp.clip, "beta": hp.beta, "estimator": hp.estimator}
-    actor.update(batch, policy_loss, **settings, mean=mean, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(batch, policy_loss, clip=hp.clip, beta=hp.beta, estimator=hp.estimator,
+                 mean=mean, epochs=hp.epochs, minibatch=hp.minibatch)

@@ -4,7 +4,8 @@ A second model, `prm`, learns from outcomes alone to tell right responses from w
 beta log(prm / reference), is that token's reward, beside the outcome's, both less the mean of the other responses to the prompt (eq. 5).
 Differs from the paper in having no filter of prompts by accuracy (put `repeat` around the sampling, as DAPO does), in whitening the
 returns as the authors' code does, and in the truncated weights between sampler and trainer (Yao et al. 2025). As in the paper, `prm`
-scores the rows before it learns from them.
+scores the rows before it learns from them. Eq. 5 is taken as printed: the authors' code adds a token's distance from the mean of its
+own response, over samples - 1.
 """
 
 from dataclasses import dataclass
