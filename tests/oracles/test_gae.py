@@ -99,10 +99,13 @@ def test_gae_of_a_row_that_is_bootstrapped(case):
 
 
 @pytest.mark.parametrize("name", ["verl-gae-3", "nemo-gae-1"])
-def test_gae_without_a_gradient_of_what_is_masked(name):
+def test_nothing_that_is_masked_reaches_gae_or_its_gradient(name):
     """A NaN outside the mask reaches neither the advantages nor their gradient."""
     case = CASES[name]
     values = torch.where(case.mask, case.inputs["values"], torch.nan).requires_grad_()
     rewards = torch.where(case.mask, rewards_of(case), torch.nan)
     advantages, _ = gae(rewards, values, case.mask, gamma=1.0, lam=0.9)
     assert bool(advantages[case.mask].isfinite().all())
+    gradient = torch.autograd.grad(advantages[case.mask].sum(), values)[0]
+    assert bool(gradient[case.mask].isfinite().all())
+    assert not gradient[~case.mask].any()
