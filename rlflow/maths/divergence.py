@@ -36,7 +36,7 @@ def kl_penalty(
         return (logprobs - old_logprobs).exp() * kl(logprobs, ref_logprobs, "k3")
     if estimator in ("k2", "k3"):
         return kl(logprobs, ref_logprobs, estimator)
-    why = "k1 has no gradient in expectation: charge it in the reward" if estimator == "k1" else "choose one by its gradient"
+    why = {"k1": "k1 has no gradient in expectation: charge it in the reward"}.get(estimator, "choose one by its gradient")
     raise ValueError(f"kl_penalty: found estimator {estimator!r}, expected 'k2', 'k3' or 'k3-weighted'; {why}")
 
 
