@@ -1,6 +1,6 @@
 """An iteration of GRPO in one process: rlflow, TRL's GRPOTrainer, and the floor of bare Hugging Face calls, side by side.
 
-    python benchmarks/peers/trl_grpo.py [--rounds 8] [--block 4] [--json] [--venv FOLDER] [--index URL]
+    python benchmarks/peers/trl_grpo.py [--rounds 9] [--block 4] [--budget 120] [--json] [--venv FOLDER] [--index URL]
 
 All three train the same model (Qwen3-shaped, 0.8M random parameters, made here) on the same prompts: 8 prompts × 8 samples of exactly
 64 tokens (the tokenizer's end token has no logit in the model, so that no row ends early), one AdamW step per iteration, float32, the
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
 import random
@@ -84,7 +85,10 @@ class Turns:
     def _wait(self) -> None:
         block = {"seconds": self.seconds, "processor": time.process_time() - self.processor, "tokens": self.tokens}
         print(json.dumps(block), file=self.answers, flush=True)
-        self.left, self.tokens, self.seconds = int(sys.stdin.readline() or 0), 0, []
+        line = sys.stdin.readline()
+        if not line:
+            sys.exit()  # nothing more is wanted
+        self.left, self.tokens, self.seconds = int(line), 0, []
         self._begin()
 
 
@@ -104,7 +108,7 @@ def make_files(folder: Path, prompts: int) -> None:
     draw = random.Random(0)
     lines = [{"prompt": f"Add {draw.randrange(1000)}, {draw.randrange(1000)} and {draw.randrange(1000)} ="} for _ in range(prompts)]
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "reward.py").write_text("def digits(completion):\n    return sum(x in '0123456789' for x in completion) / max(len(completion), 1)\n")
+    (folder / "reward.py").write_text(inspect.getsource(digits))
 
 
 def prompts_of(folder: Path) -> list[dict[str, str]]:
@@ -149,8 +153,8 @@ def run_trl(folder: Path, iterations: int) -> None:
             turns.tick(sampled.pop())
 
     config = GRPOConfig(output_dir=str(folder / "trl"), max_steps=iterations, **TRL_SETTINGS)
-    trainer = GRPOTrainer(model=str(folder / "model"), reward_funcs=reward, args=config, train_dataset=Dataset.from_list(prompts_of(folder)),
-                          callbacks=[Marks()])
+    data = Dataset.from_list(prompts_of(folder))
+    trainer = GRPOTrainer(str(folder / "model"), reward, config, data, callbacks=[Marks()])
     turns = Turns()
     trainer.train()
 
@@ -189,10 +193,11 @@ class Worker:
     def __init__(self, system: str, python: str, folder: Path, iterations: int, threads: int) -> None:
         self.system, self.log = system, folder / f"{system}.log"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])) if system != "trl" else ""
-        variables = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        variables = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         words = [python, str(Path(__file__).resolve()), "--worker", system, str(folder), str(iterations)]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(words, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = subprocess.Popen(words, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                            text=True)
 
     def block(self, iterations: int) -> dict[str, Any]:
         print(iterations, file=self.process.stdin, flush=True)
@@ -248,7 +253,11 @@ def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """System → seconds of every iteration, processor seconds of every block, tokens sampled per iteration."""
     found: dict[str, dict[str, Any]] = {name: {"seconds": [], "processor": [], "tokens": set()} for name in given.systems}
     with tempfile.TemporaryDirectory() as folder, workers(tuple(given.systems), given, Path(folder)) as started:
+        begun = time.monotonic()
         for number in range(given.rounds):
+            if number >= len(started) and time.monotonic() - begun > given.budget:
+                print(f"stopped after {number} rounds: {given.budget:g} s are over", file=sys.stderr)
+                break
             turn = number % len(started)
             for worker in started[turn:] + started[:turn]:
                 block = worker.block(given.block)
@@ -284,8 +293,9 @@ def show(rows: list[dict[str, Any]], given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--block", type=int, default=4, help="iterations of a system before the next one has its turn")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds after which no further round begins")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--venv", type=Path, default=Path.home() / ".cache" / "rlflow" / "peers" / "trl", help="TRL's environment")
@@ -299,7 +309,8 @@ def main() -> None:
         return
     rows = summary(measured(given))
     if given.json:
-        print(json.dumps({"torch": version("torch"), "transformers": version("transformers"), "trl": TRL, "threads": given.threads, "rows": rows}))
+        versions = {name: version(name) for name in ("torch", "transformers")}
+        print(json.dumps({**versions, "trl": TRL, "threads": given.threads, "rows": rows}))
     else:
         show(rows, given)
     if len({count for row in rows for count in row["tokens"]}) > 1:
