@@ -170,6 +170,7 @@ class Trainer:
         self._move(self.spec.device)
 
     def _move(self, device: str) -> None:
+        self.held.drop()
         self.network.to(device)
         for state in self.optimizer.state.values() if self.optimizer else ():
             state.update({name: tensor.to(device) for name, tensor in state.items()})
