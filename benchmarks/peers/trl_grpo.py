@@ -6,7 +6,8 @@ All three train the same model (Qwen3-shaped, 0.8M random parameters, made here)
 64 tokens (the tokenizer's end token has no logit in the model, so that no row ends early), one AdamW step per iteration, float32, the
 same number of threads. Each runs in a process of its own that waits its turn: rounds of ``--block`` iterations each, in an order that
 rotates. Seconds are wall time from one end of an iteration to the next, with all that the system does in between; the processor time
-is that of the process (rlflow's rewards, which are cheap here, are in another one). The floor is ``generate``, one forward, one backward and one step, with nothing around it.
+is that of the process (rlflow's rewards, which are cheap here, are in another one). The floor is ``generate``, one forward, one
+backward and one step, with nothing around it.
 
 TRL gets a virtual environment of its own with the torch and transformers of this interpreter, made at the first call. Where this
 torch is not on PyPI (2.13.0+cpu), ``--index https://download.pytorch.org/whl/cpu`` tells pip where it is.
