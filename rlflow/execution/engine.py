@@ -71,10 +71,12 @@ class Engine:
         rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
         return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
-    def forward(self, role: str, want: tuple[str, ...], batch: Batch) -> Batch:
+    def forward(self, role: str, want: tuple[str, ...], batch: Batch, ahead: bool = False) -> Batch:
+        """ahead: the role's next update takes all of these rows in its first step."""
         trainer = self.models[role].trainer
         assert trainer is not None
-        return Batch(batch.axis, whole(trainer.forward(batch, want), len(batch), want).data)
+        forward = getattr(trainer, "forward_ahead", trainer.forward) if ahead else trainer.forward
+        return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def reward(self, role: str, batch: Batch) -> tuple[Batch, Metrics]:
         """``scores``, and how many are missing."""

@@ -250,7 +250,8 @@ class _Run:
         return rows, {}
 
     def forward(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
-        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch), {}
+        ahead = len(batch) <= self.plan.ahead.get(node.id, -1)
+        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, ahead), {}
 
     def reward(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
         return self.engine.reward(node.role or "", batch)
