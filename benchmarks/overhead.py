@@ -25,9 +25,9 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
 from rlflow.execution import chance
 from rlflow.execution.engine import Engine
+from rlflow.given.flags import flat
 from rlflow.runs.api import resolved
 from rlflow.runs.directory import Records, sample_rows
-from rlflow.runs.flags import flat
 from rlflow.runs.loop import Prepared
 from rlflow.runs.prepare import prepare
 from rlflow.training.protocols import Sampling

@@ -9,7 +9,7 @@ import torch
 from rlflow.batch import Batch
 from rlflow.columns import Level
 from rlflow.errors import StageError, listed
-from rlflow.runs.options import Options
+from rlflow.given.options import Options
 
 WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "returns")
 

@@ -14,13 +14,13 @@ from rlflow.data.prompts import Prompts
 from rlflow.execution.apply import SkipIteration, Stopped
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
+from rlflow.given.options import Options
 from rlflow.plan import Plan
 from rlflow.runs.bad_days import Guard
 from rlflow.runs.bounds import Totals
 from rlflow.runs.directory import Records, sample_rows
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
 from rlflow.runs.health import health
-from rlflow.runs.options import Options
 from rlflow.watch.reporter import Reporter
 
 SAMPLES = 4  # rows of each iteration that are written to samples.jsonl

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, listed, nearest
-from rlflow.runs.options import Options
+from rlflow.given.options import Options
 
 SWITCHES = ("json", "quiet")
 REPEATED = ("reward", "track")

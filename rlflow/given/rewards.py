@@ -12,11 +12,11 @@ from torch import Tensor
 from rlflow.batch import Batch
 from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import Engine, Metrics, Scorer
+from rlflow.given.backends import backend
+from rlflow.given.flags import Given
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.reward import Reward, bind, score_all
 from rlflow.rewards.spec import RewardSpec, parse_reward
-from rlflow.runs.backends import backend
-from rlflow.runs.flags import Given
 from rlflow.training.protocols import ModelSpec, Trainer
 
 MODEL_READS = ("prompt_tokens", "tokens")

@@ -13,9 +13,9 @@ import torch
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.execution.engine import Model
+from rlflow.given.flags import Given
+from rlflow.given.names import module_name, no_backend, unknown_names
 from rlflow.graph.model import Graph, Op, RoleUse
-from rlflow.runs.flags import Given
-from rlflow.runs.names import module_name, no_backend, unknown_names
 from rlflow.trace.compile import all_nodes
 from rlflow.training.protocols import ModelSpec
 
