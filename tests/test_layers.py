@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "schedule": "graph plan",
     "training": "errors columns author batch",
     "checkpoints": "errors",
-    "execution": "errors columns dispatch author batch graph trace plan schedule training",
+    "execution": "errors columns dispatch author batch maths graph trace plan schedule training",
     "backends": "errors columns author batch training execution checkpoints",
     "data": "errors columns extras batch",
     "rewards": "errors columns extras batch data",

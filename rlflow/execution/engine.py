@@ -18,9 +18,12 @@ from rlflow.columns import Kind, Level
 from rlflow.errors import listed
 from rlflow.execution import chance
 from rlflow.execution.apply import SkipIteration, apply_stage
+from rlflow.execution.summary import Summary, summarise
+from rlflow.execution.tally import Tallies, Tally, known
 from rlflow.training.protocols import Generator, Sampling, Trainer
 
 Metrics = dict[str, float]
+JUDGE = "(held-out)"  # the scorer that says whether an answer to a held-out prompt is right; no role can have this name
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Model:
 class Scorer(Protocol):
     """Something bound to a reward role."""
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
         """Scores [rows] float32, NaN for missing; and metrics."""
 
 
@@ -63,11 +66,14 @@ class Engine:
 
     def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int) -> Batch:
         """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
+        return self.sample(role, prompts, Sampling(**settings), self.seed_of(call))
+
+    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int) -> Batch:
+        """The same from a seed, with the newest weights."""
         model = self.models[role]
         model.synchronise()
         assert model.generator is not None
-        sampling = Sampling(**settings)
-        seeds = chance.row_seeds(self.seed_of(call), prompts.axis.repeat(sampling.samples).keys)
+        seeds = chance.row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
         return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
@@ -76,17 +82,16 @@ class Engine:
         assert trainer is not None
         return Batch(batch.axis, whole(trainer.forward(batch, want), len(batch), want).data)
 
-    def reward(self, role: str, batch: Batch) -> tuple[Batch, Metrics]:
+    def reward(self, role: str, batch: Batch) -> tuple[Batch, Tallies]:
         """``scores``, and how many are missing."""
         scores, metrics = self.scorers[role](batch)
         if tuple(scores.shape) != (len(batch),):
             raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(batch)}], one per row")
         data = Data(Kind(Level.ROW, "float32"), scores.float())
-        present = scores[~scores.isnan()]
-        metrics = {"mean": float(present.mean()) if len(present) else float("nan"), **metrics}
-        return Batch(batch.axis, {"scores": data}), metrics | {"missing": float(scores.isnan().sum())}
+        metrics = {"mean": Tally.of(scores), **metrics, "missing": Tally.sum(float(scores.isnan().sum()))}
+        return Batch(batch.axis, {"scores": data}), metrics
 
-    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int) -> Metrics:
+    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int) -> Tallies:
         settings = dict(settings)
         if self.iteration < settings.pop("after"):
             return {}
@@ -94,18 +99,28 @@ class Engine:
         assert model.trainer is not None
         metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
         model.version += 1
-        return metrics
+        return known(metrics)
 
-    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int) -> tuple[Batch, Metrics]:
+    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int) -> tuple[Batch, Tallies]:
         trainer = self.models[stage.on].trainer if stage.on else None
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
+
+    def summarise(self, records: Mapping[str, Batch]) -> Summary:
+        return summarise(records)
+
+    def fetch(self, batch: Batch) -> Batch:
+        """The batch here, where it can be looked into."""
+        return batch
+
+    def finished(self) -> None:
+        """An iteration has ended, well or not: nothing of it is needed any more."""
 
     def state_batch(self, batch: Batch) -> Batch:
         """The state's scalars as columns over the batch's rows."""
         data = {name: Data(Kind(Level.SCALAR, "float32"), torch.tensor(value)) for name, value in self.state.items()}
         return Batch(batch.axis, data)
 
-    def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, Metrics]:
+    def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, Tallies]:
         """Kept groups of ``body`` in prompt order, at most ``groups``. Raises SkipIteration where none is kept."""
         kept: list[Batch] = []
         count, tried, seen = 0, 0, 0
@@ -118,7 +133,7 @@ class Engine:
         if count == 0:
             raise SkipIteration(f"none of {seen} groups was kept in {tried} tries")
         joined = Batch.concat([batch for batch in kept if len(batch)])
-        return joined.rows(joined.axis.slots < groups), metrics
+        return joined.rows(joined.axis.slots < groups), known(metrics)
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

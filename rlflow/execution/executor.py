@@ -20,6 +20,8 @@ from rlflow.errors import FlowError, StageError
 from rlflow.execution.apply import Stopped, failing, shapes
 from rlflow.execution.engine import Engine, Metrics
 from rlflow.execution.lanes import Lanes
+from rlflow.execution.summary import Summary
+from rlflow.execution.tally import Tallies, settled
 from rlflow.graph.model import Column, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, Start
@@ -46,6 +48,7 @@ class Outcome:
     spans: list[Span] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
+    summary: Summary = field(default_factory=Summary)
 
 
 class Store:
@@ -117,7 +120,11 @@ class Executor:
         outcome = Outcome()
         run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data)
         self.store = run.store
-        run.until_finished()
+        try:
+            run.until_finished()
+            outcome.summary = self.engine.summarise(outcome.records)
+        finally:
+            self.engine.finished()
         return outcome
 
 
@@ -224,7 +231,7 @@ class _Run:
                 result, metrics = PERFORM[node.op](self, node, batch)
                 if result is not None and len(result) != len(self.store.axes.get(node.rows_axis, result.axis)):
                     raise ValueError(f"found {len(result)} rows, expected {len(self.store.axes[node.rows_axis])}")
-            self.outcome.metrics |= {f"{node.name}/{name}": value for name, value in metrics.items()}
+            self.outcome.metrics |= settled(metrics, f"{node.name}/")
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
 
@@ -255,22 +262,22 @@ class _Run:
     def _settings(self, node: Node) -> Mapping[str, Any]:
         return self.plan.program.settings[node.name]
 
-    def generate(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+    def generate(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call)
         return rows, {}
 
-    def forward(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+    def forward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch), {}
 
-    def reward(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+    def reward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         return self.engine.reward(node.role or "", batch)
 
-    def update(self, node: Node, batch: Batch) -> tuple[None, Metrics]:
+    def update(self, node: Node, batch: Batch) -> tuple[None, Tallies]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
         return None, self.engine.update(node.role or "", batch, loss, self._settings(node), node.call)
 
-    def stage(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+    def stage(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         stage = self.plan.program.functions[node.name]
         assert isinstance(stage, Stage)
         result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call)
@@ -284,7 +291,7 @@ class _Run:
                 value = torch.tensor(float(result.data[output.source].value))
                 result.data[output.source] = Data(Kind(Level.SCALAR, "float32"), value)
 
-    def repeat(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+    def repeat(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         body = self.plan.bodies[node.id]
         names = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
         state = {name: batch.data[name] for name in names}
@@ -299,7 +306,7 @@ class _Run:
         return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"])
 
 
-PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, Metrics]]] = {
+PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, Tallies]]] = {
     Op.GENERATE: _Run.generate,
     Op.LOGPROBS: _Run.forward,
     Op.VALUES: _Run.forward,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rlflow.batch import Batch
 from rlflow.data.dataset import Dataset
-from rlflow.execution.engine import Engine, Metrics, Scorer
+from rlflow.execution.engine import Engine, Scorer
+from rlflow.execution.tally import Tallies, Tally
 from rlflow.given.backends import backend
 from rlflow.given.flags import Given
 from rlflow.rewards.pool import RewardPool
@@ -47,25 +48,21 @@ class Weighted:
     models: list[ModelReward] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        total, metrics = torch.zeros(len(batch), dtype=torch.float64), Metrics()
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
+        total = torch.zeros(len(batch), dtype=torch.float64)
+        metrics: dict[str, Tally] = {}
         if self.functions:
             scores = score_all(self.functions, batch)
             total += scores.values.double()
             self.reasons.update(scores.first)
-            metrics |= {f"missing_{cause}": float(count) for cause, count in scores.missing.items()}
+            metrics |= {f"missing_{cause}": Tally.sum(count) for cause, count in scores.missing.items()}
             if len(scores.parts) + len(self.models) > 1:
-                metrics |= {f"{name}_mean": _mean(part) for name, part in scores.parts.items()}
+                metrics |= {f"{name}_mean": Tally.of(part) for name, part in scores.parts.items()}
         for model in self.models:
             part = model(batch)
             total += model.spec.weight * part.double()
-            metrics[f"{model.spec.name}_mean"] = _mean(part)
+            metrics[f"{model.spec.name}_mean"] = Tally.of(part)
         return total.float(), metrics
-
-
-def _mean(part: Tensor) -> float:
-    present = part[~part.isnan()]
-    return float(present.mean()) if len(present) else float("nan")
 
 
 @dataclass
@@ -75,7 +72,7 @@ class ModelScore:
     engine: Engine
     role: str
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 

@@ -18,12 +18,9 @@ from rlflow.given.options import Options
 from rlflow.plan import Plan
 from rlflow.runs.bad_days import Guard
 from rlflow.runs.bounds import Totals
-from rlflow.runs.directory import Records, sample_rows
+from rlflow.runs.directory import Records
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
-from rlflow.runs.health import health
 from rlflow.watch.reporter import Reporter
-
-SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
 
 
 @dataclass
@@ -138,13 +135,13 @@ class Loop:
         seconds = time.monotonic() - start
         self.prepared.engine.state |= outcome.state
         self.totals.add(outcome.spans, seconds)
-        self.last = outcome.metrics | health(outcome.records) | speed(outcome) | outcome.state | {"seconds": seconds}
-        samples = sample_rows(outcome.records, SAMPLES)
+        self.last = outcome.metrics | outcome.summary.health | speed(outcome) | outcome.state | {"seconds": seconds}
+        samples = outcome.summary.rows
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome))
-        self.guard.check(iteration, self.last, outcome.records)
+        self.guard.check(iteration, self.last, outcome.summary)
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
         self.writer.submit(self.take(replace(self.start, iteration=iteration), cursor))

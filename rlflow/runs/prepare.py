@@ -15,7 +15,7 @@ from rlflow.author.flow import Flow
 from rlflow.check.check import check
 from rlflow.data.dataset import Dataset
 from rlflow.errors import FlowError, PlanError
-from rlflow.execution.engine import Engine, Scorer
+from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.given import rewards as bound
@@ -126,7 +126,8 @@ def evaluation(
     stop = settings.get("stop", ())
     sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), stop=stop if isinstance(stop, tuple) else ())
     kept = prompts.select(*(name for name in prompts.columns if name not in ("tokens", "mask", "finish", "completion", "group", "chosen")))
-    return Evaluation(model, kept, scorer, sampling, given.options.seed)
+    engine.scorers = {**engine.scorers, JUDGE: scorer}
+    return Evaluation(engine, role.name, kept, sampling)
 
 
 def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given) -> Any:
