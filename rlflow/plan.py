@@ -2,7 +2,7 @@
 
     prune   keep the columns that a later node or the run's records read; drop nodes that nothing needs
     rank    priority of each node: the longest remaining path to the end of the iteration
-    lanes   which kind of worker runs each node in one process
+    lanes   which worker runs each node: in one process by its kind, on pools by pool and kind
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cached_property
 import networkx as nx
 
 from rlflow.graph.model import Column, Graph, Node, Op
+from rlflow.placement import Placement, homes
 from rlflow.trace.compile import Program
 
 FORWARDS = (Op.LOGPROBS, Op.VALUES)
@@ -48,6 +49,8 @@ class Plan:
     lane: Mapping[int, str] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)
     did: tuple[Did, ...] = ()
+    placement: Placement | None = None
+    home: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
@@ -114,30 +117,35 @@ def rank(plan: Plan) -> Plan:
 
 
 def lanes(plan: Plan) -> Plan:
-    """Model stages run one at a time; stages, rewards and transfers beside them."""
-    lane = {i: _lane(plan.graph.nodes[i]) for i in plan.live}
+    """Model stages run one at a time on a pool; stages, rewards and transfers beside them."""
+    home = homes(plan.graph, plan.placement) if plan.placement else {}
+    lane = {i: _lane(plan.graph.nodes[i], home.get(i)) for i in plan.live}
     counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
-    return replace(plan, lane=lane, did=(*plan.did, Did("lanes", ", ".join(f"{name} {count}" for name, count in counts.items()))))
+    what = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return replace(plan, lane=lane, home=home, did=(*plan.did, Did("lanes", what)))
 
 
-def _lane(node: Node) -> str:
+def _lane(node: Node, pool: str | None) -> str:
+    kind = LANES.get(node.op, "control")
     if node.op is Op.STAGE:
-        return "model" if node.role else "cpu"
-    return LANES.get(node.op, "control")
+        kind = "model" if node.role else "cpu"
+    if pool is None or kind == "control":
+        return kind
+    return pool if kind == "model" else f"{pool}.{kind}"
 
 
 PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, rank, lanes)
 
 
-def plan(program: Program) -> Plan:
-    """All passes over the program's graph, and over the bodies of its repeats."""
-    return _planned(program, program.graph, is_body=False)
+def plan(program: Program, placement: Placement | None = None) -> Plan:
+    """All passes over the program's graph, and over the bodies of its repeats; with a placement for its pools, else for one process."""
+    return _planned(program, program.graph, placement, is_body=False)
 
 
-def _planned(program: Program, graph: Graph, is_body: bool) -> Plan:
+def _planned(program: Program, graph: Graph, placement: Placement | None, is_body: bool) -> Plan:
     held = frozenset(item.column for item in graph.results) if is_body else frozenset()
-    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held)
+    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held, placement=placement)
     for run_pass in PASSES:
         made = run_pass(made)
-    bodies = {node.id: _planned(program, node.body, is_body=True) for node in graph.nodes if node.body}
+    bodies = {node.id: _planned(program, node.body, placement, is_body=True) for node in graph.nodes if node.body}
     return replace(made, bodies=bodies)

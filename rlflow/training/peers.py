@@ -32,7 +32,7 @@ def add_gradients(parameters: Iterable[Tensor]) -> None:
         gradients = [parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in bucket]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
-        for parameter, piece in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
+        for parameter, piece in zip(bucket, torch.split(flat, [parameter.numel() for parameter in bucket]), strict=True):
             parameter.grad = piece.view_as(parameter).clone()
 
 
