@@ -161,6 +161,10 @@ class Stopped(Exception):
     """The iteration was stopped on request before any weights changed: it can be run again as if it had not begun."""
 
 
+class RemoteError(Exception):
+    """What another process raised, or that it does not answer. The text says of which type, and where."""
+
+
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
     """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is its cause."""
@@ -168,6 +172,8 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
         yield
     except (FlowError, PlanError, StageError, SkipIteration, Stopped):
         raise
+    except RemoteError as error:
+        raise StageError(stage, iteration, len(batch), str(error), place, shapes(batch)) from error
     except Exception as error:
         raise StageError(stage, iteration, len(batch), f"{type(error).__name__}: {error}", place, shapes(batch)) from error
 

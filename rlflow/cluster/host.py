@@ -1,0 +1,35 @@
+"""The Ray actor around an object: runs its methods by name, in the threads of a concurrency group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from rlflow.batch import Batch
+from rlflow.cluster.wire import pack, unpack
+
+Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
+
+GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2}  # models of one worker share its cores: one at a time
+
+
+@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
+class Host:
+    """Holds one object. Never restarted by Ray, which would lose its state silently."""
+
+    def __init__(self, kind: type, *args: Any) -> None:
+        self.held = kind(*args)
+
+    def do(self, method: str, *args: Any) -> Any:
+        return getattr(self.held, method)(*args)
+
+    def do_batch(self, method: str, payload: Payload) -> Payload:
+        """A method from batch to batch."""
+        return packed(getattr(self.held, method)(unpack(memoryview(payload))))
+
+
+def packed(batch: Batch) -> Payload:
+    return np.frombuffer(pack(batch), np.uint8)

@@ -1,0 +1,67 @@
+"""What a worker holds: shards under keys, and the batch of a call put together from them and from what comes with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.host import Payload, packed
+from rlflow.cluster.layout import empty
+from rlflow.cluster.message import Index, Inputs, Source
+from rlflow.cluster.wire import unpack
+
+
+class Shelf:
+    """Shards by key. Calls of several threads use it."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Batch] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: int, batch: Batch) -> None:
+        with self._lock:
+            self._held[key] = batch
+
+    def forget(self, keys: Iterable[int]) -> None:
+        with self._lock:
+            for key in keys:
+                self._held.pop(key, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def slice(self, key: int, names: Sequence[str], rows: Index | None) -> Payload:
+        """Rows of columns, packed for another worker."""
+        batch = self._held[key].select(*names)
+        return packed(batch if rows is None else batch.rows(torch.from_numpy(rows)))
+
+    def batch(self, inputs: Inputs, transfers: Sequence[Payload]) -> Batch:
+        """The batch of a call; ``transfers`` come in the order in which its parts name them."""
+        coming = (unpack(memoryview(payload)) for payload in transfers)
+        axis = Axis(torch.from_numpy(inputs.keys.copy()), grouped=inputs.grouped)
+        columns: dict[str, Data] = {}
+        for source in inputs.sources:
+            columns |= self._columns(source, coming, len(axis))
+        return Batch(axis, columns | dict(inputs.scalars))
+
+    def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
+        names = tuple(dict.fromkeys(name for _, name, _ in source.columns))
+        parts = []
+        for part in source.parts:
+            batch = next(coming) if part.key is None else self._held[part.key].select(*names)
+            parts.append(batch if part.rows is None else batch.rows(torch.from_numpy(part.rows)))
+        if not parts:
+            return {wanted: empty(kind) for wanted, _, kind in source.columns}
+        whole = parts[0] if len(parts) == 1 else Batch.concat(parts)
+        if source.order is not None:
+            whole = whole.rows(torch.from_numpy(source.order))
+        if len(whole) != rows:
+            raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
+        return {wanted: whole.data[name] for wanted, name, _ in source.columns}
