@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "checkpoints": "errors",
     "execution": "errors columns dispatch author batch graph trace plan schedule training",
     "backends": "errors columns author batch training execution checkpoints",
+    "cluster": "errors columns batch",
     "data": "errors columns extras batch",
     "rewards": "errors columns extras batch data",
     "tasks": "",
