@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "checkpoints": "errors",
     "execution": "errors columns dispatch author batch maths graph trace plan schedule training",
     "backends": "errors columns author batch training execution checkpoints",
+    "cluster": "errors columns batch",
     "data": "errors columns extras batch",
     "rewards": "errors columns extras batch data",
     "tasks": "",
