@@ -12,11 +12,12 @@ from rlflow.batch import Batch
 from rlflow.cluster.wire import pack, unpack
 
 Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
+_actor: Any = ray.remote  # its own types know neither actors' concurrency groups nor restarts
 
 GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2}  # models of one worker share its cores: one at a time
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
+@_actor(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
 class Host:
     """Holds one object. Never restarted by Ray, which would lose its state silently."""
 
@@ -28,8 +29,13 @@ class Host:
 
     def do_batch(self, method: str, payload: Payload) -> Payload:
         """A method from batch to batch."""
-        return packed(getattr(self.held, method)(unpack(memoryview(payload))))
+        return packed(getattr(self.held, method)(opened(payload)))
 
 
 def packed(batch: Batch) -> Payload:
     return np.frombuffer(pack(batch), np.uint8)
+
+
+def opened(payload: Payload) -> Batch:
+    """The batch, on the payload's own memory."""
+    return unpack(payload.data)

@@ -74,7 +74,8 @@ class Layout:
 
     def same(self, other: Layout) -> bool:
         """Whether both say the same of every row."""
-        return self is other or (self.shards == other.shards and torch.equal(self.shard, other.shard) and torch.equal(self.place, other.place))
+        equal = torch.equal
+        return self is other or (self.shards == other.shards and equal(self.shard, other.shard) and equal(self.place, other.place))
 
     @staticmethod
     def concat(layouts: Sequence[Layout]) -> Layout:
@@ -121,7 +122,8 @@ def _joined(pieces: Sequence[Data]) -> Data:
     if not isinstance(first, Sharded):
         return first
     lengths = torch.cat([piece.lengths for piece in pieces]) if first.ragged else None  # type: ignore[misc]
-    return replace(first, value=Layout.concat([piece.value for piece in pieces]), lengths=lengths, size=sum(piece.nbytes for piece in pieces))
+    layout = Layout.concat([piece.value for piece in pieces])
+    return replace(first, value=layout, lengths=lengths, size=sum(piece.nbytes for piece in pieces))
 
 
 def empty(kind: Kind) -> Data:

@@ -58,9 +58,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """rows: how many the kept shard has. columns: name → kind and bytes. lengths: by level of the ragged columns. scalars come whole;
-    ``value`` is what an operation gives that is no batch."""
+    """key: what the shard is kept under. rows: how many it has. columns: name → kind and bytes. lengths: by level of the ragged
+    columns. scalars come whole; ``value`` is what an operation gives that is no batch."""
 
+    key: int = 0
     rows: int = 0
     columns: Mapping[str, tuple[Kind, int]] = field(default_factory=dict)
     lengths: Mapping[str, Index] = field(default_factory=dict)

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
-
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlflow.batch import Batch
-from rlflow.cluster.host import Host, Payload, packed
+from rlflow.cluster.host import Host, Payload, opened, packed
 from rlflow.cluster.layout import Where, row_tokens
 from rlflow.cluster.split import balanced, check_counts, merge_order, units_of_rows
-from rlflow.cluster.wire import unpack
 from rlflow.execution.apply import RemoteError
 
 W = TypeVar("W")
@@ -122,7 +120,7 @@ class Pool(Generic[W]):
         refs = [(rank, self.actors[rank].do_batch.remote(name, packed(batch.rows(split[rank])))) for rank in used]
 
         def merge(answers: list[Payload]) -> Batch:
-            parts = [unpack(memoryview(answer)) for answer in answers]
+            parts = [opened(answer) for answer in answers]
             check_counts([split[rank] for rank in used], [len(part) for part in parts])
             rows = Batch.concat(parts).rows(merge_order([split[rank] for rank in used]))
             return Batch(batch.axis, rows.data)
@@ -150,10 +148,11 @@ def make_pool(name: str, kind: type[W], ranks: int, arguments: Callable[[int], t
     """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. Does not wait for them."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+    host: Any = Host
     actors = []
     for rank in range(ranks):
         where = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
-        actors.append(Host.options(scheduling_strategy=where, **options).remote(kind, *arguments(rank)))
+        actors.append(host.options(scheduling_strategy=where, **options).remote(kind, *arguments(rank)))
     return Pool(name, actors)
 
 

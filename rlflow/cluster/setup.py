@@ -40,7 +40,7 @@ class FlowSource:
                 return FlowSource(str(path.resolve()), flow.function.__name__, path.read_text())
         except Exception:  # not a file that loads by itself: a notebook, a test
             pass
-        return FlowSource(str(path), flow.function.__name__, pickled=cloudpickle.dumps(flow))
+        return FlowSource(str(path), flow.function.__name__, pickled=cloudpickle.dumps(flow))  # type: ignore[no-untyped-call]
 
     @property
     def digest(self) -> str:

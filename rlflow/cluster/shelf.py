@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from rlflow.batch import Axis, Batch, Data
-from rlflow.cluster.host import Payload, packed
+from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import empty
 from rlflow.cluster.message import Index, Inputs, Source
-from rlflow.cluster.wire import unpack
 
 
 class Shelf:
@@ -24,6 +23,9 @@ class Shelf:
     def put(self, key: int, batch: Batch) -> None:
         with self._lock:
             self._held[key] = batch
+
+    def get(self, key: int) -> Batch:
+        return self._held[key]
 
     def forget(self, keys: Iterable[int]) -> None:
         with self._lock:
@@ -40,12 +42,12 @@ class Shelf:
     def slice(self, key: int, names: Sequence[str], rows: Index | None) -> Payload:
         """Rows of columns, packed for another worker."""
         batch = self._held[key].select(*names)
-        return packed(batch if rows is None else batch.rows(torch.from_numpy(rows)))
+        return packed(batch if rows is None else batch.rows(torch.tensor(rows)))
 
     def batch(self, inputs: Inputs, transfers: Sequence[Payload]) -> Batch:
         """The batch of a call; ``transfers`` come in the order in which its parts name them."""
-        coming = (unpack(memoryview(payload)) for payload in transfers)
-        axis = Axis(torch.from_numpy(inputs.keys.copy()), grouped=inputs.grouped)
+        coming = (opened(payload) for payload in transfers)
+        axis = Axis(torch.tensor(inputs.keys), grouped=inputs.grouped)
         columns: dict[str, Data] = {}
         for source in inputs.sources:
             columns |= self._columns(source, coming, len(axis))
@@ -56,12 +58,12 @@ class Shelf:
         parts = []
         for part in source.parts:
             batch = next(coming) if part.key is None else self._held[part.key].select(*names)
-            parts.append(batch if part.rows is None else batch.rows(torch.from_numpy(part.rows)))
+            parts.append(batch if part.rows is None else batch.rows(torch.tensor(part.rows)))
         if not parts:
             return {wanted: empty(kind) for wanted, _, kind in source.columns}
         whole = parts[0] if len(parts) == 1 else Batch.concat(parts)
         if source.order is not None:
-            whole = whole.rows(torch.from_numpy(source.order))
+            whole = whole.rows(torch.tensor(source.order))
         if len(whole) != rows:
             raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
         return {wanted: whole.data[name] for wanted, name, _ in source.columns}

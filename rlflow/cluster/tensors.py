@@ -18,4 +18,5 @@ def pack_tensors(tensors: Mapping[str, Tensor]) -> Payload:
 
 
 def unpack_tensors(payload: Payload) -> dict[str, Tensor]:
-    return safetensors.torch.load(payload.tobytes())
+    tensors: dict[str, Tensor] = safetensors.torch.load(payload.tobytes())
+    return tensors

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,11 @@ import torch.distributed as dist
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
-from rlflow.cluster.host import Payload, packed
+from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import Answer, Call, Index
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
-from rlflow.cluster.wire import unpack
 from rlflow.columns import Level
 from rlflow.execution.engine import JUDGE, Engine
 from rlflow.execution.summary import summarise
@@ -30,7 +29,7 @@ from rlflow.graph.model import RoleUse
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
-from rlflow.training.rows import group_of, broken_rows, mask_counts, token_counts
+from rlflow.training.rows import broken_rows, group_of, mask_counts, token_counts
 
 GROUP_SECONDS = 1800.0  # how long a collective may wait for the slowest rank
 
@@ -73,7 +72,7 @@ class Worker:
 
     def put(self, key: int, payload: Payload) -> None:
         """Keep a shard that comes from the driver."""
-        self.shelf.put(key, unpack(memoryview(payload)))
+        self.shelf.put(key, opened(payload))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
@@ -97,31 +96,31 @@ class Worker:
         batch = self.shelf.batch(call.inputs, transfers)
         return OPERATIONS[call.op](self, call, batch)
 
-    def _keep(self, key: int, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
+    def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         kept = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
-        self.shelf.put(key, kept)
+        self.shelf.put(call.key, kept)
         lengths = {data.kind.level.value: data.lengths.numpy() for data in kept.data.values() if data.lengths is not None}
         columns = {name: (data.kind, data.nbytes) for name, data in kept.data.items()}
-        return Answer(len(kept), columns, lengths, scalars, tallies or {})
+        return Answer(call.key, len(kept), columns, lengths, scalars, tallies or {})
 
     def generate(self, call: Call, batch: Batch) -> Answer:
         role, sampling, seed = (call.arguments[name] for name in ("role", "sampling", "seed"))
-        return self._keep(call.key, self.engine.sample(role, batch, sampling, seed))
+        return self._keep(call, self.engine.sample(role, batch, sampling, seed))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
-        return self._keep(call.key, self.engine.forward(call.arguments["role"], call.arguments["want"], batch))
+        return self._keep(call, self.engine.forward(call.arguments["role"], call.arguments["want"], batch))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
-        return self._keep(call.key, scores, tallies)
+        return self._keep(call, scores, tallies)
 
     def stage(self, call: Call, batch: Batch) -> Answer:
         stage = self.program.functions[call.arguments["function"]]
         assert isinstance(stage, Stage)
         result, tallies = self.engine.stage(stage, batch, call.arguments["settings"], call.arguments["call"])
-        return self._keep(call.key, result, tallies)
+        return self._keep(call, result, tallies)
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group."""
@@ -135,7 +134,7 @@ class Worker:
     def update(self, call: Call, batch: Batch) -> Answer:
         """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""
         loss, role = self._loss(call), call.arguments["role"]
-        shares = [self._share(batch, loss, torch.from_numpy(rows), Totals(*totals)) for rows, totals in call.arguments["steps"]]
+        shares = [self._share(batch, loss, torch.tensor(rows), Totals(*totals)) for rows, totals in call.arguments["steps"]]
         model = self.engine.models[role]
         assert model.trainer is not None
         learned = model.trainer.update_shares(batch, loss, shares, call.arguments["mean"], call.arguments["settings"])
@@ -145,7 +144,7 @@ class Worker:
     def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: Totals) -> Share:
         """Rows in the order in which the step takes them, whole groups for a loss over groups."""
         if loss.rows != "group" or not len(rows):
-            return Share(list(rows.split(1)) if len(rows) else [], totals)
+            return Share(list(torch.split(rows, 1)) if len(rows) else [], totals)
         groups = group_of(batch)[rows]
         return Share(list(torch.split(rows, torch.unique_consecutive(groups, return_counts=True)[1].tolist())), totals)
 
@@ -154,8 +153,14 @@ class Worker:
         assert isinstance(loss, Loss)
         return loss
 
+    def hold(self, call: Call, batch: Batch) -> Answer:
+        """Keep a batch as it came."""
+        return self._keep(call, batch)
+
     def summarise(self, call: Call, batch: Batch) -> Answer:
-        return Answer(value=summarise({name: batch.select(name) for name in batch.data}))
+        """Of the records that are held under the keys of ``records``, each with its columns."""
+        held = [(names, self.shelf.get(key)) for key, names in call.arguments["records"].items()]
+        return Answer(value=summarise({name: batch.select(name) for names, batch in held for name in names}))
 
     def fetch(self, call: Call, batch: Batch) -> Answer:
         return Answer(value=packed(batch))
@@ -178,11 +183,10 @@ class Worker:
         assert trainer is not None
         return pack_tensors(trainer.state())
 
-    def restore(self, role: str, version: int, state: Payload) -> None:
-        model = self.engine.models[role]
-        assert model.trainer is not None
-        model.trainer.restore(unpack_tensors(state))
-        self.renumber(role, version)
+    def restore(self, role: str, state: Payload) -> None:
+        trainer = self.engine.models[role].trainer
+        assert trainer is not None
+        trainer.restore(unpack_tensors(state))
 
     def renumber(self, role: str, version: int) -> None:
         """The model has this many updates behind it; a generator beside it takes its weights before it samples."""
@@ -207,13 +211,13 @@ class Worker:
 
 def join(setup: Setup) -> None:
     """The torch group of the pool. Ranks on one machine meet in a file, so that nothing listens; others at the first one's address."""
-    timeout = timedelta(seconds=GROUP_SECONDS)
+    timeout, stores = timedelta(seconds=GROUP_SECONDS), cast(Any, dist)
     if setup.meeting.startswith("/"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store: Any = dist.FileStore(setup.meeting, setup.ranks)
+        store: Any = stores.FileStore(setup.meeting, setup.ranks)
     else:
         host, _, port = setup.meeting.rpartition(":")
-        store = dist.TCPStore(host, int(port), setup.ranks, setup.rank == 0, timeout=timeout)
+        store = stores.TCPStore(host, int(port), setup.ranks, setup.rank == 0, timeout=timeout)
     backend = "nccl" if device_of(setup.given.options.device) == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=setup.rank, world_size=setup.ranks, timeout=timeout)
 
@@ -224,5 +228,5 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "reward": Worker.reward, "stage": Worker.stage, "facts": Worker.facts,
-    "update": Worker.update, "summarise": Worker.summarise, "fetch": Worker.fetch,
+    "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

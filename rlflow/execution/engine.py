@@ -49,6 +49,17 @@ class Scorer(Protocol):
         """Scores [rows] float32, NaN for missing; and metrics."""
 
 
+@dataclass(frozen=True)
+class Terms:
+    """On what terms a call runs: the pool that was planned for it, where it is no model's, and its deadline in seconds."""
+
+    pool: str | None = None
+    seconds: float = 1800.0
+
+
+HERE = Terms()
+
+
 @dataclass
 class Engine:
     """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data."""
@@ -60,15 +71,16 @@ class Engine:
     state: dict[str, float] = field(default_factory=dict)
     iteration: int = 0
     reward_timeout: float = 60.0  # seconds for each row of a reward
+    grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
 
     def seed_of(self, call: int) -> int:
         return chance.derived(self.seed, self.iteration, call)
 
-    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int) -> Batch:
+    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Batch:
         """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
-        return self.sample(role, prompts, Sampling(**settings), self.seed_of(call))
+        return self.sample(role, prompts, Sampling(**settings), self.seed_of(call), terms)
 
-    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int) -> Batch:
+    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms = HERE) -> Batch:
         """The same from a seed, with the newest weights."""
         model = self.models[role]
         model.synchronise()
@@ -77,12 +89,12 @@ class Engine:
         rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
         return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
-    def forward(self, role: str, want: tuple[str, ...], batch: Batch) -> Batch:
+    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         trainer = self.models[role].trainer
         assert trainer is not None
         return Batch(batch.axis, whole(trainer.forward(batch, want), len(batch), want).data)
 
-    def reward(self, role: str, batch: Batch) -> tuple[Batch, Tallies]:
+    def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         """``scores``, and how many are missing."""
         scores, metrics = self.scorers[role](batch)
         if tuple(scores.shape) != (len(batch),):
@@ -91,7 +103,7 @@ class Engine:
         metrics = {"mean": Tally.of(scores), **metrics, "missing": Tally.sum(float(scores.isnan().sum()))}
         return Batch(batch.axis, {"scores": data}), metrics
 
-    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int) -> Tallies:
+    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Tallies:
         settings = dict(settings)
         if self.iteration < settings.pop("after"):
             return {}
@@ -101,9 +113,17 @@ class Engine:
         model.version += 1
         return known(metrics)
 
-    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int) -> tuple[Batch, Tallies]:
+    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         trainer = self.models[stage.on].trainer if stage.on else None
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
+
+    def spread(self, batch: Batch, pool: str | None) -> Batch:
+        """The data's columns where they are read first."""
+        return batch
+
+    def joined(self, batches: list[Batch]) -> Batch:
+        """The rows of all, one after another."""
+        return Batch.concat(batches)
 
     def summarise(self, records: Mapping[str, Batch]) -> Summary:
         return summarise(records)
@@ -127,12 +147,12 @@ class Engine:
         while count < groups and tried < tries:
             rows = body(prompts if tried == 0 else self.fresh(len(prompts)))
             tried, seen = tried + 1, seen + rows.axis.groups
-            kept.append(rows.rows(rows["keep"].bool()))
+            kept.append(rows.rows(self.fetch(rows.select("keep"))["keep"].bool()))
             count += kept[-1].axis.groups
         metrics = {"tries": float(tried), "kept": float(min(count, groups)), "seen": float(seen), "surplus": float(max(count - groups, 0))}
         if count == 0:
             raise SkipIteration(f"none of {seen} groups was kept in {tried} tries")
-        joined = Batch.concat([batch for batch in kept if len(batch)])
+        joined = self.joined([batch for batch in kept if len(batch)])
         return joined.rows(joined.axis.slots < groups), known(metrics)
 
 

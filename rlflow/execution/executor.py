@@ -18,7 +18,7 @@ from rlflow.batch import Axis, Batch, Data, other_axis
 from rlflow.columns import Kind, Level
 from rlflow.errors import FlowError, StageError
 from rlflow.execution.apply import Stopped, failing, shapes
-from rlflow.execution.engine import Engine, Metrics
+from rlflow.execution.engine import Engine, Metrics, Terms
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, settled
@@ -182,7 +182,7 @@ class _Run:
         def job() -> None:
             error: BaseException | None = None
             start = time.monotonic()
-            self._deadlines[node.id] = start + self._seconds(node)
+            self._deadlines[node.id] = start + self._seconds(node) + self.engine.grace
             try:
                 self._perform(node)
             except BaseException as raised:
@@ -222,7 +222,7 @@ class _Run:
     def _perform(self, node: Node) -> None:
         """Run one node and keep what it gives."""
         if node.op is Op.DATA:
-            result: Batch | None = self.prompts
+            result: Batch | None = self.engine.spread(self.prompts, self.plan.home.get(node.id))
         elif node.op is Op.STATE:
             result = Batch(self.prompts.axis, self.state)
         else:
@@ -259,28 +259,31 @@ class _Run:
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
 
+    def _terms(self, node: Node) -> Terms:
+        return Terms(self.plan.home.get(node.id), self._seconds(node))
+
     def _settings(self, node: Node) -> Mapping[str, Any]:
         return self.plan.program.settings[node.name]
 
     def generate(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
-        rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call)
+        rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
         return rows, {}
 
     def forward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
-        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch), {}
+        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node)), {}
 
     def reward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
-        return self.engine.reward(node.role or "", batch)
+        return self.engine.reward(node.role or "", batch, self._terms(node))
 
     def update(self, node: Node, batch: Batch) -> tuple[None, Tallies]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
-        return None, self.engine.update(node.role or "", batch, loss, self._settings(node), node.call)
+        return None, self.engine.update(node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         stage = self.plan.program.functions[node.name]
         assert isinstance(stage, Stage)
-        result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call)
+        result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call, self._terms(node))
         self._keep_state(node, result)
         return result, metrics
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlflow.batch import Batch
-from rlflow.data.dataset import Dataset
+from rlflow.data.scorer import Judged
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.tally import Tallies, Tally
 from rlflow.given.backends import backend
@@ -79,7 +79,7 @@ class ModelScore:
 class Rewards:
     """The rewards of a run. Functions share a pool of processes, which ``close`` ends."""
 
-    def __init__(self, given: Given, data: Dataset) -> None:
+    def __init__(self, given: Given, data: Judged) -> None:
         self._given, self._data = given, data
         self._pool = RewardPool()
         null = given.options.backend == "null" and not given.options.reward

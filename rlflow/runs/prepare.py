@@ -4,8 +4,8 @@ model is loaded."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ import rlflow
 from rlflow.author.flow import Flow
 from rlflow.check.check import check
 from rlflow.data.dataset import Dataset
+from rlflow.data.prompts import Prompts
+from rlflow.data.scorer import Judged
 from rlflow.errors import FlowError, PlanError
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
@@ -23,7 +25,7 @@ from rlflow.given.backends import check_settings, device_of, make_models, model_
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
-from rlflow.plan import plan
+from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.dataset import divided, open_dataset
 from rlflow.runs.evaluate import Evaluation
@@ -31,6 +33,17 @@ from rlflow.runs.loop import Prepared
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.secrets import redacted
+
+
+@dataclass(frozen=True)
+class Made:
+    """What carries a run out: here, or on pools. ``reasons``: why scores are missing."""
+
+    plan: Plan
+    engine: Engine
+    lanes: Lanes
+    reasons: Callable[[], Mapping[str, str]]
+    close: Callable[[], object]
 
 
 def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
@@ -60,32 +73,58 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
 
 def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:
     """The flow traced with the columns that the data really have."""
-    return compile_flow(flow, hp, Options(max(len(given.options.reward), 1), rewards.reads, data.columns))
+    return compile_flow(flow, hp, compile_options(given, data, rewards))
+
+
+def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Options:
+    return Options(max(len(given.options.reward), 1), rewards.reads, data.columns)
 
 
 def _assembled(program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards) -> Prepared:
     graph, options = program.graph, given.options
-    model_roles = model_uses(graph)
-    used = {node.role for node in all_nodes(graph.nodes)}
-    scorers: dict[str, Scorer] = {use.name: rewards.scorer(use.name) for use in graph.roles if use not in model_roles and use.name in used}
-    device = device_of(options.device)
     prompts = training.prompts(options.seed)
-    updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in model_roles}
-    models = make_models(graph, model_roles, given, device, updates)
-    engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                    reward_timeout=options.reward_timeout)
-    scorers |= {use.name: bound.ModelScore(engine, use.name) for use in model_roles if use.rewards}
-    rewards.load_models(device)
-    lanes = Lanes()
+    uses = model_uses(graph)
+    updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
+    if options.pools:
+        from rlflow.runs import pools  # needs Ray
+
+        evaluated = evaluated_role(graph, held_out, rewards, given)
+        made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated)
+    else:
+        made = _here(program, given, prompts, updates, rewards)
+    folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}
 
     def close() -> None:
         rewards.close()  # first: a lane may be waiting for a score
-        lanes.close()
+        made.close()
 
-    folders = {use.name: folder for use in model_roles if (folder := model_folder(use, given))}
-    return Prepared(plan(program), engine, Executor(engine, lanes), prompts, options,
-                    evaluation(graph, model_roles, engine, held_out, rewards, given), recorded_settings(program, given), folders,
-                    rewards.reasons, close)
+    return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
+                    evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
+                    made.reasons, close)
+
+
+def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards) -> Made:
+    """Everything in this process."""
+    graph, options = program.graph, given.options
+    uses = model_uses(graph)
+    used = {node.role for node in all_nodes(graph.nodes)}
+    scorers: dict[str, Scorer] = {use.name: rewards.scorer(use.name) for use in graph.roles if use not in uses and use.name in used}
+    device = device_of(options.device)
+    models = make_models(graph, uses, given, device, updates)
+    engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
+                    reward_timeout=options.reward_timeout)
+    scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
+    rewards.load_models(device)
+    lanes = Lanes()
+    return Made(plan(program), engine, lanes, rewards.reasons, lanes.close)
+
+
+def evaluated_role(graph: Graph, held_out: Dataset, rewards: bound.Rewards, given: Given) -> str | None:
+    """The role that is evaluated: the first trained language model, where there are held-out prompts and something can judge them."""
+    role = next((use for use in model_uses(graph) if use.trained and use.head == "logprobs"), None)
+    if role is None or not len(held_out) or given.options.backend == "null" or rewards.judge() is None:
+        return None
+    return role.name
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
@@ -111,9 +150,10 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
 def evaluation(
     graph: Graph, uses: Sequence[RoleUse], engine: Engine, held_out: Dataset, rewards: bound.Rewards, given: Given
 ) -> Evaluation | None:
-    """Accuracy of the first trained language model on held-out prompts, where there are any and something can judge them."""
-    role = next((use for use in uses if use.trained and use.head == "logprobs"), None)
-    scorer = rewards.judge() if role and len(held_out) and given.options.backend != "null" else None
+    """Accuracy on held-out prompts, where there are any and something can judge them."""
+    name = evaluated_role(graph, held_out, rewards, given)
+    scorer = rewards.judge() if name else None
+    role = next((use for use in uses if use.name == name), None)
     if role is None or scorer is None:
         return None
     model = engine.models[role.name]
