@@ -320,7 +320,7 @@ WRONG = {
     "rows for a scalar": frame_of(header(but(ROW, 1, "scalar")), KEYS, np.ones(2)),
     "lengths of more": frame_of(header(TOKEN), KEYS, ENTRIES, np.array([2, 2])),
     "negative lengths": frame_of(header(TOKEN), KEYS, ENTRIES, np.array([4, -1])),
-    "lengths whose sum runs over": frame_of(header(RUNS_OVER, rows=3), np.zeros((3, 2), dtype=np.int64), ENTRIES, np.array([2**63 - 1, 2**63 - 1, 5])),
+    "lengths whose sum runs over": frame_of(header(RUNS_OVER, rows=3), np.arange(6), ENTRIES, np.array([2**63 - 1, 2**63 - 1, 5])),
     "lengths of other rows": frame_of(header(but(TOKEN, 4, [TOKEN[4][0], ["int64", [3]]])), KEYS, ENTRIES, np.ones(3, dtype=np.int64)),
     "lengths of another dtype": frame_of(header(but(TOKEN, 4, [TOKEN[4][0], ["int32", [2]]])), KEYS, ENTRIES, np.array([2, 1], np.int32)),
     "a truth of two": frame_of(header(("x", "row", "bool", "tensor", [["bool", [2]]])), KEYS, b"\x01\x02"),
