@@ -167,7 +167,7 @@ def _check_lengths(what: str, value: Tensor, lengths: Tensor, rows: int) -> None
     if lengths.shape != (rows,) or not value.ndim:
         raise WireError.of(what, f"lengths {list(lengths.shape)} of {list(value.shape)} entries", f"{rows} lengths, entries side by side")
     each = lengths.numpy()
-    ends = each.cumsum()  # of lengths up to a frame's size the sum that runs over is negative before it is anything else
-    sound = not rows or (each.min() >= 0 and each.max() <= len(value) and ends.min() >= 0)
+    ends = each.cumsum()  # a sum that runs over is negative before it is anything else
+    sound = not rows or (each.min() >= 0 and ends.min() >= 0)
     if not sound or (ends[-1] if rows else 0) != len(value):
         raise WireError.of(what, f"lengths {lengths[:4].tolist()} …", f"{rows} lengths that sum to {len(value)}")

@@ -108,6 +108,12 @@ def test_what_longest_first_alone_gets_wrong():
     assert loads(balanced(units_of_rows(None, 6), searched, 2), searched) == [14, 14]
 
 
+def test_many_ranks_are_even_too_where_longest_first_alone_is_at_its_worst():
+    ranks = 64  # Graham's case: two of each size from 127 down to 65 and three of 64; longest first gives 255, the best is 192
+    sizes = torch.tensor([size for size in range(127, 64, -1) for _ in range(2)] + [64] * 3)
+    assert max(loads(balanced(units_of_rows(None, len(sizes)), sizes, ranks), sizes)) <= 1.05 * 192
+
+
 @FEW
 @given(batches(), RANKS)
 def test_every_row_is_on_one_rank_with_its_whole_group_and_in_order(batch, ranks):
