@@ -15,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
+from rlflow.backends.local import lora
+from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec
 
@@ -24,11 +26,13 @@ Transform = Callable[[Tensor], Tensor]
 
 class Network:
     """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
-    scores, None for log-probs. amp: the dtype of autocast, None without. takes: the arguments that the backbone knows."""
+    scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the layers with a LoRA adapter, by name. takes: the
+    arguments that the backbone knows."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
         self.amp: torch.dtype | None = None
+        self.adapted: dict[str, Any] = {}
         self.backbone = module.base_model
         self.takes = set(inspect.signature(self.backbone.forward).parameters)
         self.transform = _logit_transform(self) if kind == "logprobs" else None
@@ -59,8 +63,8 @@ class Network:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Everything that learns: Hugging Face name → parameter, tied ones once, and the value head. The language-model head of
-        a critic does not learn."""
-        named = dict(self.module.named_parameters())
+        a critic does not learn; with adapters, they do and the backbone does not."""
+        named = {lora.plain(name): p for name, p in self.module.named_parameters() if p.requires_grad}
         if self.kind == "values":
             unused = self.module.get_output_embeddings().weight
             tied = self.module.get_input_embeddings().weight is unused
@@ -69,17 +73,24 @@ class Network:
         return named
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once."""
+        """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once; adapters are merged into new tensors."""
+        for name, tensor in self._own():
+            layer = self.adapted.get(name.removesuffix(".weight"))
+            yield name, tensor if layer is None else lora.merged(layer, tensor)
+
+    def _own(self) -> Iterator[tuple[str, Tensor]]:
+        """The same, as they are in memory and without adapters."""
         seen = set()
         for name, tensor in self.module.state_dict().items():
-            if (tensor.data_ptr(), tensor.shape) not in seen or tensor.numel() == 0:
+            if ((tensor.data_ptr(), tensor.shape) not in seen or tensor.numel() == 0) and not (self.adapted and lora.is_adapter(name)):
                 seen.add((tensor.data_ptr(), tensor.shape))
-                yield name, tensor
+                yield lora.plain(name), tensor
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Take the weights of ``tensors`` by name, in place. Raises ValueError where a name is unknown or one is missing."""
-        own = self.module.state_dict()
-        missing = {tensor.data_ptr(): name for name, tensor in self.tensors()}
+        """Take the weights of ``tensors`` by name, in place, and clear adapters. Raises ValueError where a name is unknown or one is
+        missing."""
+        own = {lora.plain(name): tensor for name, tensor in self.module.state_dict().items()}
+        missing = {tensor.data_ptr(): name for name, tensor in self._own()}
         with torch.no_grad():
             for name, tensor in tensors:
                 if name not in own:
@@ -90,6 +101,8 @@ class Network:
                 missing.pop(own[name].data_ptr(), None)
         if missing:
             raise ValueError(f"weights: found no {listed(missing.values(), 8)}, expected every weight of the model")
+        if self.adapted:
+            lora.clear(self.module)
 
     def to(self, device: torch.device | str) -> None:
         self.module.to(device)
@@ -99,27 +112,41 @@ class Network:
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder, and the value head beside it."""
         with _quiet():
-            self.module.save_pretrained(folder)
+            self.module.save_pretrained(folder, state_dict=dict(self.tensors()) if self.adapted else None)
         if self.kind == "values":
             save_file({name: p.detach().cpu().contiguous() for name, p in self.head.state_dict().items()}, folder / VALUE_HEAD)
 
 
-def load_network(spec: ModelSpec) -> Network:
+def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
     """The model in ``spec.folder`` with the head that ``spec`` asks for. Runs no code from the folder and fetches nothing.
 
-    Frozen models have ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes in bfloat16. Raises PlanError
-    where the folder does not hold such a model.
+    Frozen models have ``spec.dtype``. A trained bfloat16 model keeps float32 weights and computes in bfloat16. A trained model gets
+    the adapters that ``settings`` ask for; its other weights are then frozen. Raises PlanError where the folder does not hold such
+    a model.
     """
+    adapters = settings if settings is not None and settings.lora and spec.trained else None
+    if adapters:
+        lora.peft_package()  # missed before the weights are read
     config = _config(spec)
     low = spec.dtype == "bfloat16" and spec.trained
     if spec.trained and spec.dtype == "float16":
         raise PlanError.of("dtype", "float16 cannot be trained without loss scaling", found="float16", expected="bfloat16 or float32")
-    dtype = torch.float32 if low else getattr(torch, spec.dtype)
+    dtype = torch.float32 if low and not adapters else getattr(torch, spec.dtype)
     module = _scorer(spec, config, dtype) if spec.head == "scores" else _language_model(spec, dtype)
-    network = Network(module.eval().requires_grad_(spec.trained), spec.head, _head(module, spec))
+    network = Network(module.eval().requires_grad_(spec.trained and not adapters), spec.head, _head(module, spec))
+    if adapters:
+        _adapt(network, adapters, spec.seed)
     network.to(spec.device)
     network.amp = torch.bfloat16 if low else None  # after the trial of its logits, which wants them exact
     return network
+
+
+def _adapt(network: Network, settings: TrainerSettings, seed: int) -> None:
+    """Adapters on the backbone; a head, which is new to its task, learns whole."""
+    lora.add_adapters(network.module, settings, seed)
+    network.adapted = lora.adapted(network.module)
+    if network.head is not None:
+        network.head.to(torch.promote_types(network.head.weight.dtype, torch.float32)).requires_grad_(True)
 
 
 def _head(module: Any, spec: ModelSpec) -> nn.Linear | None:

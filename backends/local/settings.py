@@ -23,6 +23,9 @@ class TrainerSettings:
     micro_tokens: Annotated[int, Ge(1)] = 16384  # padded tokens per forward and backward; more is faster and takes more memory
     logit_tokens: Annotated[int, Ge(0)] = 0  # tokens whose logits exist at once; less saves memory; 0: as many as fit in 512 MiB
     gradient_checkpointing: bool = False  # true recomputes layers in the backward pass: a third slower, far less memory
+    lora: Annotated[int, Ge(0)] = 0  # rank of low-rank adapters, which learn in place of the weights; 0 trains the weights themselves
+    lora_alpha: Annotated[float, Gt(0)] = 16.0  # adapters count alpha / rank times; more acts like a higher lr
+    lora_targets: Literal["all-linear", "attention"] = "all-linear"  # the linear layers of the backbone that get an adapter
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from rlflow.author.loss import Loss, Quantity
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
+from rlflow.backends.local.lora import digest, is_adapter
 from rlflow.backends.local.network import checkpoint_layers, load_network
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch, Data, pad, ramp
 from rlflow.columns import Kind, Level
+from rlflow.errors import PlanError
 from rlflow.training import peers
 from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.minibatches import microbatches
@@ -28,6 +30,11 @@ from rlflow.training.schedule import Schedule
 QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "scores": ("scores",)}
 
 
+def stored(name: str) -> str:
+    """Where the state of a trainer holds something that learns: a weight of the model or a head, or an adapter."""
+    return f"adapters/{name}" if is_adapter(name) else f"parameters/{name}"
+
+
 class Trainer:
     """One model, its head and, if it is trained, its optimizer."""
 
@@ -35,7 +42,8 @@ class Trainer:
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or TrainerSettings()
-        self.network = load_network(spec)
+        self.network = load_network(spec, self.settings)
+        self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, spec.updates)
         self.steps = 0
         self.optimizer = self._optimizer() if spec.trained else None
@@ -124,38 +132,65 @@ class Trainer:
         """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self.network.copy(other.tensors())
+        self.base = None
         if self.spec.head == "values":
             self.network.head.load_state_dict(other.head.state_dict())
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, ``steps``.
 
-        Live tensors: copy what has to outlast the next update.
+        With adapters, ``parameters/`` has the merged weights, on the host; ``adapters/NAME`` the adapters themselves; ``base/sha256``
+        the digest of the weights that they belong to. Live tensors: copy what has to outlast the next update.
         """
-        out = {f"parameters/{name}": tensor for name, tensor in self.weights()} | {"steps": torch.tensor(self.steps)}
+        out = {f"parameters/{name}": tensor.cpu() if self.network.adapted else tensor for name, tensor in self.weights()}
+        out["steps"] = torch.tensor(self.steps)
+        if self.network.adapted:
+            out["base/sha256"] = self._base_digest()
         for name, parameter in self.network.parameters().items() if self.optimizer else ():
-            if name.startswith("value_head."):
-                out[f"parameters/{name}"] = parameter.detach()
+            if name.startswith("value_head.") or is_adapter(name):
+                out[stored(name)] = parameter.detach()
             for moment in ("exp_avg", "exp_avg_sq"):
                 if moment in self.optimizer.state[parameter]:
                     out[f"{moment}/{name}"] = self.optimizer.state[parameter][moment]
         return out
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from what ``state`` gave."""
-        own = {name.removeprefix("parameters/"): t for name, t in state.items() if name.startswith("parameters/")}
-        self.network.copy((name, t) for name, t in own.items() if not name.startswith("value_head."))
+        """Continue from what ``state`` gave. Raises PlanError where it is of other adapters, or of another base."""
+        if self.network.adapted:
+            self._check_adapters(state)
+        else:
+            own = {name.removeprefix("parameters/"): t for name, t in state.items() if name.startswith("parameters/")}
+            self.network.copy((name, t) for name, t in own.items() if not name.startswith("value_head."))
         self.steps = int(state["steps"])
         if self.optimizer is None:
             return
         self.optimizer.state.clear()
         for name, parameter in self.network.parameters().items():
-            if name.startswith("value_head."):
-                parameter.data.copy_(own[name])
+            if self.network.adapted or name.startswith("value_head."):
+                parameter.data.copy_(state[stored(name)])
             if f"exp_avg/{name}" in state:
                 moments = {moment: state[f"{moment}/{name}"].to(parameter, copy=True) for moment in ("exp_avg", "exp_avg_sq")}
                 step = torch.tensor(float(self.steps), device=parameter.device if self.device.type == "cuda" else "cpu")
                 self.optimizer.state[parameter] = moments | {"step": step}
+
+    def _base_digest(self) -> Tensor:
+        if self.base is None:
+            self.base = digest(self.network.module)
+        return self.base
+
+    def _check_adapters(self, state: dict[str, Tensor]) -> None:
+        """Raises PlanError unless ``state`` has adapters of these names and shapes for these weights."""
+        saved = {name: list(t.shape) for name, t in state.items() if name.startswith("adapters/")}
+        own = {stored(name): list(p.shape) for name, p in self.network.parameters().items() if is_adapter(name)}
+        if saved != own:
+            first = next(name for name in {**own, **saved} if saved.get(name) != own.get(name))
+            raise PlanError.of("lora-adapters", "the checkpoint has not the adapters that this run would train",
+                               found=f"{len(saved)} adapter weights, {first}: {saved.get(first)}", expected=f"{len(own)}, {own.get(first)}",
+                               remedy="keep --lora and --lora-targets, or export the run and start from that folder")
+        if not torch.equal(state["base/sha256"].cpu(), self._base_digest()):
+            raise PlanError.of("lora-base", f"the weights in {self.spec.folder} are not those that the checkpoint's adapters belong to",
+                               found="another sha256", expected="the folder and dtype that the run began with",
+                               remedy="put the folder back; rlflow export needs it not")
 
     def sleep(self) -> None:
         """Move weights and optimizer state to host memory. On a CPU they are there already, and nothing is freed."""

@@ -49,7 +49,10 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     if uses_packaged(values):
         task, model = packaged(flow.name)[0], given.options.model
         reporter.note(f"task: packaged '{task}': {given.options.data}, model {model} (--model or --data for others)")
-    result = started(prepare(flow, hp, given), flow, given, reporter)
+    prepared = prepare(flow, hp, given)
+    if prepared.prompts.data.worded:
+        reporter.note(prepared.prompts.data.worded)
+    result = started(prepared, flow, given, reporter)
     told(result, reporter)
     if as_json:
         print(json.dumps(result.as_json()))
@@ -72,7 +75,9 @@ def help_text(file: str, flow: Flow) -> str:
     lines += ["The run", *_described("", Options), "  --config FILE.toml  the same names in a file; flags win",
               "  --json  print a last line of JSON", "  --quiet  print nothing but errors", ""]
     lines += ["Data (--data.NAME)", "  prompt, answer, completion, chosen, rejected  the file's field for each",
-              "  chat, system, template, max_prompt, split  how prompts are worded; other names are parameters of the task", ""]
+              "  chat true | false  prompts through the model's chat template; without it, where the model has one",
+              "  system TEXT, template TEXT  a system message before a chat; text around a plain prompt, such as 'Q: {prompt} A:'",
+              "  max_prompt TOKENS, split NAME  longer prompts are dropped; of a folder with several; other names are the task's", ""]
     lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
               "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD", *_backends()]
     return "\n".join(lines)

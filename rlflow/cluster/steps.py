@@ -43,7 +43,7 @@ def rank_steps(
         for rank, units_here in enumerate(_shared(step.units, tokens, ranks)):
             shares[rank].append((units_here, (step.totals.tokens, step.totals.rows)))
         assert len(held) == sum(len(each[-1][0]) for each in shares)
-    rows = [torch.cat([part for part, _ in share] or [kept[:0]]).unique() for share in shares]
+    rows = [torch.unique(torch.cat([part for part, _ in share] or [kept[:0]])) for share in shares]
     local = [
         [(torch.searchsorted(mine, part).numpy(), totals) for part, totals in share] for mine, share in zip(rows, shares, strict=True)
     ]

@@ -47,6 +47,12 @@ class Dataset:
         return f"Dataset({self.name}: {len(self)} {self.shape}{left_out})"
 
     @property
+    def worded(self) -> str:
+        """How prompts are put to the model, where that is more than their text; else an empty string."""
+        folder = getattr(self.encoder, "folder", "")
+        return f"prompts go through the chat template of {folder} (--data.chat false for plain text)" if self.wording.chat else ""
+
+    @property
     def shape(self) -> Shape:
         return ("prompts", "completions", "pairs")[len(self._like.responses)]
 

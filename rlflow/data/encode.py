@@ -18,7 +18,8 @@ END = 256  # the byte encoding's end of text
 @dataclass(frozen=True)
 class Wording:
     """How a prompt is put to the model. chat: as a user's message through the tokenizer's chat template, as lists of messages always
-    are. system: a message before them. template: text around a plain prompt, such as ``"Q: {prompt}\\nA:"``."""
+    are. system: a message before those that do not begin with one. template: text around a plain prompt, such as
+    ``"Q: {prompt}\\nA:"``."""
 
     chat: bool = False
     system: str | None = None
@@ -33,7 +34,7 @@ class Wording:
         if not isinstance(record.prompt, str):
             if self.template is not None:
                 raise _no_use("template", "its prompts are lists of messages")
-            return [*self._system(), *record.prompt]
+            return [*(self._system() if record.prompt[0]["role"] != "system" else []), *record.prompt]
         text = self.template.format(prompt=record.prompt) if self.template is not None else record.prompt
         if self.chat:
             return [*self._system(), {"role": "user", "content": text}]
@@ -57,11 +58,13 @@ def _check_template(template: str) -> None:
 
 def _no_use(setting: str, why: str) -> PlanError:
     return PlanError.of("data-wording", f"'{setting}' has no effect on this data: {why}", found=setting, expected=f"no '{setting}'",
-                        remedy="leave it out, or set chat = true for prompts that are text")
+                        remedy="leave it out, or set chat = true for prompts that are text and a model with a chat template")
 
 
 class Encoder(Protocol):
-    """Turns wordings and responses into token ids."""
+    """Turns wordings and responses into token ids. chats: whether it has a chat template."""
+
+    chats: bool
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]: ...
     def responses(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -69,6 +72,8 @@ class Encoder(Protocol):
 
 class ByteEncoder:
     """UTF-8 bytes as token ids, and END: for runs without a model."""
+
+    chats = False
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
         return [list(_plain(item).encode()) for item in worded]
@@ -89,6 +94,7 @@ class TokenizerEncoder:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.tokenizer = _load(self.folder)
+        self.chats = bool(getattr(self.tokenizer, "chat_template", None))
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
         """Plain text gets the tokenizer's own first tokens (BOS); a chat template writes its own."""
@@ -114,7 +120,7 @@ class TokenizerEncoder:
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
     def _chat(self, messages: str | list[Message]) -> str:
-        if not getattr(self.tokenizer, "chat_template", None):
+        if not self.chats:
             raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no chat template", found="prompts to be put as a chat",
                                expected="a chat_template", remedy="use an instruct model, or set chat = false and a template")
         try:

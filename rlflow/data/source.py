@@ -22,7 +22,7 @@ def open_data(
     tokenizer: str | os.PathLike[str] | None = None,
     fields: Mapping[str, str | None] | None = None,
     columns: Mapping[str, Kind] | None = None,
-    chat: bool = False,
+    chat: bool | None = None,
     system: str | None = None,
     template: str | None = None,
     max_prompt: int | None = None,
@@ -33,12 +33,13 @@ def open_data(
     """The data that ``spec`` names: a .jsonl or .parquet file, a Hugging Face dataset folder, or a reasoning-gym task.
 
     tokenizer: a model folder; without one prompts are encoded as bytes. fields: rlflow's name → the file's, None for none.
-    columns: declared columns beyond the standard ones. chat, system, template: see ``Wording``. max_prompt: records with a longer
-    prompt, in tokens, are dropped and counted. split: of a folder that has several. task, seed: a reasoning-gym task's parameters
-    and what its questions are drawn by. Raises PlanError.
+    columns: declared columns beyond the standard ones. chat, system, template: see ``Wording``; without ``chat``, prompts are a chat
+    where the tokenizer has a chat template, else plain text. max_prompt: records with a longer prompt, in tokens, are dropped and
+    counted. split: of a folder that has several. task, seed: a reasoning-gym task's parameters and what its questions are drawn by.
+    Raises PlanError.
     """
     encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer is not None else ByteEncoder()
-    wording = Wording(chat, system, template)
+    wording = Wording(encoder.chats if chat is None else chat, system, template)
     name = os.path.expanduser(os.fspath(spec))
     if _is_task(name):
         _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")

@@ -14,10 +14,12 @@ from rlflow.data.scorer import Judged
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.tally import Tallies, Tally
 from rlflow.given.backends import backend
+from rlflow.given.dataset import tokenizer
 from rlflow.given.flags import Given
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.reward import Reward, bind, score_all
 from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.rewards.vocabulary import check_same
 from rlflow.training.protocols import ModelSpec, Trainer
 
 MODEL_READS = ("prompt_tokens", "tokens")
@@ -118,6 +120,9 @@ class Rewards:
         elif role.rpartition("_")[2].isdigit() and len(specs) > 1:
             specs = [specs[int(role.rpartition("_")[2])]]
         models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
+        writer = tokenizer(self._given)
+        for model in models if writer else ():
+            check_same(Path(model.spec.path), Path(writer))
         self._models += models
         self._bound.append(Weighted(self._bind([spec for spec in specs if spec.kind != "model"]), models))
         return self._bound[-1]

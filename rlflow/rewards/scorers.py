@@ -16,6 +16,7 @@ from rlflow.extras import require
 Score = Callable[..., Any]
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 FINAL = "####"  # what GSM8K writes before the final answer
+FINAL_NUMBER = re.compile(r"####[ \t]*\$?(-?\d[\d,]*(?:\.\d+)?)\.?[ \t]*$", re.MULTILINE)  # not a heading such as "#### 2. Check"
 
 
 def build(kind: str, settings: Mapping[str, Any]) -> Score:
@@ -61,11 +62,16 @@ def math() -> Score:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def scored(*, completion: str, answer: str) -> float | None:
-        """1.0 where both say the same number, set or expression; None where the right answer cannot be read as one."""
+        """1.0 where both say the same number, set or expression; None where the right answer cannot be read as one.
+
+        Of a right answer with ``####`` (GSM8K) only what follows counts, and of a response what follows its last ``####`` if that is
+        a number; else the last box, or expression, of the response.
+        """
         right = _read(verifier, answer.rpartition(FINAL)[2])
         if not right:
             return None
-        said = verifier.parse(given(completion), parsing_timeout=None)
+        final = FINAL_NUMBER.findall(given(completion))  # what stands before it may hold dollars, which would be read as LaTeX
+        said = _read(verifier, final[-1]) if final else verifier.parse(given(completion), parsing_timeout=None)
         return float(verifier.verify(right, said, timeout_seconds=None, raise_on_error=True))
 
     return scored

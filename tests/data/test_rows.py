@@ -15,15 +15,30 @@ def decoded(folder, batch, column="prompt_tokens", row=0):
 
 
 def test_plain_text_gets_the_first_token_and_no_last_one(jsonl, tokenizer):
-    data = open_data(jsonl({"prompt": "2+2="}), tokenizer=tokenizer)
+    data = open_data(jsonl({"prompt": "2+2="}), tokenizer=tokenizer, chat=False)
     assert decoded(tokenizer, data.batch([0])) == "<bos>2+2="
+    assert data.worded == ""
+
+
+def test_a_prompt_is_a_chat_where_the_tokenizer_has_a_template_and_plain_text_elsewhere(jsonl, tokenizer, tmp_path, make_tokenizer):
+    bare, path = make_tokenizer(tmp_path / "bare", chat=False), jsonl({"prompt": "2+2="})
+    assert decoded(tokenizer, open_data(path, tokenizer=tokenizer).batch([0])) == "<user>2+2=\n<assistant>"
+    assert decoded(bare, open_data(path, tokenizer=bare).batch([0])) == "<bos>2+2="
+    assert str(tokenizer) in open_data(path, tokenizer=tokenizer).worded
+
+
+def test_a_system_message_stands_before_prompts_that_have_none(jsonl, tokenizer):
+    own, ask = {"role": "system", "content": "Own."}, {"role": "user", "content": "hi"}
+    data = open_data(jsonl({"prompt": [ask]}, {"prompt": [own, ask]}), tokenizer=tokenizer, system="Add.")
+    worded = [decoded(tokenizer, data.batch([index])) for index in (0, 1)]
+    assert worded == ["<system>Add.\n<user>hi\n<assistant>", "<system>Own.\n<user>hi\n<assistant>"]
 
 
 def test_a_template_and_a_chat_word_the_prompt_and_leave_the_column_alone(jsonl, tokenizer):
     path = jsonl({"prompt": "2+2="})
-    plain = open_data(path, tokenizer=tokenizer, template="Q: {prompt}\nA:").batch([0])
+    plain = open_data(path, tokenizer=tokenizer, chat=False, template="Q: {prompt}\nA:").batch([0])
     assert decoded(tokenizer, plain) == "<bos>Q: 2+2=\nA:"
-    chat = open_data(path, tokenizer=tokenizer, chat=True, system="Add.", template="{prompt}?").batch([0])
+    chat = open_data(path, tokenizer=tokenizer, system="Add.", template="{prompt}?").batch([0])
     assert decoded(tokenizer, chat) == "<system>Add.\n<user>2+2=?\n<assistant>"
     assert plain["prompt"] == chat["prompt"] == ["2+2="]
 

@@ -39,8 +39,12 @@ def open_dataset(flow: Flow, given: Given) -> Dataset:
         else:
             task[name] = number(value)
     columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
-    source, model = given.options.data, given.options.model
-    return open_data(source, tokenizer=model, fields=fields or None, columns=columns, task=task or None, **options)
+    return open_data(given.options.data, tokenizer=tokenizer(given), fields=fields or None, columns=columns, task=task or None, **options)
+
+
+def tokenizer(given: Given) -> Any:
+    """The folder whose tokenizer encodes the data: of --model, else of the first role with a model of its own."""
+    return given.options.model or next((role["model"] for role in given.roles.values() if "model" in role), None)
 
 
 def true_or_false(value: Any) -> bool:

@@ -1,0 +1,199 @@
+"""Low-rank adapters: the base stays as it is, the generator samples from the sum, a saved model has no trace of them."""
+
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2MoeConfig
+
+from rlflow import loss
+from rlflow.backends.local import Generator, Trainer, lora
+from rlflow.backends.local.tokenizer import copy_tokenizer
+from rlflow.batch import Batch
+from rlflow.errors import PlanError
+from rlflow.training.protocols import ModelSpec, Sampling
+
+SHAPES = ["gpt2", "llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma3"))]
+PROMPTS = Batch.of(prompt_tokens=[[5, 6, 7], [8], list(range(5, 25))])
+
+
+def trainer(folder, head="logprobs", dtype="float32", **settings):
+    return Trainer(ModelSpec(folder, head, True, dtype=dtype), Trainer.Settings(**{"lr": 1e-2, "lora": 4} | settings))
+
+
+@loss
+def likelihood(new, mask):
+    return -new.logprobs, {}
+
+
+@loss(new="values")
+def regression(new, mask):
+    return (new.values - 1).square(), {}
+
+
+@loss(new="scores", rows="group")
+def ranking(new, mask):
+    return -torch.nn.functional.logsigmoid(new.scores[0::2] - new.scores[1::2]).repeat_interleave(2), {}
+
+
+OBJECTIVES = {"logprobs": (likelihood, "tokens"), "values": (regression, "tokens"), "scores": (ranking, "rows")}
+
+
+def rows(count=6):
+    chance = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 7, (count,), generator=chance).tolist()
+    return Batch.of(prompt_tokens=[[5, 6, 7]] * count, tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
+                    mask=[[True] * n for n in lengths], group=[i // 2 for i in range(count)])
+
+
+def learned(one, head="logprobs", seed=0):
+    objective, mean = OBJECTIVES[head]
+    metrics = one.update(rows(), objective, minibatch=2, mean=mean, seed=seed)
+    assert metrics["steps"] == 3
+    return one
+
+
+def switched(one, on):
+    for layer in one.network.adapted.values():
+        layer.enable_adapters(on)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_adapters_learn_and_switched_off_they_leave_the_reference_bit_for_bit(folders, shape):
+    actor, reference = trainer(folders[shape]), Trainer(ModelSpec(folders[shape]))
+    wanted = reference.forward(rows())["logprobs"]
+    assert torch.equal(actor.forward(rows())["logprobs"], wanted)  # before the first step they change nothing
+    learned(actor)
+    assert (actor.forward(rows())["logprobs"] - wanted).abs().max() > 1e-3
+    assert all(lora.is_adapter(name) for name in actor.network.parameters())
+    assert len(actor.network.parameters()) == 2 * len(actor.network.adapted) > 0
+    switched(actor, False)
+    assert torch.equal(actor.forward(rows())["logprobs"], wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_generator_samples_from_what_the_trainer_computes(folders, shape):
+    actor, generator = learned(trainer(folders[shape])), Generator(ModelSpec(folders[shape]))
+    generator.receive(actor.weights(), 1)
+    batch = generator.generate(PROMPTS, Sampling(samples=4, max_tokens=12), range(12)) | PROMPTS
+    torch.testing.assert_close(actor.forward(batch)["logprobs"], batch["sampled_logprobs"], atol=1e-5, rtol=0)
+    base = Trainer(ModelSpec(folders[shape])).forward(batch)["logprobs"]
+    assert (base - batch["sampled_logprobs"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_saved_model_is_a_plain_folder_of_merged_weights(folders, tmp_path, shape):
+    actor = learned(trainer(folders[shape]))
+    actor.save(tmp_path)
+    model, base = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (tmp_path, folders[shape]))
+    merged = dict(actor.weights())
+    assert all(torch.equal(model[name], tensor) for name, tensor in merged.items())
+    assert model.keys() == base.keys()
+    assert {name for name in merged if not torch.equal(base[name], merged[name])} == {f"{name}.weight" for name in actor.network.adapted}
+    again = Trainer(ModelSpec(tmp_path)).forward(rows())["logprobs"]
+    torch.testing.assert_close(again, actor.forward(rows())["logprobs"], atol=1e-5, rtol=0)
+    other = learned(trainer(folders[shape]), seed=5)
+    other.load(tmp_path)
+    assert torch.equal(other.forward(rows())["logprobs"], again)
+
+
+@pytest.mark.parametrize("head", ["values", "scores"])
+def test_a_head_learns_whole_and_is_saved(folders, tmp_path, head):
+    one = trainer(folders["llama"], head)
+    assert one.network.head.weight.abs().max() == 0
+    learned(one, head)
+    assert one.network.head.weight.abs().max() > 0
+    one.save(tmp_path)
+    again = Trainer(ModelSpec(tmp_path, head)).forward(rows(), (head,))[head]
+    torch.testing.assert_close(again, one.forward(rows(), (head,))[head], atol=1e-5, rtol=0)
+    if head == "scores":
+        assert AutoModelForSequenceClassification.from_pretrained(tmp_path).score.weight.abs().max() > 0
+
+
+@pytest.mark.parametrize("head", ["logprobs", "values", "scores"])
+def test_a_restored_state_continues_bit_for_bit(folders, head):
+    straight, resumed = learned(trainer(folders["llama"], head), head), trainer(folders["llama"], head, lr=5e-2)
+    state = {name: tensor.clone() for name, tensor in straight.state().items()}
+    learned(straight, head, seed=2)
+    learned(resumed, head, seed=7)
+    resumed.restore(state)
+    resumed.schedule = straight.schedule
+    learned(resumed, head, seed=2)
+    assert state["steps"] == 3
+    assert straight.state().keys() == resumed.state().keys()
+    assert all(torch.equal(tensor, resumed.state()[name]) for name, tensor in straight.state().items())
+
+
+def test_adapters_of_another_rank_or_another_base_are_refused(folders):
+    state = learned(trainer(folders["llama"])).state()
+    with pytest.raises(PlanError, match=r"not the adapters(.|\n)*\[4, 32\](.|\n)*\[2, 32\]"):
+        trainer(folders["llama"], lora=2).restore(state)
+    with pytest.raises(PlanError, match="0 adapter weights"):
+        trainer(folders["llama"]).restore(learned(trainer(folders["llama"], lora=0)).state())
+    other = trainer(folders["llama"])
+    with torch.no_grad():
+        next(iter(other.network.module.parameters()))[0, 0] += 1
+    with pytest.raises(PlanError, match="not those that the checkpoint's adapters belong to"):
+        other.restore(state)
+
+
+def test_all_weights_go_on_from_adapters_merged(folders):
+    adapted, whole = learned(trainer(folders["llama"])), trainer(folders["llama"], lora=0)
+    whole.restore(adapted.state())
+    torch.testing.assert_close(whole.forward(rows())["logprobs"], adapted.forward(rows())["logprobs"], atol=1e-5, rtol=0)
+
+
+def test_attention_alone_may_be_adapted(folders):
+    names = trainer(folders["llama"], lora_targets="attention").network.adapted
+    assert {name.rpartition(".")[2] for name in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.slow
+def test_a_model_of_experts_has_adapters_on_what_is_linear_and_nothing_else(folders, tmp_path):
+    torch.manual_seed(0)
+    config = Qwen2MoeConfig(vocab_size=64, hidden_size=32, moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=4,
+                            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, eos_token_id=1, initializer_range=0.1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    copy_tokenizer(folders["llama"], tmp_path / "model")
+    actor, generator = learned(trainer(tmp_path / "model")), Generator(ModelSpec(tmp_path / "model"))
+    names = {name.rpartition(".")[2] for name in actor.network.adapted}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "shared_expert_gate"}
+    assert len(actor.network.parameters()) == 2 * len(actor.network.adapted)
+    generator.receive(actor.weights(), 1)
+    batch = generator.generate(PROMPTS, Sampling(samples=4, max_tokens=12), range(12)) | PROMPTS
+    torch.testing.assert_close(actor.forward(batch)["logprobs"], batch["sampled_logprobs"], atol=1e-5, rtol=0)
+    actor.save(tmp_path / "saved")
+    again = Trainer(ModelSpec(tmp_path / "saved")).forward(batch)["logprobs"]
+    torch.testing.assert_close(again, batch["sampled_logprobs"], atol=1e-5, rtol=0)
+
+
+def test_the_base_of_a_bfloat16_model_stays_bfloat16_and_adapters_are_float32(folders, tmp_path):
+    actor = learned(trainer(folders["qwen3"], dtype="bfloat16"))
+    assert {p.dtype for p in actor.network.parameters().values()} == {torch.float32}
+    assert {tensor.dtype for _, tensor in actor.weights()} == {torch.bfloat16}
+    generator = Generator(ModelSpec(folders["qwen3"], dtype="bfloat16"))
+    generator.receive(actor.weights(), 1)
+    batch = generator.generate(PROMPTS, Sampling(samples=4, max_tokens=12), range(12)) | PROMPTS
+    assert (actor.forward(batch)["logprobs"] - batch["sampled_logprobs"]).abs().mean() < 0.05
+
+
+def test_the_seed_decides_the_adapters_and_a_frozen_model_has_none(folders):
+    def first(seed):
+        one = Trainer(ModelSpec(folders["llama"], trained=True, seed=seed), Trainer.Settings(lora=4))
+        return next(iter(one.network.parameters().values()))
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+    assert not Trainer(ModelSpec(folders["llama"]), Trainer.Settings(lora=4)).network.adapted
+
+
+def test_checkpointed_layers_give_the_same_adapters(folders):
+    one, other = (learned(trainer(folders["llama"], gradient_checkpointing=on)) for on in (False, True))
+    for (_, a), (_, b) in zip(one.weights(), other.weights(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_without_peft_the_remedy_is_said(folders, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(PlanError, match=r"pip install 'rlflow-dag\[lora\]'"):
+        trainer(folders["llama"])

@@ -1,0 +1,114 @@
+"""GSM8K: its answers are judged as they are written, and runs train on it, with a chat template and without."""
+
+import contextlib
+import io
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from small_models import CHAT, make
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import rlflow
+from rlflow import Batch
+from rlflow.cli.main import main
+from rlflow.data import open_data
+from rlflow.rewards import RewardPool, bind, parse_reward
+
+ROOT = Path(__file__).parents[2]
+PROBLEMS = ROOT / "tests" / "data" / "gsm8k" / "train.jsonl"
+
+
+@pytest.fixture(scope="module")
+def instruct(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("models") / "instruct", "qwen3", CHAT)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("models") / "base", "llama")
+
+
+def printed(monkeypatch, *words):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "argv", ["rlflow", *map(str, words)])
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0), out.getvalue()
+
+
+def metrics(folder):
+    """The lines of iterations, without those of evaluations."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "actor.update/loss" in row]
+
+
+def judged(reward, completions, data):
+    with RewardPool(1) as pool:
+        (bound,) = bind([parse_reward(reward)], pool, data)
+        rows = data.batch(range(len(data)))
+        return bound.score(rows | Batch(rows.axis, Batch.of(completion=completions).data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reward", ["task", "math"])
+def test_worked_solutions_are_right_and_other_numbers_wrong(reward):
+    data = open_data(PROBLEMS)
+    answers = [record.answer for record in data.records]
+    numbers = [answer.rpartition("#### ")[2] for answer in answers]
+    right = judged(reward, answers, data)
+    wrong = judged(reward, [f"{answer.rpartition('#### ')[0]}#### {int(number.replace(',', '')) + 1}"
+                            for answer, number in zip(answers, numbers, strict=True)], data)  # fmt: skip
+    assert (len(data), right.missing, wrong.missing) == (64, {}, {})
+    assert right.values.tolist() == [1.0] * 64
+    assert wrong.values.tolist() == [0.0] * 64
+    assert judged(reward, numbers, data).values.tolist() == [1.0] * 64  # the number alone
+
+
+@pytest.mark.slow
+def test_grpo_trains_on_it_from_the_command_line(instruct, tmp_path, monkeypatch):
+    system = "Put the final answer after ####."
+    code, text = printed(monkeypatch, "run", ROOT / "algorithms" / "grpo.py", "--model", instruct, "--data", PROBLEMS, "--reward", "math",
+                         "--iterations", 2, "--prompts", 4, "--hp.samples", 2, "--hp.max-tokens", 8, "--held-out", 4,
+                         "--data.system", system, "--lr", "1e-3", "--out", tmp_path, "--name", "one")
+    assert code == 0, text
+    assert f"prompts go through the chat template of {instruct}" in text
+    rows = metrics(tmp_path / "one")
+    assert len(rows) == 2
+    assert all(row["reward/missing"] == 0 and math.isfinite(row["actor.update/loss"]) for row in rows)
+    final = tmp_path / "one" / "final" / "actor"
+    assert AutoTokenizer.from_pretrained(final).chat_template == CHAT
+    assert AutoModelForCausalLM.from_pretrained(final).config.model_type == "qwen3"
+
+
+def first_prompt(folder, model="model", **data):
+    """What the model is given first, as text."""
+    roles = rlflow.roles("grpo", **{model: str(folder)}, data={"source": str(PROBLEMS), **data}, reward="math", held_out=0)
+    try:
+        batch = roles.take(1)
+        return AutoTokenizer.from_pretrained(folder).decode(batch["prompt_tokens"][0]), batch["prompt"][0]
+    finally:
+        roles.close()
+
+
+@pytest.mark.slow
+def test_a_chat_template_words_the_prompts_of_a_run_and_without_one_they_are_plain(instruct, base):
+    opening, ending = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    text, question = first_prompt(instruct)
+    assert text == opening.format("You are a helpful assistant.") + question.strip() + ending
+    text, question = first_prompt(instruct, system="Count.", template="{prompt} Explain.")
+    assert text == opening.format("Count.") + f"{question} Explain." + ending
+    text, question = first_prompt(instruct, "actor.model", chat=False)  # the only model there is
+    assert text == question
+    text, question = first_prompt(base, template="Q: {prompt}\nA:")
+    assert text == f"Q: {question}\nA:"
+
+
+@pytest.mark.slow
+def test_sft_takes_the_worked_solutions_as_completions(base, tmp_path):
+    result = rlflow.run("sft", model=str(base), data={"source": str(PROBLEMS), "completion": "answer"}, prompts=8, iterations=3,
+                        held_out=0, lr=1e-2, out=str(tmp_path))
+    losses = [row["actor.update/loss"] for row in metrics(result.folder)]
+    assert losses[0] > losses[1] > losses[2]

@@ -1,0 +1,91 @@
+"""Runs that train adapters: cut and resumed they end the same, and what they leave is a plain model."""
+
+import contextlib
+import io
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from run_faults import MODEL, content, differences, in_child, resumed, run, signal_at
+from transformers import AutoModelForCausalLM
+
+import rlflow
+from rlflow.checkpoints import export, load_latest
+from rlflow.cli.main import main
+from rlflow.errors import PlanError
+from rlflow.runs import resume
+from rlflow.watch.reporter import Quiet
+
+
+@pytest.fixture
+def adapters(task, tmp_path):
+    return {**task, "iterations": 4, "held_out": 0, "save_every": 1, "lora": 4, "lr": 1e-2, "out": str(tmp_path / "runs")}
+
+
+@pytest.mark.slow
+def test_a_run_of_adapters_cut_and_resumed_ends_like_the_run_that_was_not(adapters):
+    straight = run("ppo", adapters, "straight").folder
+
+    def cut():
+        signal_at("actor.update", 3, signal.SIGKILL)
+        run("ppo", adapters, "cut")
+
+    assert in_child(cut) == -signal.SIGKILL
+    assert resumed(straight.parent / "cut") == 0
+    one, other = content(straight.parent / "cut"), content(straight)
+    assert list(differences(one, other)) == []
+    adapter = "adapters/model.layers.0.self_attn.q_proj.lora_B.weight"
+    assert all(other.tensors[f"{role}.optimizer"][adapter].abs().max() > 0 for role in ("actor", "critic"))
+    assert other.tensors["critic.parameters"]["value_head.weight"].abs().max() > 0
+
+
+@pytest.mark.slow
+def test_the_final_model_and_the_export_are_the_merged_weights(adapters, tmp_path):
+    folder = run("grpo", {**adapters, "iterations": 2}, "one").folder
+    export(folder, tmp_path / "exported")
+    final, exported, base = (AutoModelForCausalLM.from_pretrained(one).state_dict() for one in
+                             (folder / "final" / "actor", tmp_path / "exported", MODEL))
+    assert final.keys() == exported.keys() == base.keys()
+    assert all(torch.equal(tensor, exported[name]) for name, tensor in final.items())
+    changed = {name for name in final if not torch.equal(final[name], base[name])}
+    assert changed
+    assert all(name.endswith("_proj.weight") for name in changed)
+    moments = load_latest(folder).snapshot.tensors["actor.optimizer"]
+    assert all("lora_" in name for name in moments if name.startswith("exp_avg"))
+
+
+@pytest.mark.slow
+def test_a_fork_may_go_on_with_all_weights_and_not_with_other_adapters(adapters):
+    folder = run("grpo", {**adapters, "iterations": 1}, "one").folder
+    with pytest.raises(PlanError, match="not the adapters"):
+        resume.fork(folder, {"iterations": 2, "lora": 2}, Quiet())
+    assert resume.fork(folder, {"iterations": 2, "lora": 0}, Quiet()).iterations == 2
+
+
+@pytest.mark.slow
+def test_adapters_learn_sums(tmp_path):
+    result = rlflow.run("grpo", prompts=24, iterations=6, held_out=100, lora=8, lr=3e-3, out=str(tmp_path), **{"hp.minibatch": 96})
+    assert result.before.sampled < 0.5
+    assert result.after.sampled > result.before.sampled + 0.15
+
+
+def printed(monkeypatch, *words):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "argv", ["rlflow", *words])
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0), out.getvalue()
+
+
+def test_help_lists_the_settings_check_knows_their_names_and_run_their_ranges(monkeypatch, tmp_path):
+    file = str(Path(__file__).parents[2] / "algorithms" / "grpo.py")
+    assert printed(monkeypatch, "check", file, "--actor.lora", "8", "--actor.lora-targets", "attention")[0] == 0
+    assert "nearest:  lora" in printed(monkeypatch, "check", file, "--actor.lorra", "8")[1]
+    code, text = printed(monkeypatch, "run", file, "--lora", "-1", "--out", str(tmp_path))
+    assert (code, "expected: int >= 0" in text) == (2, True)
+    code, text = printed(monkeypatch, "run", file, "--help")
+    assert code == 0
+    for name in ("lora int >= 0 = 0", "lora_alpha float > 0 = 16.0", "lora_targets 'all-linear' | 'attention' = all-linear"):
+        assert f"--ROLE.{name}" in text

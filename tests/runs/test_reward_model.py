@@ -1,0 +1,73 @@
+"""A reward model trained by one run judges the rows of another, by the commands of docs/models.md."""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import make
+from transformers import AutoModelForSequenceClassification
+
+import rlflow
+from rlflow.cli.main import main
+from rlflow.errors import PlanError
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
+def run_command(line, monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "argv", shlex.split(line))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code, out.getvalue()
+
+
+def lines(run):
+    return [json.loads(line) for line in Path("runs", run, "metrics.jsonl").read_text().splitlines()]
+
+
+def direct(folder, batch):
+    """The scores of a plain forward of transformers, row by row."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = (batch.rows([i]) for i in range(len(batch)))
+    with torch.no_grad():
+        return torch.stack([model(torch.cat([row["prompt_tokens"][0], row["tokens"][0]])[None]).logits[0, 0] for row in rows])
+
+
+@pytest.mark.slow
+def test_a_reward_model_learns_pairs_and_its_scores_are_those_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    section = PAGE[PAGE.index("## A reward model, trained and used"):]
+    commands = re.search(r"^```console\n(.*?)^```$", section, re.M | re.S)[1].splitlines()
+    assert len(commands) == 2
+    for command in commands:
+        run_command(command, monkeypatch)
+    accuracy = [row["reward.update/accuracy"] for row in lines("judge") if "reward.update/accuracy" in row]
+    assert sum(accuracy[-5:]) > sum(accuracy[:5])
+    folder = Path("runs/judge/final/reward")
+    roles = rlflow.roles("ppo", reward=str(folder), prompts=64, held_out=64)  # the seed of the run: its first iteration again
+    try:
+        batch = roles["actor"].generate(roles.take(), samples=1, max_tokens=8)
+        scores = roles["reward"](batch)["scores"]
+    finally:
+        roles.close()
+    torch.testing.assert_close(scores, direct(folder, batch), atol=1e-5, rtol=0)
+    assert scores.std() > 0.1
+    samples = [json.loads(line) for line in Path("runs/judged/samples.jsonl").read_text().splitlines()]
+    assert [sample["completion"] for sample in samples[:4]] == batch["completion"][:4]
+    assert [sample["scores"] for sample in samples[:4]] == pytest.approx(scores[:4].tolist(), abs=1e-5)
+    judged = [row for row in lines("judged") if "reward/mean" in row]
+    assert judged[0]["reward/mean"] == pytest.approx(float(scores.mean()), abs=1e-5)
+    assert judged[0]["actor.update/steps"] >= 1
+
+
+def test_a_reward_model_with_another_tokenizer_is_refused(task, tmp_path):
+    other = make(tmp_path / "other", "llama")
+    with pytest.raises(PlanError, match=r"reads other tokens(.|\n)*file.py:function"):
+        rlflow.run("grpo", **task, reward=str(other))

@@ -1,0 +1,67 @@
+"""docs/models.md is true: its commands run, its flags are flags, its tables list what there is."""
+
+import contextlib
+import importlib
+import io
+import json
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow.backends.local.settings import TrainerSettings
+from rlflow.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "models.md").read_text()
+COMMANDS = [line for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S) for line in block.replace("\\\n", " ").splitlines()]
+OWN = [line for line in COMMANDS if "--model MODEL" in line]  # the others are run by tests/runs/test_reward_model.py
+SHORT = {"--prompts": "4", "--iterations": "1", "--held-out": "2", "--hp.samples": "2", "--hp.max-tokens": "8", "--name": "one"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where MODEL and gsm8k/train.jsonl are."""
+    root = tmp_path_factory.mktemp("models")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tests" / "runs"))
+        small = importlib.import_module("small_models")
+    small.make(root / "MODEL", "qwen3", small.CHAT)
+    shutil.copytree(ROOT / "tests" / "data" / "gsm8k", root / "gsm8k")
+    return root
+
+
+def shortened(command):
+    """With few and short rows. sft samples nothing, and has no settings for it."""
+    words = shlex.split(command)
+    short = {name: value for name, value in SHORT.items() if "hp." not in name or "run sft" not in command}
+    kept = [word for i, word in enumerate(words) if word not in short and words[i - 1] not in short]
+    return [*kept, *(word for pair in short.items() for word in pair)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", OWN, ids=lambda command: command.split()[2])
+def test_a_command_runs(command, folder, tmp_path, monkeypatch):
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", shortened(command))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code, out.getvalue()
+    assert "prompts go through the chat template of MODEL" in out.getvalue()
+    row = json.loads(Path("runs/one/metrics.jsonl").read_text().splitlines()[1])  # after the evaluation
+    assert row["actor.update/steps"] == 1
+
+
+def test_the_flags_of_adapters_are_those_of_the_trainer():
+    own = {name for name in TrainerSettings.__dataclass_fields__ if name.startswith("lora")}
+    assert {name.replace("-", "_") for name in re.findall(r"^\| `--(lora[\w-]*)", PAGE, re.M)} == own
+
+
+def test_there_is_a_command_of_each_kind():
+    assert [line.split()[2] for line in COMMANDS] == ["grpo", "sft", "ppo", "reward_model", "ppo"]
