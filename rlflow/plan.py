@@ -1,12 +1,13 @@
 """Passes: from a program to a plan. Each takes a plan, returns a plan and says what it did.
 
     prune   keep the columns that a later node or the run's records read; drop nodes that nothing needs
-    rank    priority of each node: the longest remaining path to the end of the iteration
     lanes   which worker runs each node: in one process by its kind, on pools by pool and kind
+    rank    priority of each node: the longest path that remains after it
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,8 @@ RECORDED = ("prompt", "answer", "completion", "finish", "scores", "tokens", "mas
 WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")  # recorded where something reads them anyway
 COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2}
 LANES = {Op.GENERATE: "model", Op.LOGPROBS: "model", Op.VALUES: "model", Op.UPDATE: "model", Op.REWARD: "io", Op.REPEAT: "control"}
+ROOM = {"model": 1, "cpu": 2, "io": 8}  # nodes that a lane runs at once: model stages of one process share its cores
+POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for a pool: its models' nodes, stages, rewards
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,31 @@ class Plan:
         return {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
 
     @cached_property
+    def followers(self) -> dict[int, tuple[int, ...]]:
+        """For each live node the live nodes that wait for it."""
+        found: dict[int, list[int]] = {i: [] for i in self.live}
+        for i, before in self.waits_for.items():
+            for j in before:
+                found[j].append(i)
+        return {i: tuple(later) for i, later in found.items()}
+
+    @cached_property
+    def reads(self) -> dict[int, frozenset[Column]]:
+        """For each live node the columns that it reads."""
+        return {i: frozenset(item.column for item in self.graph.nodes[i].inputs) for i in self.live}
+
+    @cached_property
+    def gives(self) -> dict[int, tuple[Column, ...]]:
+        """For each live node its columns that are kept."""
+        return {i: tuple(Column(i, name) for name in self.keeps(self.graph.nodes[i])) for i in self.live}
+
+    @cached_property
     def readers(self) -> dict[Column, set[int]]:
         """For each kept column the live nodes that read it."""
         found: dict[Column, set[int]] = {column: set() for column in self.kept}
-        for i in self.live:
-            for item in self.graph.nodes[i].inputs:
-                found.setdefault(item.column, set()).add(i)
+        for i, columns in self.reads.items():
+            for column in columns:
+                found.setdefault(column, set()).add(i)
         return found
 
     def keeps(self, node: Node) -> tuple[str, ...]:
@@ -105,17 +127,6 @@ def _last(graph: Graph, names: tuple[str, ...]) -> set[Column]:
     return set(last.values())
 
 
-def rank(plan: Plan) -> Plan:
-    """Ready nodes start by longest remaining path."""
-    order = plan.graph.order.subgraph(plan.live)
-    remaining: dict[int, float] = {}
-    for i in reversed(list(nx.topological_sort(order))):
-        ahead = max((remaining[j] for j in order.successors(i)), default=0.0)
-        remaining[i] = COST.get(plan.graph.nodes[i].op, 0.0) + ahead
-    longest = max(remaining, key=lambda i: remaining[i])
-    return replace(plan, priority=remaining, did=(*plan.did, Did("rank", f"the longest path starts at {plan.graph.nodes[longest].name}")))
-
-
 def lanes(plan: Plan) -> Plan:
     """Model stages run one at a time on a pool; stages, rewards and transfers beside them."""
     home = homes(plan.graph, plan.placement) if plan.placement else {}
@@ -134,7 +145,45 @@ def _lane(node: Node, pool: str | None) -> str:
     return pool if kind == "model" else f"{pool}.{kind}"
 
 
-PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, rank, lanes)
+def room_of(placement: Placement | None) -> dict[str, int]:
+    """How many nodes each lane runs at once."""
+    if placement is None:
+        return dict(ROOM)
+    return {f"{name}{kind}": places for name in placement.pools for kind, places in POOL_ROOM.items()}
+
+
+def rank(plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None) -> Plan:
+    """Ready nodes start by what remains after them, longest first. ``seconds`` of each live node are by default what its kind usually
+    takes beside others."""
+    seconds = seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live}
+    after = remaining(plan, seconds, room or room_of(plan.placement))
+    longest = max(after, key=lambda i: after[i] + seconds[i])
+    return replace(plan, priority=after, did=(*plan.did, Did("rank", f"the longest path starts at {plan.graph.nodes[longest].name}")))
+
+
+def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:
+    """For each live node the seconds that pass at least from its end to that of the iteration: the longest path through those that
+    wait for it, which take turns where they share a lane. A node's own seconds do not count: of two that are ready for one place, the
+    one with more to come must go first, however long it takes (Jackson 1955)."""
+    after: dict[int, float] = {}
+    for i in reversed(list(nx.topological_sort(plan.graph.order))):
+        sharing: dict[str, list[tuple[float, float]]] = {}
+        for j in plan.followers.get(i, ()):
+            sharing.setdefault(plan.lane.get(j, ""), []).append((after[j], seconds[j]))
+        after[i] = max((_in_turn(nodes, room.get(lane, math.inf)) for lane, nodes in sharing.items()), default=0.0)
+    return {i: after[i] for i in plan.live}
+
+
+def _in_turn(nodes: list[tuple[float, float]], room: float) -> float:
+    """The least time until all of some nodes, each with the seconds that remain after it and its own, and what follows them are done."""
+    longest = taken = 0.0
+    for after, own in sorted(nodes, reverse=True):
+        taken += own / room
+        longest = max(longest, max(own, taken) + after)
+    return longest
+
+
+PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, rank)
 
 
 def plan(program: Program, placement: Placement | None = None) -> Plan:

@@ -1,15 +1,18 @@
 """The scheduler: a pure state machine. Events go in, instructions come out; it does no I/O and never waits.
 
-A node is waiting, ready, running or done. Ready nodes start when their lane has room, longest remaining path first, ties in program
-order. A column is freed when its last reader is done. After a failure nothing more starts and, when the last running node has
+A node is waiting, ready, running or done. Ready nodes start when their lane has room, the one with most to come after it first, ties in
+program order. A column is freed when its last reader is done. After a failure nothing more starts and, when the last running node has
 ended, everything is freed.
+
+An event costs what it touches: the nodes that wait for the one that ended, the columns that it read or gave, and their lanes.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from rlflow.graph.model import Column
 from rlflow.plan import Plan
@@ -39,50 +42,53 @@ class Finish:
 Instruction = Start | Free | Finish
 
 
+@dataclass(slots=True)
+class _Lane:
+    """Its number, by when it first had a ready node; places taken; and ready nodes, the one to start first on top."""
+
+    number: int
+    limit: float
+    used: int = 0
+    ready: list[tuple[float, int]] = field(default_factory=list)
+
+
 class Scheduler:
     """One iteration of a plan. ``room`` is how many nodes each lane runs at once; lanes it does not name have no limit."""
 
     def __init__(self, plan: Plan, room: Mapping[str, int]) -> None:
         self._plan = plan
         self._room = dict(room)
-        self._waiting = {node: set(before) for node, before in plan.waits_for.items()}
-        self._ready: dict[str, list[tuple[float, int]]] = {}
+        self._waiting = {node: len(before) for node, before in plan.waits_for.items()}
+        self._lanes: dict[str, _Lane] = {}
         self._running: set[int] = set()
         self._done: set[int] = set()
-        self._readers = {column: set(nodes) for column, nodes in plan.readers.items()}
+        self._unread = {column: len(nodes) for column, nodes in plan.readers.items()}
         self._stored: set[Column] = set()
         self._failed = False
-        self._after: dict[int, list[int]] = {}
-        for node, before in self._waiting.items():
-            for earlier in before:
-                self._after.setdefault(earlier, []).append(node)
 
     def begin(self) -> list[Instruction]:
         """The nodes that wait for nothing."""
-        for node in [node for node, before in self._waiting.items() if not before]:
-            self._make_ready(node)
-        return [*self._start(), *self._finish()]
+        first = [node for node, before in self._waiting.items() if not before]
+        return [*self._start([self._make_ready(node) for node in first]), *self._finish()]
 
     def done(self, node: int) -> list[Instruction]:
         """A node has ended well and its kept columns are stored."""
-        self._running.remove(node)
+        lane = self._leave(node)
         self._done.add(node)
-        self._stored |= {Column(node, name) for name in self._plan.keeps(self._plan.graph.nodes[node])}
-        for later in self._after.get(node, []):
-            self._waiting[later].discard(node)
-            if not self._waiting[later]:
-                self._make_ready(later)
-        return [*self._free(node), *self._start(), *self._finish()]
+        self._stored.update(self._plan.gives[node])
+        touched = [lane, *(self._make_ready(later) for later in self._plan.followers[node] if self._one_less(later))]
+        return [*self._free(node), *self._start(touched), *self._finish()]
 
     def failed(self, node: int) -> list[Instruction]:
         """A node has raised: nothing more starts."""
-        self._running.remove(node)
+        self._leave(node)
         return self.halt()
 
     def halt(self) -> list[Instruction]:
         """Nothing more starts; what runs may end."""
         self._failed = True
-        self._ready.clear()
+        for lane in self._lanes.values():
+            lane.ready.clear()
         return self._finish()
 
     @property
@@ -91,44 +97,64 @@ class Scheduler:
 
     def validate(self) -> None:
         """Assert what must hold between events."""
-        ready = {node for queue in self._ready.values() for _, node in queue}
+        ready = {node for lane in self._lanes.values() for _, node in lane.ready}
         states = [set(self._waiting), ready, self._running, self._done]
         assert sum(map(len, states)) == len(set().union(*states)), "a node is in one state"
         assert self._failed or set().union(*states) == set(self._plan.live), "no node is lost"
-        for lane, limit in self._room.items():
-            assert sum(self._plan.lane[node] == lane for node in self._running) <= limit, f"lane {lane} holds its limit"
+        for name, lane in self._lanes.items():
+            assert sum(self._plan.lane[node] == name for node in self._running) == lane.used <= lane.limit, f"lane {name} holds its limit"
+            assert self._failed or not lane.ready or lane.used == lane.limit, f"lane {name} leaves no place empty"
+        for node, left in self._waiting.items():
+            assert left == len(self._plan.waits_for[node] - self._done) > 0, "a node waits for what is not done"
 
-    def _make_ready(self, node: int) -> None:
+    def _one_less(self, node: int) -> bool:
+        """Whether the node now waits for nothing."""
+        self._waiting[node] -= 1
+        return not self._waiting[node]
+
+    def _make_ready(self, node: int) -> _Lane:
         del self._waiting[node]
-        heapq.heappush(self._ready.setdefault(self._plan.lane[node], []), (-self._plan.priority[node], node))
+        name = self._plan.lane[node]
+        if name not in self._lanes:
+            self._lanes[name] = _Lane(len(self._lanes), self._room.get(name, math.inf))
+        heapq.heappush(self._lanes[name].ready, (-self._plan.priority[node], node))
+        return self._lanes[name]
 
-    def _start(self) -> list[Instruction]:
+    def _leave(self, node: int) -> _Lane:
+        self._running.remove(node)
+        lane = self._lanes[self._plan.lane[node]]
+        lane.used -= 1
+        return lane
+
+    def _start(self, touched: Iterable[_Lane]) -> list[Instruction]:
+        """Fill the lanes that an event touched; no other can have got a place or a node."""
         started: list[Instruction] = []
-        for lane, queue in self._ready.items() if not self._failed else ():
-            used = sum(self._plan.lane[node] == lane for node in self._running)
-            while queue and used < self._room.get(lane, len(queue) + used):
-                _, node = heapq.heappop(queue)
+        for lane in sorted(touched, key=lambda lane: lane.number) if not self._failed else ():
+            while lane.ready and lane.used < lane.limit:
+                _, node = heapq.heappop(lane.ready)
                 self._running.add(node)
                 started.append(Start(node))
-                used += 1
+                lane.used += 1
         return started
 
     def _free(self, node: int) -> list[Instruction]:
         """Columns whose last reader this was, and its own that nobody reads."""
-        read = {item.column for item in self._plan.graph.nodes[node].inputs}
-        for column in read & self._readers.keys():
-            self._readers[column].discard(node)
-        own = {Column(node, name) for name in self._plan.keeps(self._plan.graph.nodes[node])}
-        gone = [c for c in sorted(read | own, key=lambda c: (c.node, c.name)) if self._over(c)]
-        self._stored -= set(gone)
-        return [Free(tuple(gone))] if gone else []
+        for column in self._plan.reads[node]:
+            self._unread[column] -= 1
+        gone = [column for column in (*self._plan.reads[node], *self._plan.gives[node]) if self._over(column)]
+        self._stored.difference_update(gone)
+        return [Free(tuple(sorted(gone, key=_place)))] if gone else []
 
     def _over(self, column: Column) -> bool:
-        return column in self._stored and not self._readers.get(column) and column not in self._plan.held_to_end
+        return not self._unread.get(column) and column in self._stored and column not in self._plan.held_to_end
 
     def _finish(self) -> list[Instruction]:
         if self._running or (not self._failed and len(self._done) < len(self._plan.live)):
             return []
-        rest = tuple(sorted(self._stored, key=lambda c: (c.node, c.name)))
+        rest = tuple(sorted(self._stored, key=_place))
         self._stored.clear()
         return [*([Free(rest)] if rest else []), Finish(self._failed)]
+
+
+def _place(column: Column) -> tuple[int, str]:
+    return column.node, column.name

@@ -21,9 +21,11 @@ MAY_IMPORT = {
     "placement": "errors columns graph",
     "plan": "graph trace placement",
     "schedule": "graph plan",
+    "spans": "",
+    "simulate": "errors graph plan schedule spans",
     "training": "errors columns author batch",
     "checkpoints": "errors",
-    "execution": "errors columns dispatch author batch maths graph trace plan schedule training",
+    "execution": "errors columns dispatch author batch maths graph trace plan schedule spans training",
     "backends": "errors extras columns author batch training execution checkpoints",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement",
     "data": "errors columns extras batch",
@@ -31,8 +33,8 @@ MAY_IMPORT = {
     "tasks": "",
     "watch": "errors extras",
     "given": "errors columns author batch graph trace execution data rewards training",
-    "runs": "errors extras columns author batch graph trace check placement plan training execution data rewards tasks checkpoints watch "
-            "given cluster",
+    "runs": "errors extras columns author batch graph trace check placement plan spans training execution data rewards tasks "
+            "checkpoints watch given cluster",
     "cli": "errors author graph trace check plan rewards checkpoints watch given runs",
     "algorithms": "",
     "tasks.arithmetic": "data runs",

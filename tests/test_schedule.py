@@ -32,7 +32,7 @@ def drawn(text: str) -> Plan:
 
 def passed(nodes) -> Plan:
     made = Plan(None, Graph("drawn", tuple(nodes), (RowAxis(),)), tuple(node.id for node in nodes))
-    for step in (prune, rank, lanes):
+    for step in (prune, lanes, rank):
         made = step(made)
     return made
 

@@ -126,7 +126,7 @@ def scratch() -> Iterator[Path]:
 
 
 def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]) -> None:
-    """End what was started here: rewards' processes, workers, placement groups, and this process's connection, with the local Ray."""
+    """End what was started here: rewards' processes, workers, placement groups."""
     for pool in pools.values():
         with contextlib.suppress(Exception):
             pool.call(Worker.close, seconds=10.0, group="control").result()
@@ -136,4 +136,8 @@ def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]
     for group in groups.values():
         with contextlib.suppress(Exception):
             remove_placement_group(group)
+
+
+def leave() -> None:
+    """End this process's connection, and with it a Ray that was started here."""
     ray.shutdown()

@@ -25,19 +25,9 @@ from rlflow.execution.tally import Tallies, settled
 from rlflow.graph.model import Column, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, Start
+from rlflow.spans import Span
 
 QUEUED_SECONDS = 0.05  # how soon a node that waits for its lane is looked at again
-
-
-@dataclass(frozen=True)
-class Span:
-    """When a node ran, in seconds of a monotonic clock, and in which lane."""
-
-    node: str
-    lane: str
-    start: float
-    end: float
-    waits_for: tuple[str, ...] = ()
 
 
 @dataclass

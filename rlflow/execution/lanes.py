@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-Job = Callable[[], None]
+from rlflow.plan import ROOM
 
-ROOM: dict[str, int] = {"model": 1, "cpu": 2, "io": 8}  # model stages of one process share its cores: one at a time
+Job = Callable[[], None]
 
 
 class Lanes:

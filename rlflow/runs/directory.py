@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rlflow.errors import PlanError
-from rlflow.execution.executor import Outcome, Span
+from rlflow.execution.executor import Outcome
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
+from rlflow.spans import Span
 from rlflow.watch.secrets import redacted
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import ray
-
 import rlflow
 from rlflow.cluster import launch
 from rlflow.cluster.engine import ClusterEngine
@@ -24,12 +22,11 @@ from rlflow.given.backends import device_of, halves
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
 from rlflow.placement import Placement, parse_pools, place
-from rlflow.plan import plan
+from rlflow.plan import plan, room_of
 from rlflow.runs.prepare import Made, model_uses
 from rlflow.trace.compile import Options, Program
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
-ROOM = {"": 1, ".cpu": 2, ".io": 4}  # nodes of each kind that a pool runs at once
 
 
 def on_pools(
@@ -39,14 +36,14 @@ def on_pools(
     placement = placed(program, given, evaluated)
     with ExitStack() as started:
         launch.start(given.options.ray_address, sum(placement.pools.values()))
-        started.callback(ray.shutdown)
+        started.callback(launch.leave)
         folder = started.enter_context(launch.scratch())
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         pools = launch.make_workers(setups(program, given, data, options, placement, updates, threads, folder), groups, threads)
         started.callback(launch.stop, pools, groups)
         engine = engine_of(program, given, prompts, placement, pools)
-        lanes = Lanes({f"{name}{kind}": room for name in placement.pools for kind, room in ROOM.items()})
+        lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
         return Made(plan(program, placement), engine, lanes, lambda: reasons(pools), started.pop_all().close)
 

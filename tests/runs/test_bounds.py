@@ -1,5 +1,5 @@
-from rlflow.execution.executor import Span
-from rlflow.runs.bounds import Totals, critical_path
+from rlflow.runs.bounds import Totals
+from rlflow.spans import Span, critical_path
 
 # generate ──▶ reward ─────▶ gae      reward is slow and beside logprobs;
 #        └──▶ logprobs ──▶ values     values waits for its lane only

@@ -7,10 +7,11 @@ import torch
 from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import text
 from rlflow.errors import PlanError
-from rlflow.execution.executor import Outcome, Span
+from rlflow.execution.executor import Outcome
 from rlflow.execution.summary import sample_rows
 from rlflow.runs import directory
 from rlflow.runs.directory import Records
+from rlflow.spans import Span
 
 OUTSIDE = ("../up", "/abs", "a/b", "..", ".", "", "a\0b", "a\nb", "~", "-x", "a b", "%2e%2e/x")
 

@@ -1,0 +1,134 @@
+"""The executor in virtual time: the same scheduler, driven by given durations instead of work. Says how long an iteration would take,
+what would decide that, and how far it is from what no schedule can beat."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rlflow.errors import PlanError, listed
+from rlflow.graph.model import Node, Op
+from rlflow.plan import Plan, remaining
+from rlflow.schedule import Finish, Instruction, Scheduler, Start
+from rlflow.spans import Span, busy, critical_path
+
+Seconds = Mapping[int, float] | Callable[[Node], float]
+
+INSTANT = (Op.DATA, Op.STATE)  # columns that are there when an iteration begins; as in a run, they have no span
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node on the critical path. ``after``: the node that it waited for, None for the first; ``why``: ``node`` where it reads what
+    that one wrote, ``lane`` where it only took its place."""
+
+    node: str
+    after: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One iteration in virtual time. ``spans`` in the order in which nodes ended; ``longest`` is the seconds of the longest path,
+    ``room`` how many nodes each lane runs at once."""
+
+    spans: tuple[Span, ...]
+    longest: float
+    room: Mapping[str, int]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the start of the iteration to the end of its last node."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    @property
+    def bound(self) -> float:
+        """Seconds that no schedule can beat: the longest path, or the work of the busiest lane over its room."""
+        limited = {lane: share for lane, share in busy(self.spans, 1.0, self.room).items() if lane in self.room}
+        return max(self.longest, *limited.values(), 0.0)
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """For each lane the share of its room that is taken from start to end."""
+        return busy(self.spans, self.makespan, self.room)
+
+    @cached_property
+    def critical(self) -> tuple[Step, ...]:
+        """The chain of nodes that decides the makespan, and what each of them waited for."""
+        path = critical_path(self.spans)
+        first = (Step(span.node) for span in path[:1])
+        pairs = zip(path, path[1:], strict=False)
+        return (*first, *(Step(b.node, a.node, "node" if a.node in b.waits_for else "lane") for a, b in pairs))
+
+    @cached_property
+    def by_name(self) -> dict[str, Span]:
+        return {span.node: span for span in self.spans}
+
+    def together(self, *names: str) -> bool:
+        """Whether at some moment all these nodes run."""
+        spans = [self.by_name[name] for name in names]
+        return max(span.start for span in spans) < min(span.end for span in spans)
+
+
+def simulate(plan: Plan, seconds: Seconds, room: Mapping[str, int]) -> Simulation:
+    """Run a plan, an unrolled one too, in virtual time. ``seconds`` maps node ids to durations, or gives that of a node; `repeat` is
+    one node. ``room`` is how many nodes each lane runs at once. Raises PlanError where a node has no duration, and where nodes are
+    left that can never start."""
+    taken = durations(plan, seconds)
+    clock = _Clock(plan, taken)
+    scheduler = Scheduler(plan, room)
+    instructions = scheduler.begin()
+    while not clock.carry_out(instructions):
+        instructions = scheduler.done(clock.next())
+    after = remaining(plan, taken, room={})
+    return Simulation(tuple(clock.spans), max((taken[i] + after[i] for i in plan.live), default=0.0), dict(room))
+
+
+def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
+    """The seconds of each live node."""
+    nodes = [plan.graph.nodes[i] for i in plan.live]
+    given = {node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan) for node in nodes if node.op not in INSTANT}
+    wrong = [f"{plan.graph.nodes[i].name} ({value})" for i, value in given.items() if not 0 <= value < math.inf]
+    if wrong:
+        raise PlanError.of("no-duration", "a simulation needs the duration of every node", found=listed(wrong),
+                           expected="finite seconds, 0 or more", remedy="give seconds for each live node that runs something")
+    return {node.id: given.get(node.id, 0.0) for node in nodes}
+
+
+@dataclass
+class _Clock:
+    """Nodes that run, by when they end; those that end at once do so in program order."""
+
+    plan: Plan
+    seconds: Mapping[int, float]
+    now: float = 0.0
+    spans: list[Span] = field(default_factory=list)
+    _ends: list[tuple[float, int, float]] = field(default_factory=list)
+
+    def carry_out(self, instructions: Iterable[Instruction]) -> bool:
+        """Whether the iteration is over."""
+        for instruction in instructions:
+            if isinstance(instruction, Start):
+                node = instruction.node
+                heapq.heappush(self._ends, (self.now + self.seconds[node], node, self.now))
+        return any(isinstance(instruction, Finish) for instruction in instructions)
+
+    def next(self) -> int:
+        """The node that ends next."""
+        if not self._ends:
+            raise self._stuck()
+        self.now, ended, start = heapq.heappop(self._ends)
+        node = self.plan.graph.nodes[ended]
+        if node.op not in INSTANT:
+            waits = tuple(self.plan.graph.nodes[i].name for i in self.plan.waits_for[ended])
+            self.spans.append(Span(node.name, self.plan.lane[ended], start, self.now, waits))
+        return ended
+
+    def _stuck(self) -> PlanError:
+        ran = {span.node for span in self.spans}
+        left = [node.name for i in self.plan.live if (node := self.plan.graph.nodes[i]).name not in ran and node.op not in INSTANT]
+        return PlanError.of("never-starts", "nothing runs and nodes are left", found=listed(left), expected="every node to run",
+                            remedy="give every lane room for at least 1 node")
