@@ -1,16 +1,17 @@
 """Group Relative Policy Optimization (Shao et al. 2024), with the settings of Dr. GRPO (Liu et al. 2025).
 
-Differs from the first paper in the averaging over all tokens of the minibatch (DAPO, Yu et al. 2025), in having no KL term unless
-beta is set, and in the truncated weights between sampler and trainer (Yao et al. 2025). `deviation=False` is Dr. GRPO's advantage.
+Differs from the first paper in the averaging over all tokens of the minibatch (DAPO, Yu et al. 2025; the paper's is
+`mean="row-tokens"`), in having no KL term unless beta is set, in that term's estimator (the paper's is `estimator="k3"`), and in the
+truncated weights between sampler and trainer (Yao et al. 2025). `deviation=False` with `mean="constant"` is Dr. GRPO.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt
 
-from rlflow import clipped_gain, flow, group_mean, group_std, kl, loss, stage, truncated_weights
+from rlflow import clipped_gain, flow, group_mean, group_std, kl_penalty, loss, stage, truncated_weights
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class GRPO:
     max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
     deviation: bool = True  # divide by the group's deviation; false weighs questions by how mixed their scores are
     beta: Annotated[float, Ge(0)] = 0.0  # weight of the KL term in the loss; 0 needs no reference
+    estimator: Literal["k2", "k3", "k3-weighted"] = "k2"  # of that KL, by gradient: right on-policy, forward KL, right off-policy too
+    mean: Literal["tokens", "row-tokens", "constant"] = "tokens"  # over all tokens, each row's tokens first, or rows x max_tokens
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
@@ -35,9 +38,9 @@ def compare(scores, group, mask, *, deviation):
 
 
 @loss
-def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, beta):
+def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, beta, estimator="k2"):
     ratio = (new.logprobs - logprobs).exp()
-    charge = 0 if ref_logprobs is None else beta * kl(new.logprobs, ref_logprobs, "k2")  # k2: the right gradient on-policy
+    charge = 0 if ref_logprobs is None else beta * kl_penalty(new.logprobs, logprobs, ref_logprobs, estimator)
     return charge - weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
 
 
@@ -50,4 +53,6 @@ def grpo(prompts, actor, reference, reward, hp=GRPO()):
     if hp.beta:
         batch |= reference.logprobs(batch, gives="ref_logprobs")
     batch |= compare(batch, deviation=hp.deviation)
-    actor.update(batch, policy_loss, clip=hp.clip, beta=hp.beta, epochs=hp.epochs, minibatch=hp.minibatch)
+    mean = hp.max_tokens if hp.mean == "constant" else hp.mean
+    actor.update(batch, policy_loss, clip=hp.clip, beta=hp.beta, estimator=hp.estimator,
+                 mean=mean, epochs=hp.epochs, minibatch=hp.minibatch)

@@ -21,8 +21,10 @@ class PPO:
     gamma: float = 1.0  # discount per token
     lam: float = 0.95  # GAE: 0 trusts the critic, 1 trusts the return
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
+    dual_clip: Annotated[float, Gt(1)] | None = None  # largest ratio on a negative advantage (Ye et al. 2020); None: any
     value_clip: Annotated[float, Gt(0)] = 0.5  # how far a value may move from the old one in one iteration
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    warmup: Annotated[int, Ge(0)] = 0  # first iterations, in which only the critic learns
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks
 
@@ -39,9 +41,9 @@ def normalise(advantages, mask):
 
 
 @loss
-def policy_loss(new, logprobs, advantages, weights, *, clip):
+def policy_loss(new, logprobs, advantages, weights, *, clip, dual=None):
     ratio = (new.logprobs - logprobs).exp()
-    return -weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
+    return -weights * clipped_gain(ratio, advantages, clip, clip, dual), {"clipped": (ratio - 1).abs() > clip}
 
 
 @loss(new="values")
@@ -63,4 +65,4 @@ def ppo(prompts, actor, critic, reference, reward, hp=PPO()):
     batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
     batch |= normalise(batch)
     critic.update(batch, value_loss, clip=hp.value_clip, epochs=hp.epochs, minibatch=hp.minibatch)
-    actor.update(batch, policy_loss, clip=hp.clip, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(batch, policy_loss, clip=hp.clip, dual=hp.dual_clip, epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)

@@ -18,18 +18,26 @@ from rlflow.errors import FlowError, PlanError, StageError
 if TYPE_CHECKING:
     from rlflow.batch import Batch
     from rlflow.maths import (
+        adapted_beta,
         clipped_gain,
+        drawn_tokens,
         gae,
+        geometric_gain,
         group_mean,
         group_std,
+        importance_ratio,
         kl,
+        kl_penalty,
+        largest_tokens,
         leave_one_out,
         length_weighted_mean,
         masked_mean,
+        masked_weights,
         place_last,
         reward_to_go,
         row_mean,
         row_sum,
+        token_covariance,
         truncated_weights,
         whiten,
     )
@@ -40,18 +48,20 @@ _LAZY = {
     "roles": "rlflow.runs.api",
     "run": "rlflow.runs.api",
     **dict.fromkeys(
-        ["clipped_gain", "gae", "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "masked_mean", "place_last",
-         "reward_to_go", "row_mean", "row_sum", "truncated_weights", "whiten"],
+        ["adapted_beta", "clipped_gain", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio", "kl",
+         "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "place_last",
+         "reward_to_go", "row_mean", "row_sum", "token_covariance", "truncated_weights", "whiten"],
         "rlflow.maths",
     ),
 }
 
 __version__ = "0.1.0"
 __all__ = [
-    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "clipped_gain", "columns", "flow", "gae",
-    "group", "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "place_last", "prompt",
+    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "adapted_beta", "clipped_gain", "columns",
+    "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std", "importance_ratio", "kl", "kl_penalty",
+    "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "masked_weights", "place_last", "prompt",
     "register_dispatch", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "text", "token",
-    "truncated_weights", "whiten",
+    "token_covariance", "truncated_weights", "whiten",
 ]
 
 

@@ -4,13 +4,14 @@ Masks are bool [rows, T]. Masked entries are taken out with ``where``, never by 
 """
 
 from rlflow.maths.credit import gae, place_last, reward_to_go
-from rlflow.maths.divergence import kl
-from rlflow.maths.gains import clipped_gain
+from rlflow.maths.divergence import adapted_beta, kl, kl_penalty
+from rlflow.maths.gains import clipped_gain, drawn_tokens, geometric_gain, largest_tokens, token_covariance
 from rlflow.maths.groups import group_mean, group_std, leave_one_out, length_weighted_mean
-from rlflow.maths.importance import truncated_weights
+from rlflow.maths.importance import importance_ratio, masked_weights, truncated_weights
 from rlflow.maths.statistics import masked_mean, row_mean, row_sum, whiten
 
 __all__ = [
-    "clipped_gain", "gae", "group_mean", "group_std", "kl", "leave_one_out", "length_weighted_mean", "masked_mean", "place_last",
-    "reward_to_go", "row_mean", "row_sum", "truncated_weights", "whiten",
+    "adapted_beta", "clipped_gain", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio", "kl",
+    "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "place_last",
+    "reward_to_go", "row_mean", "row_sum", "token_covariance", "truncated_weights", "whiten",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 
@@ -21,3 +22,28 @@ def kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k1", "k2", "k
     if estimator == "k3":
         return log_ratio.exp() - 1 - log_ratio
     raise ValueError(f"kl: found estimator {estimator!r}, expected 'k1', 'k2' or 'k3'")
+
+
+def kl_penalty(
+    logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, estimator: Literal["k2", "k3", "k3-weighted"]
+) -> Tensor:
+    """KL to the reference per token, in nats, as a term of a loss; tokens are the old policy's. Named by what its gradient descends.
+
+    k2: the KL, while the policy is the old one. k3: the forward KL (GRPO's). k3-weighted: k3 times the ratio policy / old, the KL
+    wherever the policy is (DeepSeek-V3.2, 2025). k1 is refused: its gradient is 0 in expectation.
+    """
+    if estimator == "k3-weighted":
+        return (logprobs - old_logprobs).exp() * kl(logprobs, ref_logprobs, "k3")
+    if estimator in ("k2", "k3"):
+        return kl(logprobs, ref_logprobs, estimator)
+    why = {"k1": "k1 has no gradient in expectation: charge it in the reward"}.get(estimator, "choose one by its gradient")
+    raise ValueError(f"kl_penalty: found estimator {estimator!r}, expected 'k2', 'k3' or 'k3-weighted'; {why}")
+
+
+def adapted_beta(beta: Tensor, observed: Tensor, *, target: float, rate: float) -> Tensor:
+    """beta (1 + rate clip(observed / target - 1, -0.2, 0.2)), all 0-d (Ziegler et al. 2019, section 2.2).
+
+    beta: the price of KL; observed and target: the KL of whole responses, in nats. An observation that is no number changes nothing.
+    """
+    error = torch.where(observed.isnan(), 0.0, observed / target - 1)
+    return beta * (1 + rate * error.clamp(-0.2, 0.2))

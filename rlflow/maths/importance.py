@@ -1,15 +1,48 @@
-"""Weights for tokens that another policy sampled."""
+"""Weights for tokens that another policy sampled. A missing log-prob (NaN) under the mask stays missing."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rlflow.author.stage import stage
+from rlflow.maths.statistics import row_mean, row_sum
+
+Ratio = Literal["token", "sequence", "geometric"]
+
+
+def importance_ratio(logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, ratio: Ratio = "token") -> Tensor:
+    """How much likelier the trainer's policy makes what was sampled, all [rows, T]; 1 outside the mask.
+
+    "token": exp(logprobs - sampled_logprobs). "sequence": the product of a response's ratios at each of its tokens, unbiased but the
+    further from 1 the longer the response. "geometric": their geometric mean, which has no such length in it and is biased.
+    """
+    log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
+    if ratio == "token":
+        return log_ratio.exp()
+    if ratio not in ("sequence", "geometric"):
+        raise ValueError(f"importance_ratio: found ratio={ratio!r}, expected 'token', 'sequence' or 'geometric'")
+    over = row_sum if ratio == "sequence" else row_mean
+    return torch.where(mask, over(log_ratio, mask)[:, None], 0.0).exp()
 
 
 @stage(gives="weights")
-def truncated_weights(logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
-    """min(exp(logprobs - sampled_logprobs), cap) per token, 1 outside the mask (truncated importance sampling, Yao et al. 2025)."""
-    log_ratio = torch.where(mask, logprobs - sampled_logprobs, 0.0)
-    return log_ratio.exp().clamp(max=cap)
+def truncated_weights(
+    logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, *, cap: float, floor: float = 0.0, ratio: Ratio = "token"
+) -> Tensor:
+    """The importance ratio, at most cap and at least floor; 1 outside the mask (truncated importance sampling, Yao et al. 2025)."""
+    return torch.where(mask, importance_ratio(logprobs, sampled_logprobs, mask, ratio).clamp(floor, cap), 1.0)
+
+
+@stage(gives="weights")
+def masked_weights(
+    logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, *, low: float, high: float, ratio: Ratio = "token"
+) -> Tensor:
+    """The importance ratio within [low, high], 0 elsewhere; 1 outside the mask (IcePop, Ling Team 2025, "Every Step Evolves").
+
+    A token of weight 0 teaches nothing and still counts in the divisor. ratio="sequence" or "geometric" drops whole responses.
+    """
+    weights = importance_ratio(logprobs, sampled_logprobs, mask, ratio)
+    return torch.where(mask & ((weights < low) | (weights > high)), 0.0, weights)

@@ -9,13 +9,20 @@ import rlflow
 
 SHORT = {
     "ppo": {"prompts": 128, "iterations": 10, "hp": {"minibatch": 64}},
+    "ppo_adaptive": {"prompts": 128, "iterations": 8, "hp": {"minibatch": 64, "dual_clip": 3.0, "warmup": 1}},
     "grpo": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
+    "grpo: dr": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96, "deviation": False, "mean": "constant"}},
+    "grpo: kl": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96, "beta": 0.01, "estimator": "k3-weighted"}},
     "sft": {"iterations": 30},
     "rloo": {"prompts": 24, "iterations": 8, "hp": {"samples": 8, "minibatch": 96}},
     "remax": {"prompts": 192, "iterations": 6, "hp": {"samples": 1, "minibatch": 96, "beta": 0.005}},
     "reinforce_pp": {"prompts": 48, "iterations": 8, "hp": {"minibatch": 96}},
     "dapo": {"prompts": 24, "iterations": 10, "hp": {"groups": 12, "minibatch": 96}},
     "gspo": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
+    "gmpo": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
+    "clip_cov": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
+    "clip_cov: kl": {"prompts": 24, "iterations": 10, "hp": {"form": "kl", "minibatch": 96}},
+    "prime": {"prompts": 24, "iterations": 10, "hp": {"minibatch": 96}},
     "cispo": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
     "dpo": {"iterations": 12},
     "online_dpo": {"prompts": 48, "iterations": 10},
@@ -30,7 +37,8 @@ SHORT = {
 def test_a_short_run_learns(name, tmp_path):
     keywords = dict(SHORT[name])
     hp = keywords.pop("hp", {})
-    result = rlflow.run(name, held_out=200, out=str(tmp_path), **{f"hp.{key}": value for key, value in hp.items()}, **keywords)
+    keywords |= {f"hp.{key}": value for key, value in hp.items()}
+    result = rlflow.run(name.partition(":")[0], held_out=200, out=str(tmp_path), **keywords)
     assert result.before.sampled < 0.55
     assert result.after.sampled > result.before.sampled + 0.12
     assert result.after.greedy > result.before.greedy

@@ -2,11 +2,13 @@
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from rlflow.author.load import load_flow
+from rlflow.cli.main import main
 from rlflow.graph.diff import diff
 from rlflow.trace.compile import compile_flow
 
@@ -16,6 +18,14 @@ PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 
 def test_every_algorithm_is_in_the_table():
     assert set(re.findall(r"\]\(../algorithms/(\w+)\.py\) \|", PAGE)) == {path.stem for path in (ROOT / "algorithms").glob("[!_]*.py")}
+
+
+@pytest.mark.parametrize("command", re.findall(r"`(rlflow run [^`]+ --[^`]+)`", PAGE))
+def test_a_variant_is_a_setting_that_checks(command, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["rlflow", "check", *shlex.split(command)[2:]])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code, capsys.readouterr()
 
 
 @pytest.mark.parametrize(("command", "shown"), re.findall(r"^\$ (rlflow diff .*?)  # exits 1\n(.*?)^```$", PAGE, re.M | re.S))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow import (
+    adapted_beta,
     clipped_gain,
     group_mean,
     group_std,
@@ -303,3 +304,32 @@ def test_row_sums_and_means_are_those_of_the_row(case):
 def test_the_clip_takes_the_lower_gain():
     ratio, advantages = torch.tensor([0.5, 0.5, 2.0, 2.0]), torch.tensor([1.0, -1.0, 1.0, -1.0])
     assert clipped_gain(ratio, advantages, 0.25, 0.5).tolist() == [0.5, -0.75, 1.5, -2.0]
+
+
+def test_dual_clip_bounds_what_a_negative_advantage_costs():
+    ratio, advantages = torch.tensor([0.5, 2.0, 5.0, 5.0, 5.0]), torch.tensor([-1.0, -1.0, -1.0, 1.0, 0.0])
+    assert clipped_gain(ratio, advantages, 0.25, 0.5, dual=3.0).tolist() == [-0.75, -2.0, -3.0, 1.5, 0.0]
+    assert clipped_gain(ratio, advantages, 0.25, 0.5).tolist() == [-0.75, -2.0, -5.0, 1.5, 0.0]
+
+
+def test_beyond_the_dual_clip_there_is_no_gradient():
+    ratio = torch.tensor([2.0, 5.0], requires_grad=True)
+    clipped_gain(ratio, torch.tensor([-1.0, -1.0]), 0.25, 0.5, dual=3.0).sum().backward()
+    assert ratio.grad.tolist() == [-1.0, 0.0]
+
+
+# -- a price that follows a target ----------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-4, 10), st.floats(0, 100), st.floats(0.01, 10), st.floats(0, 1))
+def test_the_price_rises_above_the_target_falls_below_it_and_by_a_fifth_at_most(beta, observed, target, rate):
+    price = torch.tensor(beta, dtype=torch.float64)
+    after = float(adapted_beta(price, torch.tensor(observed, dtype=torch.float64), target=target, rate=rate))
+    assert after == pytest.approx(beta * (1 + rate * min(max(observed / target - 1, -0.2), 0.2)))
+    assert (after - beta) * (observed - target) >= 0
+    assert abs(after - beta) <= 0.2 * beta * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("observed", "expected"), [(NAN, 0.1), (math.inf, 0.12), (6.0, 0.1), (0.0, 0.08)])
+def test_the_price_by_hand(observed, expected):
+    assert float(adapted_beta(torch.tensor(0.1), torch.tensor(observed), target=6.0, rate=1.0)) == pytest.approx(expected)

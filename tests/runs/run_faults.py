@@ -35,6 +35,7 @@ FLOW_FILES = Path(__file__).parent / "flows"
 ADAPTIVE, BAD = str(FLOW_FILES / "adaptive.py"), str(FLOW_FILES / "bad.py")
 FLOWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ppo": ({"max_tokens": 4, "minibatch": 4}, {"prompts": 8}),
+    "ppo_adaptive": ({"max_tokens": 4, "minibatch": 4, "horizon": 16, "target_kl": 0.05}, {"prompts": 8}),
     "grpo": ({"max_tokens": 4, "minibatch": 16, "samples": 4, "beta": 0.1}, {"prompts": 8}),
     ADAPTIVE: ({}, {"prompts": 4}),
     BAD: ({}, {"prompts": 8}),

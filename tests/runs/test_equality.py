@@ -16,6 +16,7 @@ from rlflow.watch.reporter import Quiet
 
 FLOWS = {
     "ppo": {"max_tokens": 6, "minibatch": 4, "epochs": 2},
+    "ppo_adaptive": {"max_tokens": 6, "minibatch": 4, "dual_clip": 3.0, "warmup": 1},
     "grpo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "beta": 0.1},
     "rloo": {"max_tokens": 6, "minibatch": 16},
     "remax": {"max_tokens": 6, "minibatch": 4},
@@ -23,6 +24,9 @@ FLOWS = {
     "dapo": {"max_tokens": 6, "minibatch": 8, "samples": 4, "groups": 3, "tries": 3, "overlong": 3},
     "gspo": {"max_tokens": 6, "minibatch": 16, "samples": 4},
     "cispo": {"max_tokens": 6, "minibatch": 16, "samples": 4, "epochs": 2},
+    "gmpo": {"max_tokens": 6, "minibatch": 16, "samples": 4},
+    "clip_cov": {"max_tokens": 6, "minibatch": 16, "samples": 4, "share": 0.1},
+    "prime": {"max_tokens": 6, "minibatch": 16},
     "opo": {"max_tokens": 6, "samples": 4},
     "online_dpo": {"max_tokens": 6, "minibatch": 8},
     "distill": {"max_tokens": 6, "minibatch": 16},

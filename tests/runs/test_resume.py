@@ -74,6 +74,15 @@ def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums):
     assert_same(content(folder), content(straight))
 
 
+def test_the_price_of_kl_goes_on_from_where_it_was(sums):
+    straight = content(run("ppo_adaptive", {**sums, "iterations": 4}, "straight").folder)
+    first = run("ppo_adaptive", {**sums, "iterations": 2}, "first").folder
+    resume.resume(first, {"iterations": 4}, Quiet())
+    assert_same(content(first), straight)
+    betas = [line["adapt/beta"] for line in straight.metrics if "adapt/beta" in line]
+    assert len(set(betas)) == 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["actor.generate", "reward", "gae", "critic.update", "actor.update"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -58,7 +58,7 @@ def test_no_held_out_question_is_among_the_pairs_that_ship(sides):
     assert all(pair["chosen"] == pair["answer"] != pair["rejected"] for pair in pairs)
 
 
-@pytest.mark.parametrize("name", ["grpo", "default", "dapo", "gspo", "opo"])
+@pytest.mark.parametrize("name", ["grpo", "default", "dapo", "gspo", "opo", "ppo_adaptive", "gmpo", "clip_cov", "prime"])
 def test_every_packaged_task_on_sums_holds_out_the_same_questions(sides, name):
     assert split(name) == sides
 

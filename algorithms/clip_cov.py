@@ -1,0 +1,80 @@
+"""Clip-Cov, and with `form="kl"` KL-Cov (Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning").
+
+GRPO in which the few tokens that lower the entropy most, those of high covariance between log-prob and advantage, are held back:
+Clip-Cov draws some of them and takes no gradient from them; KL-Cov takes the highest and, instead of the clip, charges them for
+moving. Differs from the paper in choosing the tokens once, over all rows of the iteration and by the log-probs before its first
+step, and in the truncated weights between sampler and trainer (Yao et al. 2025).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Gt, Le
+
+from rlflow import (
+    RANK0,
+    clipped_gain,
+    drawn_tokens,
+    flow,
+    group_mean,
+    group_std,
+    largest_tokens,
+    loss,
+    stage,
+    token,
+    token_covariance,
+    truncated_weights,
+)
+
+
+@dataclass(frozen=True)
+class ClipCov:
+    samples: Annotated[int, Ge(2)] = 8  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    form: Literal["clip", "kl"] = "clip"  # tokens held back get no gradient, or a charge for moving
+    share: Annotated[float, Ge(0), Le(1)] = 2e-4  # of all tokens, held back at most
+    cov_low: float = 1.0  # "clip": tokens are drawn from those with a covariance above this
+    cov_high: float = 5.0  # and below this
+    beta: Annotated[float, Ge(0)] = 1.0  # "kl": price of one nat by which a token held back moves
+    clip: Annotated[float, Gt(0)] = 0.2  # "clip": trust region of the policy ratio
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
+
+
+@stage(gives="advantages", rows="group")
+def compare(scores, group, mask):
+    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
+    advantage = (scores - group_mean(scores, group)) / (group_std(scores, group) + 1e-4)
+    return torch.where(mask, advantage[:, None], 0.0)
+
+
+@stage(gives={"held": token(torch.bool)}, dispatch=RANK0)  # means and ranks are over the whole batch
+def hold(logprobs, advantages, mask, *, form, share, low, high, generator):
+    covariance = token_covariance(logprobs, advantages, mask)
+    count = int(share * int(mask.sum()))
+    between = mask & (covariance > low) & (covariance < high)
+    held = largest_tokens(covariance, mask, count) if form == "kl" else drawn_tokens(between, count, generator)
+    return held, {"held": held.float(), "covariance_max": covariance}
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, held, *, form, clip, beta):
+    log_ratio = new.logprobs - logprobs
+    ratio = log_ratio.exp()
+    if form == "kl":
+        return torch.where(held, beta * log_ratio.abs(), 0.0) - weights * ratio * advantages, {}
+    gain = torch.where(held, 0.0, clipped_gain(ratio, advantages, clip, clip))
+    return -weights * gain, {"clipped": (ratio - 1).abs() > clip}
+
+
+@flow
+def clip_cov(prompts, actor, reward, hp=ClipCov()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    batch |= compare(batch)
+    batch |= hold(batch, form=hp.form, share=hp.share, low=hp.cov_low, high=hp.cov_high)
+    actor.update(batch, policy_loss, form=hp.form, clip=hp.clip, beta=hp.beta, epochs=hp.epochs, minibatch=hp.minibatch)

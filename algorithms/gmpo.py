@@ -1,0 +1,49 @@
+"""Geometric-Mean Policy Optimization (Zhao et al. 2025).
+
+GRPO's advantages and one ratio per response, the geometric mean of its tokens' ratios as in GSPO; but each token is clipped, in log
+space and only where it would raise the gain, so that one outlier does not decide for its response. Differs from the paper in the
+truncated weights between sampler and trainer (Yao et al. 2025), of which a response gets its tokens' mean.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import flow, geometric_gain, group_mean, group_std, loss, row_mean, stage, truncated_weights
+
+
+@dataclass(frozen=True)
+class GMPO:
+    samples: Annotated[int, Ge(2)] = 8  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    clip_low: Annotated[float, Gt(0)] = 0.4  # trust region of a token's log-ratio downwards
+    clip_high: Annotated[float, Gt(0)] = 0.4  # and upwards
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
+
+
+@stage(gives="advantages", rows="group")
+def compare(scores, group, mask):
+    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
+    advantage = (scores - group_mean(scores, group)) / (group_std(scores, group) + 1e-4)
+    return torch.where(mask, advantage[:, None], 0.0)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, mask, *, low, high):
+    log_ratio = new.logprobs - logprobs
+    clipped = torch.where(advantages > 0, log_ratio > high, log_ratio < -low)
+    return -row_mean(weights, mask) * geometric_gain(log_ratio, advantages, mask, low, high), {"clipped": clipped}
+
+
+@flow
+def gmpo(prompts, actor, reward, hp=GMPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss, low=hp.clip_low, high=hp.clip_high, mean="rows", epochs=hp.epochs, minibatch=hp.minibatch)

@@ -1,0 +1,49 @@
+"""PPO whose price of KL follows a target (Ziegler et al. 2019, section 2.2): `beta` rises while the policy is further from the
+reference than `target_kl`, and falls while it is nearer.
+
+Differs from PPO (ppo.py) in this alone: `beta` is state of the flow, saved and resumed with the run. Differs from the paper in what
+PPO differs, and in naming the step by `horizon`, as its code does: the rows over which beta changes by at most a fifth, about.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Gt
+
+from rlflow import RANK0, adapted_beta, flow, gae, kl, place_last, row_sum, stage, truncated_weights
+from rlflow.algorithms.ppo import PPO, normalise, policy_loss, value_loss
+
+
+@dataclass(frozen=True)
+class AdaptivePPO(PPO):
+    beta: Annotated[float, Gt(0)] = 0.05  # price of one nat of KL to the reference, at the start
+    target_kl: Annotated[float, Gt(0)] = 6.0  # KL of a whole response to the reference, in nats, that is aimed at
+    horizon: Annotated[float, Gt(0)] = 10000  # rows over which beta changes by at most a fifth, about
+
+
+@stage(gives="rewards")
+def charge_kl(scores, logprobs, mask, ref_logprobs, beta):
+    return place_last(scores, mask) - torch.where(mask, beta * kl(logprobs, ref_logprobs, "k1"), 0.0)
+
+
+@stage(gives="beta", dispatch=RANK0)
+def adapt(beta, logprobs, ref_logprobs, mask, *, target, horizon):
+    observed = row_sum(kl(logprobs, ref_logprobs, "k1"), mask).mean()
+    return adapted_beta(beta, observed, target=target, rate=min(1.0, len(mask) / horizon)), {"kl": observed, "beta": beta}
+
+
+@flow(state=lambda hp: {"beta": hp.beta})
+def ppo_adaptive(prompts, actor, critic, reference, reward, hp=AdaptivePPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    batch |= reference.logprobs(batch, gives="ref_logprobs")
+    batch |= critic.values(batch)
+    batch |= charge_kl(batch)
+    adapt(batch, target=hp.target_kl, horizon=hp.horizon)  # sets beta for the next iteration
+    batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
+    batch |= normalise(batch)
+    critic.update(batch, value_loss, clip=hp.value_clip, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(batch, policy_loss, clip=hp.clip, dual=hp.dual_clip, epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)

@@ -1,0 +1,247 @@
+"""Expected gradients against true ones, by enumeration: two tokens of a vocabulary of three, each of the 9 responses with its
+probability, each of the 9^n groups with theirs. No sampling, so what differs is bias."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from rlflow import gae, kl, place_last, truncated_weights
+from rlflow.algorithms import cispo, clip_cov, dapo, distill, gmpo, gpg, grpo, gspo, opo, ppo, prime, reinforce_pp, remax, rloo
+from rlflow.training.objective import New, weighted_sum
+
+RESPONSES = torch.tensor(list(itertools.product(range(3), repeat=2)))
+SCORES = torch.tensor([0.3, -1.0, 2.0, 0.5, 0.0, 1.1, -0.7, 0.9, 0.4], dtype=torch.float64)
+BINARY = torch.tensor([1, 0, 0, 0, 1, 0, 0, 0, 0], dtype=torch.float64)
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+class Policy:
+    """Logits of the first token [3] and of the second after each first [3, 3]: 12 parameters."""
+
+    def __init__(self, seed):
+        self.logits = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+    def logprobs(self, responses=RESPONSES):
+        """[rows, 2]"""
+        table, first, second = self.logits.log_softmax(-1), responses[:, 0], responses[:, 1]
+        return torch.stack([table[0, first], table[1 + first, second]], 1)
+
+    def probabilities(self):
+        return self.logprobs().sum(1).exp()
+
+    def gradient(self, objective):
+        return torch.autograd.grad(objective, self.logits)[0]
+
+    def true_gradient(self, scores):
+        """Of the expected score."""
+        return self.gradient((self.probabilities() * scores).sum())
+
+
+@pytest.fixture
+def policy():
+    return Policy(0)
+
+
+@pytest.fixture
+def reference():
+    return Policy(1)
+
+
+LOSSES = {
+    "ppo": (ppo.policy_loss, {"clip": 0.2, "dual": 3.0}), "grpo": (grpo.policy_loss, {"clip": 0.2, "beta": 0.0}),
+    "rloo": (rloo.policy_loss, {"clip": 0.2}), "remax": (remax.policy_loss, {"clip": 0.2}),
+    "reinforce_pp": (reinforce_pp.policy_loss, {"clip": 0.2}), "dapo": (dapo.policy_loss, {"low": 0.2, "high": 0.28}),
+    "distill": (distill.policy_loss, {"clip": 0.2}), "cispo": (cispo.policy_loss, {"cap": 5.0}),
+    "prime": (prime.policy_loss, {"clip": 0.2}), "clip_cov": (clip_cov.policy_loss, {"form": "clip", "clip": 0.2, "beta": 0.0}),
+    "kl_cov": (clip_cov.policy_loss, {"form": "kl", "clip": 0.2, "beta": 1.0}),
+    "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}), "gpg": (gpg.policy_loss, {}), "opo": (opo.policy_loss, {}),
+}
+
+
+def expected(policy, advantages, of, chance, name="opo", weights=None):
+    """The gradient that an update ascends: responses ``of`` [rows], each with its ``chance``; the sum over a response's tokens."""
+    now = policy.logprobs(RESPONSES[of])
+    mask = torch.ones_like(now, dtype=torch.bool)
+    loss, settings = LOSSES[name]
+    given = {"logprobs": now.detach(), "advantages": advantages, "mask": mask, "held": ~mask,
+             "weights": torch.ones_like(now) if weights is None else weights}
+    value, _ = loss(New(logprobs=now), *(given.get(p.name) for p in loss.signature.columns), **settings)
+    return -policy.gradient(weighted_sum(value, mask, chance, 1.0))
+
+
+ALONE = torch.arange(9)
+ONES = torch.ones(9, 2, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_policy_loss_is_reinforce_where_the_policy_has_not_moved(policy, name):
+    chance = policy.probabilities().detach()
+    got = expected(policy, SCORES[:, None].expand(9, 2), ALONE, chance, name)
+    torch.testing.assert_close(got, policy.true_gradient(SCORES), **EXACT)
+
+
+def test_gmpo_is_reinforce_by_the_length_of_a_response(policy):
+    """Its loss is per response, so that of a token weighs by one part in the response's tokens, two."""
+    now, scores = policy.logprobs(), SCORES[:, None].expand(9, 2)
+    value, _ = gmpo.policy_loss(New(logprobs=now), now.detach(), scores, torch.ones_like(scores), ONES, low=0.4, high=0.4)
+    got = -policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), "rows"))
+    torch.testing.assert_close(got, policy.true_gradient(SCORES) / 2, **EXACT)
+
+
+def test_reinforce_pp_is_unbiased_before_it_whitens(policy, reference):
+    """The KL of a token and of those after it: the gradient of E[score] - beta KL(policy, reference), over whole responses."""
+    charged = reinforce_pp.charge_kl(SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3)
+    returns = reinforce_pp.reward_to_go(charged, ONES)
+    got = expected(policy, returns, ALONE, policy.probabilities().detach(), "reinforce_pp")
+    torch.testing.assert_close(got, penalised(policy, reference, 0.3), **EXACT)
+
+
+def penalised(policy, reference, beta):
+    """The gradient of E[score] - beta KL(policy, reference)."""
+    log_ratio = (policy.logprobs() - reference.logprobs().detach()).sum(1)
+    return policy.gradient((policy.probabilities() * (SCORES - beta * log_ratio)).sum())
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (1.0, 0.0)])
+def test_ppo_with_the_true_values_is_unbiased_at_any_lambda(policy, gamma, lam):
+    chance, mean = policy.probabilities().detach(), (policy.probabilities() * SCORES).sum().detach()
+    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
+    values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
+    advantages, returns = gae(place_last(SCORES, ONES), values, ONES, gamma=gamma, lam=lam)
+    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "ppo"), policy.true_gradient(SCORES), **EXACT)
+    torch.testing.assert_close((chance * returns[:, 0]).sum(), mean, **EXACT)
+
+
+def test_ppo_with_any_values_is_unbiased_at_lambda_1_with_the_kl_in_its_reward(policy, reference):
+    values = torch.tensor([0.7, -3.0, 11.0, 2.0], dtype=torch.float64)[torch.stack([0 * ALONE, 1 + RESPONSES[:, 0]], 1)]
+    rewards = ppo.charge_kl(SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3)
+    advantages, _ = gae(rewards, values, ONES, gamma=1.0, lam=1.0)
+    got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "ppo")
+    torch.testing.assert_close(got, penalised(policy, reference, 0.3), **EXACT)
+
+
+def test_remax_is_unbiased_with_the_kl_in_its_reward(policy, reference):
+    greedy = torch.full((9,), float(SCORES[policy.probabilities().argmax()]), dtype=torch.float64)
+    rewards = remax.charge_kl(SCORES, policy.logprobs().detach(), ONES, reference.logprobs().detach(), beta=0.3)
+    got = expected(policy, remax.compare(rewards, greedy, ONES, gamma=1.0), ALONE, policy.probabilities().detach(), "remax")
+    torch.testing.assert_close(got, penalised(policy, reference, 0.3), **EXACT)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------------------
+
+
+def groups(policy, samples):
+    """Every group of ``samples`` responses: the response of each row, its group, and its share of the group's probability."""
+    of = torch.tensor(list(itertools.product(range(9), repeat=samples)))
+    chance = policy.probabilities().detach()[of].prod(1)
+    return of.flatten(), torch.arange(len(of)).repeat_interleave(samples), chance.repeat_interleave(samples) / samples
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_rloo_is_unbiased(policy, reference, samples, beta):
+    of, group, chance = groups(policy, samples)
+    mask, now = torch.ones(len(of), 2, dtype=torch.bool), policy.logprobs(RESPONSES[of]).detach()
+    scores = rloo.charge_kl(SCORES[of], now, mask, reference.logprobs(RESPONSES[of]).detach(), beta=beta)
+    got = expected(policy, rloo.compare(scores, group, mask), of, chance, "rloo")
+    torch.testing.assert_close(got, penalised(policy, reference, beta), **EXACT)
+
+
+COMPARED = {
+    "grpo": lambda *columns: grpo.compare(*columns, deviation=False), "opo": opo.compare,
+    "gpg": lambda scores, group, mask: gpg.compare(scores, group, mask)[0] / gpg.compare(scores, group, mask)[1]["alpha"],
+}
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_mean_with_the_row_itself_shrinks_the_gradient_and_does_not_turn_it(policy, name, samples):
+    """By (n - 1) / n: the row's own share in the mean. OPO's mean is that of equal lengths here; GPG's alpha is taken out."""
+    of, group, chance = groups(policy, samples)
+    advantages = COMPARED[name](SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool))
+    got = expected(policy, advantages, of, chance, name)
+    torch.testing.assert_close(got, (samples - 1) / samples * policy.true_gradient(SCORES), **EXACT)
+
+
+def difficulty(p, n):
+    """How much GRPO with the deviation weighs the gradient of a question that is answered with probability p: the mean over the
+    number of right answers k ~ Binomial(n, p) of k (n - k) / n² / (deviation + 1e-4) / (p (1 - p))."""
+    total = 0.0
+    for k in range(1, n):
+        deviation = math.sqrt(k * (n - k) / (n * (n - 1)))
+        total += math.comb(n, k) * p**k * (1 - p) ** (n - k) * k * (n - k) / n**2 / (deviation + 1e-4)
+    return total / (p * (1 - p))
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+def test_the_deviation_weighs_questions_by_how_mixed_their_answers_are(policy, samples):
+    """The known bias of GRPO (Liu et al. 2025): right in direction for scores of 0 and 1, by a weight that depends on the question."""
+    of, group, chance = groups(policy, samples)
+    advantages = grpo.compare(BINARY[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
+    p = float((policy.probabilities() * BINARY).sum().detach())
+    got = expected(policy, advantages, of, chance, "grpo")
+    torch.testing.assert_close(got, difficulty(p, samples) * policy.true_gradient(BINARY), **EXACT)
+    assert difficulty(0.02, 8) > 1.3 * difficulty(0.5, 8)
+
+
+def test_the_deviation_turns_the_gradient_of_other_scores(policy):
+    of, group, chance = groups(policy, 2)
+    advantages = grpo.compare(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
+    got, true = expected(policy, advantages, of, chance, "grpo").flatten(), policy.true_gradient(SCORES).flatten()
+    assert float(torch.nn.functional.cosine_similarity(got, true, dim=0)) < 0.999
+
+
+# -- another policy sampled --------------------------------------------------------------------------------------------------------
+
+
+def weighted(policy, sampler, ratio):
+    weights = truncated_weights(policy.logprobs().detach(), sampler.logprobs().detach(), ONES, cap=math.inf, ratio=ratio)
+    return expected(policy, SCORES[:, None].expand(9, 2), ALONE, sampler.probabilities().detach(), weights=weights)
+
+
+def test_weights_of_whole_responses_correct_for_another_sampler(policy, reference):
+    torch.testing.assert_close(weighted(policy, reference, "sequence"), policy.true_gradient(SCORES), **EXACT)
+
+
+@pytest.mark.parametrize("ratio", ["token", "geometric"])
+def test_other_weights_are_biased(policy, reference, ratio):
+    assert (weighted(policy, reference, ratio) - policy.true_gradient(SCORES)).norm() > 0.01 * policy.true_gradient(SCORES).norm()
+
+
+# -- KL as a loss ------------------------------------------------------------------------------------------------------------------
+
+
+def kl_gradient(policy, reference, of_reference):
+    """Of the KL of each token's distribution, prefixes drawn from the policy and held fixed; of KL(reference, policy) if so asked."""
+    ours, theirs = policy.logits.log_softmax(-1), reference.logits.log_softmax(-1).detach()
+    over = theirs - ours, theirs.exp()
+    each = (over[1] * over[0]).sum(-1) if of_reference else (ours.exp() * (ours - theirs)).sum(-1)
+    first = ours[0].exp().detach()
+    return policy.gradient(each[0] + (first * each[1:]).sum())
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_estimates_as_losses(policy, reference, estimator):
+    """k1 has no gradient in expectation, k2 that of each token's KL, k3 that of the KL the other way round."""
+    value = kl(policy.logprobs(), reference.logprobs().detach(), estimator)
+    got = policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), 1.0))
+    want = torch.zeros_like(got) if estimator == "k1" else kl_gradient(policy, reference, of_reference=estimator == "k3")
+    torch.testing.assert_close(got, want, **EXACT)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3-weighted"])
+def test_grpo_descends_the_kl_of_each_token(policy, reference, estimator):
+    now, zeros = policy.logprobs(), torch.zeros(9, 2, dtype=torch.float64)
+    columns = now.detach(), zeros, zeros + 1, reference.logprobs().detach()
+    value, _ = grpo.policy_loss(New(logprobs=now), *columns, clip=0.2, beta=0.3, estimator=estimator)
+    got = policy.gradient(weighted_sum(value, ONES, policy.probabilities().detach(), 1.0))
+    torch.testing.assert_close(got, 0.3 * kl_gradient(policy, reference, of_reference=estimator == "k3"), **EXACT)
+
+
+def test_distillation_descends_the_reverse_kl_of_each_token(policy, reference):
+    """The advantage of a token is its own KL alone, so prefixes are held fixed: what the teacher says later has no say."""
+    advantages, _ = distill.judge(policy.logprobs().detach(), reference.logprobs().detach(), ONES)
+    got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "distill")
+    torch.testing.assert_close(got, -kl_gradient(policy, reference, of_reference=False), **EXACT)

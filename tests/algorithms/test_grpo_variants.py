@@ -1,0 +1,89 @@
+"""What the variants of GRPO change: whose tokens are held back, what a response's ratio is, and what the sum is divided by."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rlflow.algorithms import clip_cov, gmpo
+from rlflow.author.load import load_flow
+from rlflow.trace.compile import compile_flow
+
+MASK = torch.tensor([[True, True, True], [True, True, False]])
+LOGPROBS = torch.tensor([[-0.1, -2.0, -1.0], [-4.0, -0.9, torch.nan]])
+ADVANTAGES = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, torch.nan]])
+
+
+def hold(form="clip", share=0.4, seed=0, mask=MASK, logprobs=LOGPROBS, advantages=ADVANTAGES, high=9.0):
+    chance = torch.Generator().manual_seed(seed)
+    return clip_cov.hold(logprobs, advantages, mask, form=form, share=share, low=0.5, high=high, generator=chance)[0]
+
+
+def gradient(form, held, logprobs=LOGPROBS, mask=MASK, advantages=ADVANTAGES):
+    new = torch.where(mask, logprobs, -1.0).detach() + 0.1
+    new.requires_grad_()
+    columns = (torch.where(mask, logprobs, -1.0), torch.where(mask, advantages, 0.0), torch.ones_like(advantages), held)
+    value, _ = clip_cov.policy_loss(SimpleNamespace(logprobs=new), *columns, form=form, clip=0.2, beta=1.0)
+    torch.where(mask, value, 0.0).sum().backward()
+    return new.grad
+
+
+def test_kl_cov_holds_the_tokens_of_the_highest_covariance():
+    assert hold("kl").tolist() == [[True, False, False], [True, False, False]]  # 1.2 and 2.88 of the five
+
+
+def test_clip_cov_draws_from_the_tokens_between_its_bounds():
+    assert hold(share=1.0).tolist() == [[True, False, False], [True, False, False]]
+    assert hold(share=1.0, high=2.0).tolist() == [[True, False, False], [False, False, False]]
+    drawn = {tuple(hold(share=0.2, seed=seed).flatten().tolist()).index(True) for seed in range(20)}
+    assert drawn == {0, 3}
+
+
+def test_a_share_too_small_for_one_token_holds_none():
+    assert not bool(hold(share=0.1).any())
+    assert not bool(hold("kl", share=0.1).any())
+
+
+@pytest.mark.parametrize("form", ["clip", "kl"])
+def test_what_is_held_does_not_hang_on_padding(form):
+    wide = [torch.cat([x, torch.full((2, 2), fill, dtype=x.dtype)], 1) for x, fill in ((MASK, False), (LOGPROBS, 0), (ADVANTAGES, 0))]
+    held = hold(form, share=0.2, mask=wide[0], logprobs=wide[1], advantages=wide[2])
+    assert torch.equal(held[:, :3], hold(form, share=0.2))
+    assert not bool(held[:, 3:].any())
+
+
+def test_a_token_held_back_by_clip_cov_has_no_gradient_and_the_others_keep_theirs():
+    held = hold()
+    free, plain = gradient("clip", held), gradient("clip", torch.zeros_like(held))
+    assert not bool(free[held].any())
+    assert torch.equal(free[~held], plain[~held])
+    assert bool(plain[held].all())
+
+
+def test_a_token_held_back_by_kl_cov_is_charged_for_moving():
+    held = hold("kl")
+    charged, plain = gradient("kl", held), gradient("kl", torch.zeros_like(held))
+    assert (charged - plain)[held].tolist() == pytest.approx([1.0, 1.0])  # it has risen by 0.1: down again, at the price beta
+    assert torch.equal(charged[~held], plain[~held])
+
+
+def test_gradients_do_not_hang_on_how_the_rows_are_cut():
+    held = hold()
+    pieces = [gradient("clip", held[i : i + 1], LOGPROBS[i : i + 1], MASK[i : i + 1], ADVANTAGES[i : i + 1]) for i in range(2)]
+    assert torch.equal(torch.cat(pieces), gradient("clip", held))
+
+
+def test_a_response_of_gmpo_has_one_value_weighed_by_its_tokens_mean_weight():
+    new = SimpleNamespace(logprobs=torch.where(MASK, LOGPROBS + 0.1, torch.nan))
+    weights = torch.tensor([[1.0, 2.0, 0.0], [0.5, 0.5, torch.nan]])
+    value, metrics = gmpo.policy_loss(new, LOGPROBS, ADVANTAGES, weights, MASK, low=0.4, high=0.4)
+    torch.testing.assert_close(value, torch.tensor([-1.1052, 0.5 * 1.1052]), atol=1e-4, rtol=0)
+    assert not bool(metrics["clipped"][MASK].any())
+
+
+@pytest.mark.parametrize(("mean", "divisor"), [("tokens", "tokens"), ("row-tokens", "row-tokens"), ("constant", 16)])
+def test_grpo_divides_by_what_it_is_told_to(mean, divisor):
+    flow = load_flow("grpo")
+    graph = compile_flow(flow, dataclasses.replace(flow.parameters.hp, mean=mean, max_tokens=16)).graph
+    assert dict(graph.nodes[-1].settings)["mean"] == divisor

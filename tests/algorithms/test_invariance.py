@@ -1,0 +1,321 @@
+"""What every algorithm file must hold to, found by its name alone: its stages and losses, called as the engine calls them, depend
+neither on the order of rows, nor on padding and what stands in it, nor on the rows beside them, nor on how they are cut."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rlflow
+from rlflow import DP_COMPUTE
+from rlflow.author.load import load_flow
+from rlflow.author.loss import Loss
+from rlflow.author.settings import variants
+from rlflow.author.stage import Stage
+from rlflow.backends.null import Generator, Trainer, numbers, token_numbers
+from rlflow.batch import Axis, Batch, flatten, pad, padding
+from rlflow.columns import Level
+from rlflow.execution.apply import split_metrics
+from rlflow.training.learning import Passes, Step, learn
+from rlflow.training.objective import New
+from rlflow.training.protocols import ModelSpec
+
+NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[!_]*.py"))
+SMALL = {"samples": 3, "max_tokens": 7, "groups": 4, "tries": 20, "overlong": 3, "share": 0.3, "cov_low": 0.0}
+ALSO = {"beta": 0.3, "dual_clip": 1.5}  # what may be off by default and is turned on by a number
+WHOLE = 10**9
+
+
+@dataclass(frozen=True)
+class Call:
+    """A stage or a loss with the rows that it was called on, and its settings."""
+
+    of: Stage | Loss
+    batch: Batch
+    settings: dict[str, Any]
+
+    def __repr__(self):
+        return f"{self.of.name}({', '.join(self.batch.data)}, {self.settings})"
+
+
+class Holed(Generator):
+    """Sampled rows with holes in their masks, as tools would leave them."""
+
+    def generate(self, prompts, sampling, seeds):
+        rows = super().generate(prompts, sampling, seeds)
+        holes = numbers("holes", rows, sampling.max_tokens) < 0.25
+        holes[:, 0] = False
+        mask = rows.data["mask"]
+        return Batch(rows.axis, rows.data | {"mask": dataclasses.replace(mask, value=mask.value & ~flatten(holes, mask.lengths))})
+
+
+class Role(Trainer):
+    """Columns of its own, so that no two models agree."""
+
+    def __init__(self, name):
+        super().__init__(ModelSpec(None))
+        self.name = name
+
+    def _column(self, name, batch):
+        return super()._column(name, batch) if name == "scores" else token_numbers(f"{self.name}.{name}", batch)
+
+
+def scored(batch):
+    """Scores with ties, groups that agree, and a missing one now and then."""
+    scores = (numbers("scores", batch, 1)[:, 0] * 4).round() / 4
+    return torch.where(numbers("missing", batch, 1)[:, 0] < 0.1, torch.nan, scores), {}
+
+
+def uneven(batch):
+    """Rows of the data's own responses, which are all of one length, cut to several; prompts as they are."""
+    if "tokens" not in batch:
+        return batch
+    lengths = batch.data["tokens"].lengths
+    shorter = lengths - torch.arange(len(batch)) % 3
+    places = torch.arange(int(lengths.max()))
+    kept = (places < shorter[:, None])[places < lengths[:, None]]
+    cut = {name: dataclasses.replace(data, value=data.value[kept], lengths=shorter)
+           for name, data in batch.data.items() if data.kind.level is Level.TOKEN}
+    return Batch(batch.axis, batch.data | cut)
+
+
+def watched(flow, hp, calls):
+    """The roles of a flow on the null backend, whose engine notes each call of a stage or loss; nothing is updated."""
+    roles = rlflow.roles(flow, hp, backend="null", prompts=8)
+    engine = roles.prepared.engine
+    for name, model in engine.models.items():
+        model.trainer = model.trainer and Role(name)
+        model.generator = model.generator and Holed(ModelSpec(None))
+    engine.scorers = dict.fromkeys(engine.scorers, scored)
+    stage = engine.stage
+
+    def kept_stage(of, batch, given, call):
+        calls.append(Call(of, batch, given))
+        return stage(of, batch, given, call)
+
+    def kept_update(role, batch, loss, given, call):
+        calls.append(Call(loss, batch, {name: value for name, value in given.items() if name not in ("after", "epochs", "minibatch")}))
+        return {}
+
+    engine.stage, engine.update = kept_stage, kept_update
+    return roles
+
+
+def settings_of(flow):
+    """With all on that is off by default; small defaults; and each variant of them that `check` judges."""
+    hp = flow.parameters.hp
+    known = {field.name for field in dataclasses.fields(hp)}
+    small, full = ({name: value for name, value in values.items() if name in known} for values in (SMALL, SMALL | ALSO))
+    hp = dataclasses.replace(hp, **small)
+    return [dataclasses.replace(hp, **full), hp, *(other for _, other in variants(hp))]
+
+
+@lru_cache
+def recorded(name):
+    """Each way in which the algorithm calls a stage or loss, once: an eager iteration on 8 prompts or pairs for each settings."""
+    flow, found, calls = load_flow(name), {}, []
+    every = settings_of(flow)
+    roles = watched(flow, every[0], calls)
+    for hp in every:
+        flow(uneven(roles.take()), **{**roles, "hp": hp})
+    roles.close()
+    for call in calls:
+        found.setdefault(repr(call), call)
+    return list(found.values())
+
+
+def stages(name, drawing=True):
+    """Stage calls; on demand without those that draw, whose draws go by the order of the rows."""
+    return [call for call in recorded(name) if isinstance(call.of, Stage) and (drawing or not call.of.draws)]
+
+
+def updates(name):
+    return [call for call in recorded(name) if isinstance(call.of, Loss)]
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------------------
+
+
+def results(call, batch, extra=0):
+    """What the stage gives for these rows, in float64: token results under the mask alone. Float padding, and what a mask leaves out,
+    is NaN; all token columns are ``extra`` wider than they need be."""
+    ragged = [data for data in batch.data.values() if data.kind.level is Level.TOKEN]
+    width = int(ragged[0].lengths.max()) + extra if ragged else 0
+    inside = torch.arange(width) < ragged[0].lengths[:, None] if ragged else None
+    if "mask" in batch:
+        inside = torch.nn.functional.pad(batch["mask"], (0, extra))
+    columns = [column(batch, name, inside, width) if name in batch else None for name in call.of.signature.column_names]
+    one, each = torch.Generator().manual_seed(0), tuple(torch.Generator().manual_seed(hash(tuple(key))) for key in batch.axis.keys.tolist())
+    chance = {"generator": each if call.of.dispatch == DP_COMPUTE else one} if call.of.draws else {}
+    values, _ = split_metrics(call.of.function(*columns, **call.settings, **chance), len(call.of.gives))
+    for value in values:
+        assert value.dim() < 2 or value.shape == inside.shape, f"{call}: {list(value.shape)}"
+    return [torch.where(inside, value, 0) if value.dim() == 2 else value for value in values]
+
+
+def column(batch, name, inside, width):
+    value = batch[name]
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.double() if value.is_floating_point() else value
+    if batch.columns[name].level is not Level.TOKEN:
+        return value
+    wide = torch.nn.functional.pad(value, (0, width - value.shape[1]))
+    return torch.where(inside, wide, torch.nan) if wide.is_floating_point() else wide
+
+
+def per_row(values):
+    """Whether a stage gave rows, and not numbers for the whole batch."""
+    return all(value.dim() for value in values)
+
+
+def same(call, got, want):
+    for name, one, other in zip(call.of.gives, got, want, strict=True):
+        width = min(one.shape[-1], other.shape[-1]) if one.dim() == 2 else None
+        one, other = (x[:, :width] if width is not None else x for x in (one, other))
+        assert torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-12, equal_nan=True), f"{call}: {name}"
+
+
+def of_groups(batch, order):
+    """The rows of whole groups in another order."""
+    return torch.cat([(batch.axis.slots == slot).nonzero()[:, 0] for slot in order])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_another_order_of_groups_gives_the_same_in_that_order(name, data):
+    for call in stages(name, drawing=False):
+        order = of_groups(call.batch, data.draw(st.permutations(range(call.batch.axis.groups))))
+        whole, moved = results(call, call.batch), results(call, call.batch.rows(order))
+        same(call, moved, [value[order] for value in whole] if per_row(whole) else whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wider_padding_changes_nothing(name):
+    for call in stages(name):
+        same(call, results(call, call.batch, extra=3), results(call, call.batch))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rows_beside_have_no_say(name):
+    """A stage that may be cut gives each row, or each group, what it gives it alone."""
+    for call in stages(name):
+        if call.of.dispatch == DP_COMPUTE:
+            whole = results(call, call.batch)
+            count = call.batch.axis.groups if call.of.rows == "group" else len(call.batch)
+            slots = call.batch.axis.slots if call.of.rows == "group" else torch.arange(count)
+            for slot in range(count):
+                rows = (slots == slot).nonzero()[:, 0]
+                same(call, results(call, call.batch.rows(rows)), [value[rows] for value in whole])
+
+
+def twice(batch):
+    """The rows, and the same rows again as other groups."""
+    again = Axis(batch.axis.keys + torch.tensor([10_000, 0]), grouped=batch.axis.grouped)
+    data = dict(batch.data)
+    if "group" in data:
+        data["group"] = dataclasses.replace(data["group"], value=data["group"].value + 10_000)
+    return Batch.concat([batch, Batch(again, data)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_batch_twice_gives_the_same_twice(name):
+    """But for statistics over the whole batch, whose deviations have n - 1 in them: there the same up to one factor, near 1."""
+    for call in stages(name, drawing=False):
+        whole, double = results(call, call.batch), results(call, twice(call.batch))
+        if per_row(whole):
+            half = len(call.batch)
+            same(call, [value[half:] for value in double], [value[:half] for value in double])
+            scale = factor(whole, double, half) if call.of.dispatch != DP_COMPUTE else 1.0
+            assert 0.95 < scale < 1.05, f"{call}: {scale}"
+            same(call, [value[:half] for value in double], [value * scale if value.is_floating_point() else value for value in whole])
+
+
+def factor(whole, double, half):
+    first, again = whole[0].nan_to_num(0.0), double[0][:half].nan_to_num(0.0)
+    return float(again.norm() / first.norm())
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------------------
+
+
+class Learner:
+    """Six parameters behind every quantity, each a function of its row's tokens alone; keeps the gradient of its one step."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.parameters = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).requires_grad_()
+
+    def compute(self, rows, want):
+        lengths = rows.data["tokens"].lengths
+        tokens, place = rows["tokens"].double(), torch.arange(int(lengths.max()))
+        angle = (tokens + 1)[..., None] * torch.arange(1, 7) * 0.7 + place[:, None] * 0.3
+        x = angle.sin() @ self.parameters
+        token = {"logprobs": -torch.nn.functional.softplus(x), "entropy": torch.nn.functional.softplus(-x), "values": x}
+        padded = {name: pad(flatten(token[name], lengths), lengths) for name in want if name in token}
+        return New(**padded, **({"scores": x[:, 0] * lengths} if "scores" in want else {}))
+
+    def backward(self, objective):
+        objective.backward()
+
+    def step(self):
+        self.gradient, self.parameters.grad = self.parameters.grad, None
+        return Step(True, float(self.gradient.norm()), 0.0)
+
+
+def gradient(call, batch, micro_tokens=WHOLE):
+    """Of one step over all rows, with NaN in the padding and where the mask leaves out."""
+    data = dict(batch.data)
+    for name, column in batch.data.items():
+        if column.kind.level is Level.TOKEN and column.value.is_floating_point():
+            data[name] = dataclasses.replace(column, value=torch.where(batch.data["mask"].value, column.value, torch.nan))
+    mean = call.settings.get("mean", "tokens")
+    own = {name: value for name, value in call.settings.items() if name != "mean"}
+    learner = Learner()
+    with padding(torch.nan):
+        metrics = learn(learner, Batch(batch.axis, data), call.of, own, Passes(mean=mean, micro_tokens=micro_tokens))
+    assert metrics["steps"] == 1
+    return learner.gradient
+
+
+def close(call, got, want):
+    assert want.norm() > 0, call
+    assert (got - want).norm() <= 1e-9 * want.norm(), call
+
+
+CUTS: dict[str, Callable[[Call], torch.Tensor]] = {
+    "micro-batches of one row or group": lambda call: gradient(call, call.batch, micro_tokens=1),
+    "groups in another order": lambda call: gradient(call, call.batch.rows(of_groups(call.batch, reversed(range(call.batch.axis.groups))))),
+    "the batch twice": lambda call: gradient(call, twice(call.batch)),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradient_does_not_depend_on_cuts(name, cut):
+    assert updates(name)
+    for call in updates(name):
+        close(call, CUTS[cut](call), gradient(call, call.batch))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recorded_rows_are_worth_the_name(name):
+    """Rows of different lengths, and where they are sampled also holes, ties and a missing score: else the tests above show little."""
+    batch = updates(name)[-1].batch
+    lengths = batch.data["tokens"].lengths
+    assert len(batch) >= 8
+    assert int(lengths.min()) < int(lengths.max())
+    if any("scores" in call.batch for call in stages(name)):
+        scores = next(call.batch["scores"] for call in stages(name) if "scores" in call.batch)
+        assert scores.isnan().any()
+        assert len(scores.unique()) < len(scores)
+        assert not batch.data["mask"].value.all()

@@ -1,0 +1,73 @@
+"""What PPO's settings do: dual clip, warm-up of the critic, and a price of KL that follows a target."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import rlflow
+import rlflow.tasks
+from rlflow.algorithms import ppo, ppo_adaptive
+from rlflow.author.load import load_flow
+
+
+@pytest.fixture
+def roles_of(tmp_path):
+    data, made = tmp_path / "sums.jsonl", []
+    data.write_text("".join(json.dumps({"prompt": f"{a} + 11 =", "answer": str(a + 11)}) + "\n" for a in range(10, 40)))
+    model = str(Path(next(iter(rlflow.tasks.__path__)), "arithmetic_model"))
+
+    def roles_of(name, **settings):
+        hp = dataclasses.replace(load_flow(name).parameters.hp, max_tokens=4, minibatch=4, **settings)
+        made.append(rlflow.roles(name, hp, model=model, data=str(data), prompts=8, lr=1e-3, out=str(tmp_path)))
+        return made[-1]
+
+    yield roles_of
+    for roles in made:
+        roles.close()
+
+
+def weights(roles, role):
+    return {name: tensor.clone() for name, tensor in roles.prepared.engine.models[role].trainer.weights()}
+
+
+def moved(before, after):
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_in_the_iterations_of_warm_up_only_the_critic_learns(roles_of):
+    roles, steps = roles_of("ppo", warmup=2), []
+    for _ in range(3):
+        before = {role: weights(roles, role) for role in ("actor", "critic")}
+        load_flow("ppo")(roles.take(), **roles)
+        steps.append([moved(before[role], weights(roles, role)) for role in ("actor", "critic")])
+    assert steps == [[False, True], [False, True], [True, True]]
+
+
+@pytest.mark.parametrize(("dual", "expected"), [(None, [5.0, 2.0, -1.2]), (3.0, [3.0, 2.0, -1.2])])
+def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage(dual, expected):
+    new = SimpleNamespace(logprobs=torch.tensor([5.0, 2.0, 5.0]).log())
+    value, _ = ppo.policy_loss(new, torch.zeros(3), torch.tensor([-1.0, -1.0, 1.0]), torch.ones(3), clip=0.2, dual=dual)
+    torch.testing.assert_close(value, torch.tensor(expected))
+
+
+@pytest.mark.parametrize(("target", "expected"), [(4.0, 0.102), (9.0, 0.1), (10.0, 0.099), (100.0, 0.098)])
+def test_the_price_of_kl_moves_towards_its_target_by_the_kl_of_whole_responses(target, expected):
+    ref_logprobs, mask = torch.tensor([[-7.0, -8.0], [-9.0, torch.nan]]), torch.tensor([[True, True], [True, False]])
+    after, metrics = ppo_adaptive.adapt(torch.tensor(0.1), ref_logprobs + 6, ref_logprobs, mask, target=target, horizon=20)
+    assert float(metrics["kl"]) == pytest.approx(9.0)  # responses of 12 and 6 nats
+    assert float(after) == pytest.approx(expected)
+
+
+def test_the_price_is_state_that_an_iteration_changes_for_the_next(roles_of):
+    roles, betas = roles_of("ppo_adaptive", horizon=16, target_kl=0.1), []
+    for _ in range(2):
+        betas.append(roles.state["beta"])
+        load_flow("ppo_adaptive")(roles.take(), **roles)
+    betas.append(roles.state["beta"])
+    assert betas[0] == 0.05
+    assert betas[1] == pytest.approx(0.05 * 0.9)  # no KL yet: half of a horizon's fifth
+    assert betas[2] != betas[1]

@@ -1,0 +1,87 @@
+"""Importance weights: by hand, per token and per response, and with anything in the padding."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow import importance_ratio, masked_weights, truncated_weights
+
+NAN = math.nan
+STAGES = [
+    lambda new, old, mask, ratio: truncated_weights(new, old, mask, cap=1.5, floor=0.5, ratio=ratio),
+    lambda new, old, mask, ratio: masked_weights(new, old, mask, low=0.5, high=1.5, ratio=ratio),
+]
+RATIOS = ["token", "sequence", "geometric"]
+LOG = {2.0: math.log(2), 0.25: math.log(0.25)}
+NEW = torch.tensor([[LOG[2.0], LOG[0.25], NAN, 0.0], [LOG[2.0], LOG[2.0], LOG[2.0], NAN]], dtype=torch.float64)
+OLD = torch.zeros_like(NEW)
+MASK = torch.tensor([[True, True, False, True], [True, True, True, False]])
+
+
+@st.composite
+def sampled(draw):
+    """logprobs, sampled_logprobs [rows, T] float64 and a mask with holes."""
+    rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    numbers = st.lists(st.floats(-8, 0), min_size=rows * width, max_size=rows * width)
+    new, old = (torch.tensor(draw(numbers), dtype=torch.float64).reshape(rows, width) for _ in range(2))
+    mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows * width, max_size=rows * width))).reshape(rows, width)
+    return new, old, mask
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        ("token", [[2.0, 0.25, 1.0, 1.0], [2.0, 2.0, 2.0, 1.0]]),
+        ("sequence", [[0.5, 0.5, 1.0, 0.5], [8.0, 8.0, 8.0, 1.0]]),
+        ("geometric", [[0.5 ** (1 / 3), 0.5 ** (1 / 3), 1.0, 0.5 ** (1 / 3)], [2.0, 2.0, 2.0, 1.0]]),
+    ],
+)
+def test_the_ratio_is_of_a_token_of_a_response_or_their_geometric_mean(ratio, expected):
+    torch.testing.assert_close(importance_ratio(NEW, OLD, MASK, ratio), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_truncated_weights_lie_between_floor_and_cap():
+    weights = truncated_weights(NEW, OLD, MASK, cap=1.75, floor=0.5)
+    torch.testing.assert_close(weights, torch.tensor([[1.75, 0.5, 1.0, 1.0], [1.75, 1.75, 1.75, 1.0]], dtype=torch.float64))
+
+
+def test_masked_weights_are_0_outside_the_band_and_untouched_at_its_ends():
+    weights = masked_weights(NEW, OLD, MASK, low=0.5, high=2.0)
+    torch.testing.assert_close(weights, torch.tensor([[2.0, 0.0, 1.0, 1.0], [2.0, 2.0, 2.0, 1.0]], dtype=torch.float64))
+    whole = masked_weights(NEW, OLD, MASK, low=0.5 - 1e-9, high=2.0, ratio="sequence")
+    torch.testing.assert_close(whole, torch.tensor([[0.5, 0.5, 1.0, 0.5], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("weigh", STAGES)
+@pytest.mark.parametrize("ratio", RATIOS)
+@given(sampled(), st.sampled_from([NAN, math.inf, -math.inf, 1e30]))
+def test_nothing_outside_the_mask_nor_in_another_row_reaches_a_weight(weigh, ratio, case, noise):
+    new, old, mask = case
+    weights = weigh(new, old, mask, ratio)
+    assert torch.equal(weigh(torch.where(mask, new, noise), torch.where(mask, old, noise), mask, ratio), weights)
+    alone = [weigh(new[i : i + 1], old[i : i + 1], mask[i : i + 1], ratio) for i in range(len(new))]
+    assert torch.equal(torch.cat(alone), weights)
+    assert bool((weights[~mask] == 1).all())
+
+
+@pytest.mark.parametrize("weigh", STAGES)
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_a_missing_log_prob_stays_missing_in_its_own_row(weigh, ratio):
+    new = torch.tensor([[NAN, 0.0], [0.0, 0.0]])
+    weights = weigh(new, torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool), ratio)
+    assert bool(weights[0].isnan().any())
+    assert weights[1].tolist() == [1.0, 1.0]
+
+
+def test_a_response_so_long_that_its_product_overflows_is_cut_or_dropped():
+    new, old, mask = torch.zeros(1, 4000), torch.full((1, 4000), -1.0), torch.ones(1, 4000, dtype=torch.bool)
+    assert truncated_weights(new, old, mask, cap=2.0, ratio="sequence").unique().tolist() == [2.0]
+    assert masked_weights(new, old, mask, low=0.5, high=2.0, ratio="sequence").unique().tolist() == [0.0]
+
+
+def test_another_ratio_is_refused():
+    with pytest.raises(ValueError, match="found ratio='row', expected 'token', 'sequence' or 'geometric'"):
+        truncated_weights(NEW, OLD, MASK, cap=2.0, ratio="row")

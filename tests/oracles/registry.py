@@ -1,0 +1,127 @@
+"""The recorded cases, and what becomes of each: compared as it is, compared after a transformation that is named, or not ours.
+
+A module of tests ties cases to rlflow's own functions with ``as_is``, ``transformed`` and ``not_ours``. A test that is tied to a case
+fails unless it compares every output that the case has, but for those in ``BESIDE``.
+"""
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlflow.author.load import load
+from rlflow.training.objective import Totals, row_weights, weighted_sum
+
+FOLDER = Path(__file__).parent
+oracle_io = load(FOLDER / "oracle_io.py")
+BESIDE = {  # outputs that are no part of the arithmetic
+    "metrics": "what a peer logs", "clipfrac": "logged", "clip_ratio": "logged", "ppo_kl": "logged", "is_std_zero": "logged",
+    "eff_sample_size": "logged",
+    "chosen_rewards": "logged", "rejected_rewards": "logged", "real_rewards": "logged", "generated_rewards": "logged",
+    "keep_by_distinct": "another peer's rule", "keep_by_std32_ne_0": "another peer's rule", "keep_by_mean_in_0_1": "another peer's rule",
+}
+
+
+@dataclass
+class Case:
+    """One recorded result of another project: tensors by name, the peer's settings, and its tolerances."""
+
+    id: str
+    function: str
+    peer: str
+    version: str
+    inputs: dict[str, Any]
+    settings: dict[str, Any]
+    expected: dict[str, Any]
+    rtol: float
+    atol: float
+    compared: set[str] = field(default_factory=set)
+
+    def agrees(self, where=None, rtol=0.0, atol=0.0, **got):
+        """Each output equals the recorded one, or is so at the rows or entries ``where``, within the case's tolerance or a wider one."""
+        for name, value in got.items():
+            want = self.expected[name]
+            value, want = (value, want) if where is None else (value[where], want[where])
+            found = oracle_io.mismatch(value, want, max(rtol, self.rtol), max(atol, self.atol))
+            assert found is None, f"{self.id}, {name}: {found}"
+        self.compared |= set(got)
+
+    @functools.cached_property
+    def mask(self):
+        """The tokens that count, by whichever name the peer calls them; all where it has no mask."""
+        names = ("response_mask", "loss_mask", "action_mask", "completion_mask", "mask")
+        found = next((self.inputs[name] for name in names if name in self.inputs), None)
+        tokens = next(x for x in self.inputs.values() if isinstance(x, torch.Tensor) and x.dim() == 2)
+        return found.bool() if found is not None else torch.ones_like(tokens, dtype=torch.bool)
+
+    @functools.cached_property
+    def group(self):
+        """int64 [rows]: groups numbered in the order of their names."""
+        index = self.inputs["index"]
+        return torch.tensor([sorted(set(index)).index(name) for name in index])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """pass, transformed or not ours; why; and the test that compares."""
+
+    kind: str
+    why: str = ""
+    test: str = ""
+
+
+def _case(raw):
+    names = ("id", "function", "peer", "inputs", "expected", "rtol", "atol")
+    return Case(version=raw["peer_version"], settings=raw["kwargs"], **{name: raw[name] for name in names})
+
+
+CASES = {raw["id"]: _case(raw) for raw in oracle_io.load(FOLDER)}
+VERDICTS: dict[str, Verdict] = {}
+
+
+def as_is(*names):
+    """The test compares these cases as they are recorded."""
+    return lambda test: _tied(test, dict.fromkeys(names, ""), "pass")
+
+
+def transformed(why, *names):
+    """The test compares these cases after transforming inputs or outputs. why: for all of ``names``, or by name."""
+    return lambda test: _tied(test, why if isinstance(why, dict) else dict.fromkeys(names, why), "transformed")
+
+
+def not_ours(why, *names):
+    """rlflow has nothing to compare with these cases."""
+    for name in names:
+        _place(name, Verdict("not ours", why))
+
+
+def _tied(test, whys, kind):
+    for name, why in whys.items():
+        _place(name, Verdict(kind, why, f"{Path(test.__code__.co_filename).stem}::{test.__name__}"))
+
+    @functools.wraps(test)
+    def run(case):
+        case.compared.clear()
+        test(case)
+        left = {name for name, value in case.expected.items() if value is not None} - case.compared - set(BESIDE)
+        assert case.compared, f"{case.id}: nothing was compared"
+        assert not left, f"{case.id}: not compared: {left}"
+
+    return pytest.mark.parametrize("case", [CASES[name] for name in whys], ids=list(whys))(run)
+
+
+def _place(name, verdict):
+    """A case has one place. A module may be loaded twice, by pytest and by the page."""
+    if name not in CASES:
+        raise KeyError(f"there is no recorded case '{name}'")
+    if VERDICTS.setdefault(name, verdict) != verdict:
+        raise ValueError(f"the case '{name}' is placed twice: {VERDICTS[name]} and {verdict}")
+
+
+def averaged(value, mask, mean):
+    """The objective of a whole minibatch, by rlflow's own divisors."""
+    counts = mask.sum(1)
+    return weighted_sum(value, mask, row_weights(counts, mean, Totals.of(counts)), mean)

@@ -1,0 +1,61 @@
+"""Averaging a loss over a minibatch, whole or in parts."""
+
+from pathlib import Path
+
+import torch
+
+from rlflow.author.load import load
+from rlflow.training.objective import Totals, row_weights, weighted_sum
+
+registry = load(Path(__file__).with_name("registry.py"))
+as_is, transformed, averaged = registry.as_is, registry.transformed, registry.averaged
+MEANS = {
+    "verl-agg-token-mean-local": "tokens", "verl-agg-seq-mean-token-sum-local": 1.0, "verl-agg-seq-mean-token-sum-norm-scale": 100.0,
+    "orlhf-agg-1": "tokens",
+}
+
+
+def compared(case, loss, value):
+    got = {"loss": loss, "grad_loss_mat": torch.autograd.grad(loss, value)[0]}
+    case.agrees(**{name: got[name] for name in case.expected})
+
+
+@as_is(*MEANS)
+def test_means(case):
+    value = case.inputs["loss_mat"].clone().requires_grad_()
+    compared(case, averaged(value, case.mask, MEANS[case.id]), value)
+
+
+SUM = "a sum, which grows with the batch; rlflow has means. Multiplied by the tokens"
+
+
+@transformed(SUM, "verl-agg-token-sum-local", "verl-agg-token-sum-nanpad")
+def test_a_sum(case):
+    value = case.inputs["loss_mat"].clone().requires_grad_()
+    compared(case, averaged(value, case.mask, "tokens") * case.mask.sum(), value)
+
+
+@transformed("divides by the width of the padding; rlflow by a number that is given. The width is given",
+             "verl-agg-seq-mean-token-sum-norm-local")
+def test_a_mean_over_the_padding(case):
+    value = case.inputs["loss_mat"].clone().requires_grad_()
+    compared(case, averaged(value, case.mask, value.shape[1]), value)
+
+
+SHARE = "one rank's share, multiplied by the ranks there because the engine averages over them; rlflow sums. Multiplied in the test"
+
+
+@transformed(SHARE, "verl-agg-seq-mean-token-mean-global", "orlhf-agg-3")
+def test_a_share(case):
+    value = case.inputs["loss_mat"].clone().requires_grad_()
+    totals = Totals(int(case.settings.get("batch_num_tokens", 40)), int(case.settings["global_batch_size"]))
+    weights = row_weights(case.mask.sum(1), "row-tokens", totals)
+    compared(case, case.settings["dp_size"] * weighted_sum(value, case.mask, weights, "row-tokens"), value)
+
+
+@as_is("verl-agg-split")
+def test_the_parts_sum_up_to_the_whole(case):
+    value, totals = case.inputs["loss_mat"], Totals.of(case.mask.sum(1))
+    weights = row_weights(case.mask.sum(1), "tokens", totals)
+    parts = [weighted_sum(value[i], case.mask[i], weights[i], "tokens") for i in torch.arange(4).split(1)]
+    case.agrees(whole=averaged(value, case.mask, "tokens"), parts=torch.stack(parts))

@@ -1,0 +1,111 @@
+"""Weights between the policy that sampled and the one that is trained."""
+
+from pathlib import Path
+
+import torch
+
+from rlflow import masked_weights, truncated_weights
+from rlflow.author.load import load
+
+registry = load(Path(__file__).with_name("registry.py"))
+policy = load(Path(__file__).with_name("test_policy_loss.py"))
+as_is, transformed, not_ours, averaged = registry.as_is, registry.transformed, registry.not_ours, registry.averaged
+
+
+def verl_weights(case, stage, **settings):
+    """Weights of a case that holds log-ratios; verl's are 0 outside the mask, rlflow's 1."""
+    log_ratio = case.inputs["log_ratio"]
+    return stage(log_ratio, torch.zeros_like(log_ratio), case.mask, **settings) * case.mask
+
+
+OUTSIDE = "0 outside the mask there, 1 here: masked"
+
+
+@transformed(OUTSIDE, "verl-tis-token")
+def test_truncated(case):
+    case.agrees(weights=verl_weights(case, truncated_weights, cap=2.0))
+
+
+@transformed(OUTSIDE, "verl-icepop")
+def test_masked(case):
+    case.agrees(weights=verl_weights(case, masked_weights, low=0.5, high=2.0))
+
+
+@transformed(f"{OUTSIDE}; divided by their mean over the responses there: divided in the test", "verl-tis-seq-norm")
+def test_truncated_by_response(case):
+    weights = verl_weights(case, truncated_weights, cap=2.0, ratio="sequence")
+    case.agrees(weights=weights / weights.amax(1).mean())
+
+
+TRL = {
+    "trl-is-token_truncate-None": (truncated_weights, {"cap": 3.0}, "token"),
+    "trl-is-token_mask-None": (masked_weights, {"low": 0.0, "high": 3.0}, "token"),
+    "trl-is-sequence_truncate-None": (truncated_weights, {"cap": 3.0}, "sequence"),
+    "trl-is-sequence_mask-None": (masked_weights, {"low": 0.0, "high": 3.0}, "sequence"),
+}
+
+
+def trl_weights(case):
+    stage, settings, ratio = TRL[case.id]
+    return stage(case.inputs["train_log_prob"], case.inputs["rollout_log_prob"], case.mask, ratio=ratio, **settings)
+
+
+@as_is("trl-is-token_truncate-None", "trl-is-token_mask-None")
+def test_weights_of_tokens(case):
+    case.agrees(ratio=trl_weights(case))
+
+
+@transformed("one number per response there, and one at each of its tokens here: read at the first token",
+             "trl-is-sequence_truncate-None", "trl-is-sequence_mask-None")
+def test_weights_of_responses(case):
+    case.agrees(ratio=trl_weights(case)[:, :1])
+
+
+BANDS = {
+    "verl-rs-token_k1": {"low": 1 / 1.6, "high": 1 / 0.6, "ratio": "token"},
+    "verl-rs-seq_mean_k1": {"low": 1 / 1.2, "high": 1 / 0.8, "ratio": "geometric"},
+}
+
+
+@transformed("a mask there, by bounds on the inverse ratio; weights of 0 here: the bounds inverted, and where weights are not 0", *BANDS)
+def test_what_is_rejected(case):
+    case.agrees(mask=(verl_weights(case, masked_weights, **BANDS[case.id]) != 0).double())
+
+
+# -- in a loss ---------------------------------------------------------------------------------------------------------------------
+
+
+def weighted(case, weights):
+    now, columns = policy.now_of(case), policy.columns_of(case)
+    columns["weights"] = weights
+    policy.compared(case, now, averaged(policy.ppo_of(case, now, columns), case.mask, "tokens"))
+
+
+@as_is("orlhf-pl-5")
+def test_ppo_with_a_floor(case):
+    inputs, (floor, cap) = case.inputs, case.settings["vllm_is_truncated_threshold"]
+    weighted(case, truncated_weights(inputs["old_log_prob"], inputs["rollout_log_prob"], case.mask, cap=cap, floor=floor))
+
+
+@as_is("areal-dec-3")
+def test_ppo_with_the_geometric_mean_of_responses_in_a_band(case):
+    inputs, band = case.inputs, case.settings["rejection_sampling"]
+    columns = inputs["proximal_log_prob"], inputs["behave_log_prob"], case.mask
+    weights = masked_weights(*columns, low=band["lower"], high=band["upper"], ratio="geometric")
+    case.agrees(where=case.mask, behave_imp_weight=weights)
+    weighted(case, weights)
+
+
+@transformed("responses are dropped by their geometric mean, and tokens keep their own ratio there: 0 where the one says so, else the "
+             "other", "orlhf-pl-7")
+def test_ppo_without_the_responses_outside_a_band(case):
+    inputs, (low, high) = case.inputs, case.settings["vllm_is_truncated_threshold"]
+    columns = inputs["old_log_prob"], inputs["rollout_log_prob"], case.mask
+    kept = masked_weights(*columns, low=low, high=high, ratio="geometric") > 0
+    weighted(case, truncated_weights(*columns, cap=torch.inf) * kept)
+
+
+not_ours("rejects by k2 or k3 in place of the ratio", "verl-rs-token_k3", "verl-rs-seq_max_k2", "verl-rs-token_k1+seq_max_k3")
+not_ours("drops responses with a negative advantage that have drifted", "slime-opsm-1", "trl-opsm-1")
+not_ours("what a peer logs of the drift between sampler and trainer", "verl-offpolicy-metrics")
+not_ours("guesses the log-probs of the weights between two versions", "areal-prox-1")

@@ -1,0 +1,59 @@
+"""Which tokens count: the mask and `finish` of the local generator, and where a score is placed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from transformers import GPT2Config
+
+from rlflow import place_last
+from rlflow.author.load import load
+from rlflow.backends.local.decode import decode
+from rlflow.backends.local.endings import Endings
+from rlflow.backends.local.generator import _columns
+from rlflow.training.protocols import Sampling
+
+registry = load(Path(__file__).with_name("registry.py"))
+as_is, not_ours = registry.as_is, registry.not_ours
+
+
+class Recorded:
+    """A network whose likeliest token at each place is the recorded one."""
+
+    device = torch.device("cpu")
+    module = SimpleNamespace(config=GPT2Config(n_layer=1))
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def hidden(self, ids, positions, past_key_values, **_):
+        past_key_values.update(*(torch.zeros(len(ids), 1, ids.shape[1], 1) for _ in range(2)), 0)
+        return positions.expand_as(ids)[..., None].float()
+
+    def logits(self, hidden):
+        return torch.nn.functional.one_hot(self.tokens[hidden[:, 0].long()], 100).float()
+
+
+def generated(ids, eos):
+    """(mask [T], stopped) of the local generator's decode loop over recorded tokens, which go on after the end."""
+    sampling = Sampling(max_tokens=len(ids), temperature=0.0)
+    drawn = decode(Recorded(ids), [torch.tensor([5])], torch.tensor([0]), torch.zeros(1, len(ids)), sampling,
+                   Endings(torch.tensor([eos]), (), None))
+    mask = _columns(drawn, sampling, 0)["mask"]
+    return torch.nn.functional.pad(mask.value, (0, len(ids) - len(mask.value))), bool(drawn.stopped)
+
+
+@as_is("verl-respmask-1", "verl-respmask-3", "inv-mask-eos-is-pad")
+def test_a_response_ends_with_its_first_eos(case):
+    rows = [generated(ids, case.settings["eos"]) for ids in case.inputs["response_ids"]]
+    case.agrees(mask=torch.stack([mask for mask, _ in rows]).long())
+    if "truncated" in case.expected:
+        case.agrees(truncated=torch.tensor([not stopped for _, stopped in rows]))
+
+
+@as_is("inv-reward-index")
+def test_a_score_is_placed_on_the_last_token_that_counts(case):
+    case.agrees(token_rewards=place_last(case.inputs["scores"], case.mask))
+
+
+not_ours("joins the turns of a conversation with a tool: rlflow has masks with holes, but nothing that makes them yet", "searchr1-mask-1")

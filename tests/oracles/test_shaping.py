@@ -1,0 +1,41 @@
+"""Penalties of long responses, and which groups dynamic sampling keeps."""
+
+from pathlib import Path
+
+import torch
+
+from rlflow.algorithms import dapo
+from rlflow.author.load import load
+
+registry = load(Path(__file__).with_name("registry.py"))
+as_is, transformed, not_ours = registry.as_is, registry.transformed, registry.not_ours
+
+
+def shaped(case):
+    lengths, settings = case.inputs["response_lengths"], case.settings
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    return dapo.shorten(case.inputs["rewards"], mask, max_tokens=settings["max_response_length"], overlong=settings["buffer_len"],
+                        penalty=settings["penalty_factor"])
+
+
+@as_is("verl-overlong-1", "verl-overlong-3", "orlhf-overlong-1")
+def test_over_long_shaping(case):
+    case.agrees(rewards=shaped(case))
+
+
+@transformed("the penalty goes on beyond the longest length there, where no response of rlflow can be. Compared up to it",
+             "areal-overlong-2")
+def test_over_long_shaping_up_to_the_longest_length(case):
+    within = case.inputs["response_lengths"] <= case.settings["max_response_length"]
+    assert within.any()
+    case.agrees(where=within, rewards=shaped(case))
+
+
+not_ours("scales the scores of truncated responses, so that a bad one gets better by it", "orlhf-stop-1", "orlhf-stop-3")
+
+
+@as_is("std-filter-1")
+def test_mixed_groups_are_kept(case):
+    scores = case.inputs["group_rewards"]
+    group = torch.arange(len(scores)).repeat_interleave(scores.shape[1])
+    case.agrees(keep_by_std64_gt_1e6=dapo.mixed(scores.reshape(-1), group).reshape(scores.shape)[:, 0])
