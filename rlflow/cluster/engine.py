@@ -94,6 +94,7 @@ class ClusterEngine(Engine):
             return {}
         pool = self.pools[self.placement.trainers[role]]
         function = {"function": self.names[id(loss)], "role": role}
+        batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
         facts = torch.zeros(len(batch), 4, dtype=torch.int64)
         for rank, answer in self._run(pool, "facts", batch, home, function, terms, "cpu").items():
@@ -146,7 +147,7 @@ class ClusterEngine(Engine):
         pool = self._nearest(together_, HERE)
         keys: dict[int, tuple[str, ...]] = {}
         refs = []
-        for batch in whole_records:
+        for batch in (self.spread(batch, pool.name) for batch in whole_records):
             key = next(self._keys)
             keys[key] = tuple(batch.data)
             refs.append(self._ask(pool, 0, "hold", batch, torch.arange(len(batch)), {}, "io", key))

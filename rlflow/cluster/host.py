@@ -21,7 +21,10 @@ GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2}  # models of one worker s
 class Host:
     """Holds one object. Never restarted by Ray, which would lose its state silently."""
 
-    def __init__(self, kind: type, *args: Any) -> None:
+    held: Any = None
+
+    def make(self, kind: type, *args: Any) -> None:
+        """Make the object. Not in the constructor: what that raises reaches nobody as it is."""
         self.held = kind(*args)
 
     def do(self, method: str, *args: Any) -> Any:

@@ -98,7 +98,7 @@ def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, Placeme
         if "GPU" in groups[name].bundle_specs[0]:
             resources["num_gpus"] = 1
         made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], **resources)
-    waiting = [pool.call(Worker.ready, seconds=STARTED_SECONDS, group="control") for pool in made.values()]
+    waiting = [pool.made(STARTED_SECONDS) for pool in made.values()]
     for future in waiting:
         future.result()
     return made

@@ -75,6 +75,7 @@ class Pool(Generic[W]):
 
     def __init__(self, name: str, actors: Sequence[Any]) -> None:
         self.name, self.actors = name, tuple(actors)
+        self.making: list[Any] = []
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -88,6 +89,10 @@ class Pool(Generic[W]):
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu") -> Any:
         """Start a method on one rank; the reference of its result. References among ``args`` arrive as their values."""
         return self.actors[rank].do.options(concurrency_group=group).remote(method, *args)
+
+    def made(self, seconds: float) -> Future[list[None]]:
+        """The objects are there, or what kept one from being made."""
+        return self.future("the start", list(enumerate(self.making)), seconds, list)
 
     def future(self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R]) -> Future[R]:
         return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge)
@@ -145,14 +150,16 @@ def _name(method: Callable[..., Any] | str) -> str:
 
 
 def make_pool(name: str, kind: type[W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any, **options: Any) -> Pool[W]:
-    """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. Does not wait for them."""
+    """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. ``Pool.made`` waits for them."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     host: Any = Host
     actors = []
     for rank in range(ranks):
         where = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
-        actors.append(host.options(scheduling_strategy=where, **options).remote(kind, *arguments(rank)))
-    return Pool(name, actors)
+        actors.append(host.options(scheduling_strategy=where, **options).remote())
+    pool: Pool[W] = Pool(name, actors)
+    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank)) for rank, actor in enumerate(actors)]
+    return pool
 
 
