@@ -3,6 +3,7 @@
     prune   keep the columns that a later node or the run's records read; drop nodes that nothing needs
     lanes   which worker runs each node: in one process by its kind, on pools by pool and kind
     rank    priority of each node: the longest path that remains after it
+    reuse   forwards whose graph the role's next update can go on from, if it takes all of their rows in its first step
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Did:
 @dataclass(frozen=True)
 class Plan:
     """What to run in one iteration. ``live`` are node ids, ``kept`` the columns worth holding, ``held_to_end`` those that the run's
-    records read; ``body`` plans of repeats by node id."""
+    records read; ``bodies`` plans of repeats by node id; ``ahead`` by forward the rows of a step of the update that begins with it."""
 
     program: Program
     graph: Graph
@@ -50,6 +51,7 @@ class Plan:
     held_to_end: frozenset[Column] = frozenset()
     priority: Mapping[int, float] = field(default_factory=dict)
     lane: Mapping[int, str] = field(default_factory=dict)
+    ahead: Mapping[int, float] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)
     did: tuple[Did, ...] = ()
     placement: Placement | None = None
@@ -183,7 +185,21 @@ def _in_turn(nodes: list[tuple[float, float]], room: float) -> float:
     return longest
 
 
-PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, rank)
+def reuse(plan: Plan) -> Plan:
+    """The last forward of a role before its first update, over the same rows. Not where another update comes between: memory would
+    hold the graphs of both."""
+    nodes = [plan.graph.nodes[i] for i in plan.live]
+    first = next((node for node in nodes if node.writes), None)
+    before = [node for node in nodes if first and node.op in FORWARDS and node.role == first.role and node.id < first.id]
+    if first is None or first.op is not Op.UPDATE or first.rows != "row" or not before or before[-1].axis != first.axis:
+        return replace(plan, did=(*plan.did, Did("reuse", "no update begins with a forward that was made before")))
+    rows = dict(first.settings).get("minibatch")
+    ahead = {before[-1].id: float(str(rows)) if rows is not None else math.inf}
+    upto = f" of at most {rows} rows" if rows is not None else ""
+    return replace(plan, ahead=ahead, did=(*plan.did, Did("reuse", f"{first.name} begins with {before[-1].name}{upto}")))
+
+
+PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, rank, reuse)
 
 
 def plan(program: Program, placement: Placement | None = None) -> Plan:

@@ -1,13 +1,14 @@
 """The scheduler: events in, instructions out. Graphs are drawn; time is virtual."""
 
 import heapq
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
-from rlflow.plan import Plan, lanes, prune, rank
+from rlflow.plan import Plan, lanes, prune, rank, reuse
 from rlflow.schedule import Finish, Free, Scheduler, Start
 
 ROOM = {"model": 1, "cpu": 2, "io": 8}
@@ -32,7 +33,7 @@ def drawn(text: str) -> Plan:
 
 def passed(nodes) -> Plan:
     made = Plan(None, Graph("drawn", tuple(nodes), (RowAxis(),)), tuple(node.id for node in nodes))
-    for step in (prune, lanes, rank):
+    for step in (prune, lanes, rank, reuse):
         made = step(made)
     return made
 
@@ -166,6 +167,25 @@ def test_what_nothing_needs_is_not_run():
     """)
     assert [plan.graph.nodes[i].name for i in plan.live] == ["data", "used", "end"]
     assert str(plan.did[0]) == "prune: 2 of 3 columns are read; dropped unused"
+
+
+def test_an_update_begins_with_the_last_forward_of_its_role():
+    plan = drawn("""
+        old = l(data)
+        new = l(data, old)
+        end = u(new)
+        too = l(data, end)
+        two = u(too)
+    """)
+    assert {plan.graph.nodes[i].name: rows for i, rows in plan.ahead.items()} == {"new": math.inf}
+    assert str(plan.did[-1]) == "reuse: end begins with new"
+
+
+@pytest.mark.parametrize("end", [{"role": "critic"}, {"axis": 1}, {"rows": "group"}, {"op": Op.STAGE, "pure": False}])
+def test_an_update_of_others_begins_with_nothing(end):
+    new = Node(1, Op.LOGPROBS, "new", 0, (Input("x", Column(0, "x")),), (Output("x", None, "x"),), role="actor")
+    last = Node(**{"id": 2, "op": Op.UPDATE, "name": "end", "axis": 0, "inputs": (Input("x", Column(1, "x")),), "role": "actor"} | end)
+    assert passed([Node(0, Op.DATA, "data", 0, outputs=(Output("x", None, "x"),)), new, last]).ahead == {}
 
 
 def test_a_column_that_nothing_reads_is_not_kept():

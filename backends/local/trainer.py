@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.loss import Loss, Quantity
+from rlflow.backends.local.held import Held
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
 from rlflow.backends.local.network import checkpoint_layers, load_network
@@ -46,6 +47,7 @@ class Trainer:
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, spec.updates)
         self.steps = 0
+        self.held = Held()
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
@@ -55,7 +57,7 @@ class Trainer:
         return self.network.device
 
     @torch.no_grad()
-    def forward(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
+    def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
         """Columns of ``want`` (default: the head's first) over the batch's axis, from prompt_tokens, tokens and temperature.
 
         Token columns: entry t speaks of tokens[:, t]. Scores are read after the last token. A row's numbers depend on the rows
@@ -68,10 +70,15 @@ class Trainer:
         out: dict[str, Tensor] = {}
         for micro in self._micros(batch):
             place = starts[micro].repeat_interleave(lengths[micro]) + ramp(lengths[micro])
-            for name, flat in self._compute(batch.rows(micro), want).items():
+            for name, flat in self._forward(batch.rows(micro), want, ahead and len(micro) == len(batch)).items():
                 out.setdefault(name, torch.zeros(len(batch) if name == "scores" else int(lengths.sum()), dtype=flat.dtype))
                 out[name][micro if name == "scores" else place] = flat.cpu()
         return Batch(batch.axis, {name: self._column(name, out.get(name, torch.zeros(0)), lengths) for name in want})
+
+    def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
+        """``forward``, of which a batch that is one micro-batch keeps its graph until the weights change: the next update that begins
+        with the same rows goes on from there. The numbers are those of ``forward``."""
+        return self.forward(batch, want, ahead=self.optimizer is not None)
 
     def update(
         self,
@@ -97,7 +104,7 @@ class Trainer:
     def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
         """The quantities of ``want``, differentiable, token columns padded as ``rows["tokens"]``."""
         lengths = rows.data["tokens"].lengths
-        flat = self._compute(rows, want)
+        flat = self.held.take(rows, want) or self._compute(rows, want)
         return New(**{name: x if name == "scores" else pad(x, lengths) for name, x in flat.items()})
 
     def backward(self, objective: Tensor) -> None:
@@ -115,6 +122,7 @@ class Trainer:
             self.optimizer.step()
             self.steps += 1
         self.optimizer.zero_grad()
+        self.held.drop()
         return Step(finite, norm, lr)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -133,6 +141,7 @@ class Trainer:
         other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
         self.network.copy(other.tensors())
         self.base = None
+        self.held.drop()
         if self.spec.head == "values":
             self.network.head.load_state_dict(other.head.state_dict())
 
@@ -162,6 +171,7 @@ class Trainer:
             own = {name.removeprefix("parameters/"): t for name, t in state.items() if name.startswith("parameters/")}
             self.network.copy((name, t) for name, t in own.items() if not name.startswith("value_head."))
         self.steps = int(state["steps"])
+        self.held.drop()
         if self.optimizer is None:
             return
         self.optimizer.state.clear()
@@ -201,6 +211,7 @@ class Trainer:
         self._move(self.spec.device)
 
     def _move(self, device: str) -> None:
+        self.held.drop()
         self.network.to(device)
         for state in self.optimizer.state.values() if self.optimizer else ():
             state.update({name: tensor.to(device) for name, tensor in state.items()})
@@ -217,6 +228,13 @@ class Trainer:
         units = list(torch.arange(len(batch)).split(1)) if len(batch) else []
         for micro in microbatches(units, token_counts(batch), tokens=self.settings.micro_tokens):
             yield torch.cat(micro)
+
+    def _forward(self, rows: Batch, want: tuple[str, ...], ahead: bool) -> dict[str, Tensor]:
+        with torch.set_grad_enabled(ahead):
+            flat = self._compute(rows, want)
+        if ahead:
+            self.held.keep(rows, flat)
+        return {name: x.detach() for name, x in flat.items()}
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
         """Flat token quantities [entries] and scores [rows], on the device."""

@@ -63,8 +63,8 @@ class ClusterEngine(Engine):
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         pool = self.pools[self.placement.trainers[role]]
-        split = self._split(batch, pool)
-        answers = self._run(pool, "forward", batch, split, {"role": role, "want": want}, terms, "model")
+        split, ahead = self._split(batch, pool), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
+        answers = self._run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model")
         return whole(self._kept(pool, answers, split, batch.axis), len(batch), want)
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:

@@ -20,7 +20,7 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
 from rlflow.columns import Level
-from rlflow.execution.engine import JUDGE, Engine
+from rlflow.execution.engine import JUDGE, Engine, Terms
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import Tally
 from rlflow.given.backends import Halves, device_of, make_models
@@ -110,7 +110,7 @@ class Worker:
         return self._keep(call, self.engine.sample(role, batch, sampling, seed))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
-        return self._keep(call, self.engine.forward(call.arguments["role"], call.arguments["want"], batch))
+        return self._keep(call, self.engine.forward(call.arguments["role"], call.arguments["want"], batch, Terms(ahead=call.arguments["ahead"])))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)

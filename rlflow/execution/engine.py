@@ -51,10 +51,12 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms a call runs: the pool that was planned for it, where it is no model's, and its deadline in seconds."""
+    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; and of a forward
+    whether the role's next update takes all of its rows in its first step."""
 
     pool: str | None = None
     seconds: float = 1800.0
+    ahead: bool = False
 
 
 HERE = Terms()
@@ -92,7 +94,8 @@ class Engine:
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         trainer = self.models[role].trainer
         assert trainer is not None
-        return Batch(batch.axis, whole(trainer.forward(batch, want), len(batch), want).data)
+        forward = getattr(trainer, "forward_ahead", trainer.forward) if terms.ahead else trainer.forward
+        return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         """``scores``, and how many are missing."""

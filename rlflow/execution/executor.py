@@ -249,8 +249,9 @@ class _Run:
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
 
-    def _terms(self, node: Node) -> Terms:
-        return Terms(self.plan.home.get(node.id), self._seconds(node))
+    def _terms(self, node: Node, batch: Batch | None = None) -> Terms:
+        ahead = batch is not None and len(batch) <= self.plan.ahead.get(node.id, -1)
+        return Terms(self.plan.home.get(node.id), self._seconds(node), ahead)
 
     def _settings(self, node: Node) -> Mapping[str, Any]:
         return self.plan.program.settings[node.name]
@@ -260,7 +261,7 @@ class _Run:
         return rows, {}
 
     def forward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
-        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node)), {}
+        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node, batch)), {}
 
     def reward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         return self.engine.reward(node.role or "", batch, self._terms(node))

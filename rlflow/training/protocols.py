@@ -53,7 +53,10 @@ class Trainer(Protocol):
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
         """Columns of ``want`` (logprobs, entropy, values: token level; scores: row level) from prompt_tokens, tokens and, where
-        present, temperature. Same axis as ``batch``."""
+        present, temperature. Same axis as ``batch``.
+
+        A trainer may also have ``forward_ahead`` with the same parameters and results. It is called in place of ``forward`` where
+        the role's next update takes all of these rows in its first step, which can then go on from this pass."""
 
     def update(
         self, batch: Batch, loss: Loss, *, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens", seed: int = 0,

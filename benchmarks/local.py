@@ -1,0 +1,113 @@
+"""The parts of an iteration on the local backend, and what each change to them gave: before and after in turn, medians.
+
+    python benchmarks/local.py [--pairs 10] [--threads 2]
+
+On the workload of benchmarks/peers/trl_grpo.py (0.8M parameters, 8 prompts × 8 samples × 64 tokens). Seconds are wall time, and in
+brackets processor time, which tells more on a machine that does other things as well.
+
+1. sampling, the log-probs, the update, each alone; and the matrix products that they consist of, by themselves
+2. log-probs and update apart, against an update that goes on from the log-probs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rlflow import loss
+from rlflow.backends.local import Generator, Trainer
+from rlflow.batch import Batch
+from rlflow.training.protocols import ModelSpec, Sampling
+
+sys.path.append(str(Path(__file__).parent / "peers"))
+
+import trl_grpo as workload
+
+Call = Callable[[], object]
+
+
+@loss
+def surrogate(new, logprobs):
+    return -(new.logprobs - logprobs).exp(), {}
+
+
+def times(pairs: int, *calls: Call) -> list[str]:
+    """Median wall and processor seconds of each call, made in turn; the first two rounds warm up."""
+    found: list[list[tuple[float, float]]] = [[] for _ in calls]
+    for turn in range(pairs + 2):
+        for number in range(len(calls)):
+            index = (number + turn) % len(calls)
+            wall, processor = time.perf_counter(), time.process_time()
+            calls[index]()
+            if turn >= 2:
+                found[index].append((time.perf_counter() - wall, time.process_time() - processor))
+    return ["{:.4f} s ({:.4f} s)".format(*(statistics.median(column) for column in zip(*each, strict=True))) for each in found]
+
+
+class Parts:
+    """A trainer, a generator, and rows that it sampled."""
+
+    def __init__(self, folder: Path) -> None:
+        workload.make_files(folder, workload.PROMPTS)
+        lines = [json.loads(line)["prompt"] for line in (folder / "data.jsonl").read_text().splitlines()]
+        self.generator = Generator(ModelSpec(folder / "model"))
+        self.trainer = Trainer(ModelSpec(folder / "model", trained=True))
+        self.prompts = Batch.of(prompt_tokens=self.generator.tokenizer(lines, add_special_tokens=False).input_ids)
+        rows = self.generate()
+        self.rows = rows | Batch(rows.axis, {"prompt_tokens": self.prompts.data["prompt_tokens"].take(rows.axis.index, self.prompts.axis)})
+        self.scored = self.rows | self.trainer.forward(self.rows)
+
+    def generate(self) -> Batch:
+        count = workload.PROMPTS * workload.SAMPLES
+        return self.generator.generate(self.prompts, Sampling(workload.SAMPLES, workload.TOKENS), range(count))
+
+    def update(self) -> None:
+        self.trainer.update(self.scored, surrogate)
+
+    def apart(self) -> None:
+        self.trainer.update(self.rows | self.trainer.forward(self.rows), surrogate)
+
+    def going_on(self) -> None:
+        self.trainer.update(self.rows | self.trainer.forward_ahead(self.rows), surrogate)
+
+    def products(self, tokens: int, times: int) -> Call:
+        """The model's weights times ``tokens`` vectors, ``times`` over."""
+        weights = [p.detach() for p in self.trainer.network.parameters().values() if p.dim() == 2]
+        inputs = {p.shape[1]: torch.randn(tokens, p.shape[1]) for p in weights}
+        return lambda: [torch.nn.functional.linear(inputs[p.shape[1]], p) for _ in range(times) for p in weights]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    print(f"torch {torch.__version__}, {given.threads} threads, {given.pairs} rounds")
+    with tempfile.TemporaryDirectory() as folder:
+        parts = Parts(Path(folder))
+        count = workload.PROMPTS * workload.SAMPLES
+        tokens = int(parts.rows.data["tokens"].lengths.sum() + parts.rows.data["prompt_tokens"].lengths.sum())
+        named: dict[str, Call] = {
+            "sampling": parts.generate,
+            "its matrix products": parts.products(count, workload.TOKENS),
+            "log-probs": lambda: parts.trainer.forward(parts.rows),
+            "update": parts.update,
+            "its matrix products, forward and backward": parts.products(tokens, 3),
+            "log-probs, then the update": parts.apart,
+            "log-probs, and the update that goes on from them": parts.going_on,
+        }
+        for name, took in zip(named, times(given.pairs, *named.values()), strict=True):
+            print(f"{name}: {took}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
