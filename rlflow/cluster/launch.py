@@ -22,6 +22,7 @@ from rlflow.cluster.worker import Worker
 from rlflow.errors import PlanError
 
 STORE = 512 << 20  # bytes of shared memory for columns and weights on their way, on a local Ray
+REACH_SECONDS = 10.0  # how long a running Ray may take to answer
 PLACED_SECONDS = 30.0  # how long a cluster may take to give what a pool needs
 STARTED_SECONDS = 600.0  # how long a worker may take to load its models
 
@@ -54,14 +55,22 @@ def start(address: str | None, ranks: int) -> None:
                            expected="a process of its own for each cluster run", remedy="ray.shutdown() first")
     try:
         if address is not None:
+            reach(address)
             ray.init(address=address, **quiet)
         else:
             ray.init(num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
                      object_store_memory=STORE, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
                            found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
                            remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def reach(address: str) -> None:
+    """Raises OSError where nothing answers at HOST:PORT: Ray itself would try for five minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), REACH_SECONDS).close()
 
 
 def place_pools(pools: Mapping[str, int], gpus: bool) -> dict[str, PlacementGroup]:

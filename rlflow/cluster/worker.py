@@ -110,7 +110,8 @@ class Worker:
         return self._keep(call, self.engine.sample(role, batch, sampling, seed))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
-        return self._keep(call, self.engine.forward(call.arguments["role"], call.arguments["want"], batch, Terms(ahead=call.arguments["ahead"])))
+        role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
+        return self._keep(call, self.engine.forward(role, want, batch, Terms(ahead=ahead)))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
