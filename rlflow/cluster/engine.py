@@ -15,6 +15,7 @@ from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.custom import by_own_mode
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
 from rlflow.cluster.message import Answer, Call
@@ -59,13 +60,13 @@ class ClusterEngine(Engine):
         arguments = {"role": role, "sampling": sampling, "seed": seed}
         split = self._split(prompts, pool)
         answers = self._run(pool, "generate", prompts, split, arguments, terms, "model")
-        return whole(self._kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+        return whole(self.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         pool = self.pools[self.placement.trainers[role]]
         split, ahead = self._split(batch, pool), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
         answers = self._run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model")
-        return whole(self._kept(pool, answers, split, batch.axis), len(batch), want)
+        return whole(self.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         name = self.placement.trainers.get(role)
@@ -73,16 +74,18 @@ class ClusterEngine(Engine):
         split = self._split(batch, pool)
         answers = self._run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io")
         tallies = merged([answer.tallies for answer in answers.values()])
-        return self._kept(pool, answers, split, batch.axis), tallies
+        return self.kept(pool, answers, split, batch.axis), tallies
 
     def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
         arguments = {"function": self.names[id(stage)], "settings": dict(settings), "call": call}
+        if stage.dispatch.split is not None:
+            return by_own_mode(self, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
         split = self._dispatched(stage, batch, pool)
         answers = self._run(pool, "stage", batch, split, arguments, terms, group)
         held = split if stage.dispatch != ALL else split[:1]
-        result = self._kept(pool, answers, held, batch.axis)
+        result = self.kept(pool, answers, held, batch.axis)
         if stage.dispatch == ALL:
             every = {name: tuple(value for answer in answers.values() for value in answer.scalars[name].value) for name in result.data}
             result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
@@ -134,8 +137,7 @@ class ClusterEngine(Engine):
         if not there.data:
             return batch
         pool = self._nearest(there, HERE)
-        ref = self._ask(pool, 0, "fetch", there, torch.arange(len(batch)), {}, "io")
-        answer = self._answers(pool, "fetch", {0: ref}, HERE)[0]
+        answer = self.on_one(pool, 0, "fetch", there, torch.arange(len(batch)), {}, HERE, "io")
         return Batch(batch.axis, batch.data | opened(answer.value).data)
 
     def summarise(self, records: Mapping[str, Batch]) -> Summary:
@@ -143,19 +145,14 @@ class ClusterEngine(Engine):
         whole_records = _on_common_axes(records)
         if not whole_records:
             return Summary()
-        together_ = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))
-        pool = self._nearest(together_, HERE)
+        largest = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))
+        pool = self._nearest(largest, HERE)
         keys: dict[int, tuple[str, ...]] = {}
-        refs = []
         for batch in (self.spread(batch, pool.name) for batch in whole_records):
-            key = next(self._keys)
-            keys[key] = tuple(batch.data)
-            refs.append(self._ask(pool, 0, "hold", batch, torch.arange(len(batch)), {}, "io", key))
-        for ref in refs:
-            self._answers(pool, "hold", {0: ref}, HERE)
-        empty = Batch(Axis.fresh(0), {})
-        ref = self._ask(pool, 0, "summarise", empty, torch.arange(0), {"records": keys}, "cpu")
-        summary: Summary = self._answers(pool, "summarise", {0: ref}, HERE)[0].value
+            held = self.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
+            keys[held.key] = tuple(batch.data)
+        nothing = Batch(Axis.fresh(0), {})
+        summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
     def finished(self) -> None:
@@ -190,16 +187,33 @@ class ClusterEngine(Engine):
         return keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool))
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker]) -> list[Tensor]:
-        """Which rows each rank gets. A mode of the author's own splits and merges on rank 0, which so runs every piece."""
+        """Which rows each rank gets."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
         if stage.dispatch == DP_COMPUTE:
             return self._split(batch, pool, stage.rows == "group")
-        assert stage.dispatch == RANK0 or stage.dispatch.split is not None
+        assert stage.dispatch == RANK0
         return [everything]
 
     # -- calls of workers --------------------------------------------------------------------------------------------------------
+
+    def key(self) -> int:
+        return next(self._keys)
+
+    def on_one(
+        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], terms: Terms,
+        group: str = "cpu",
+    ) -> Answer:
+        """An operation on one rank."""
+        return self._answers(pool, op, {rank: self._ask(pool, rank, op, batch, rows, arguments, group)}, terms)[rank]
+
+    def on_each(
+        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms
+    ) -> dict[int, Answer]:
+        """An operation on several ranks side by side, each with a batch of its own."""
+        refs = {rank: self._ask(pool, rank, op, batch, torch.arange(len(batch)), arguments, "cpu") for rank, batch in batches.items()}
+        return self._answers(pool, op, refs, terms)
 
     def _run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str
@@ -215,12 +229,11 @@ class ClusterEngine(Engine):
         return dict(zip(refs, future.result(), strict=True))
 
     def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str, key: int = 0
+        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str
     ) -> Any:
         """Start an operation on one rank; the reference of its answer. What lies on other workers is sent
         from there to here, not through the driver."""
-        key = key or next(self._keys)
-        at = pool.at(rank)
+        key, at = self.key(), pool.at(rank)
         asked: Request = request(batch, rows, at)
         transfers = [
             self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in asked.transfers
@@ -251,7 +264,7 @@ class ClusterEngine(Engine):
     def _shard(self, at: Where, key: int, rows: int) -> Shard:
         return Shard(at, key, rows, lambda at, key: self._gone.append((at, key)))
 
-    def _kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
+    def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
         """What the ranks keep, as columns over ``axis``, whose rows ``split`` they were given."""
         ranks = sorted(answers)
         check_counts([split[rank] if rank < len(split) else split[0] for rank in ranks], [answers[rank].rows for rank in ranks])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
 from rlflow.columns import Level
+from rlflow.execution.apply import apply_piece, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import Tally
@@ -118,10 +120,37 @@ class Worker:
         return self._keep(call, scores, tallies)
 
     def stage(self, call: Call, batch: Batch) -> Answer:
-        stage = self.program.functions[call.arguments["function"]]
-        assert isinstance(stage, Stage)
+        stage = self._stage(call)
         result, tallies = self.engine.stage(stage, batch, call.arguments["settings"], call.arguments["call"])
         return self._keep(call, result, tallies)
+
+    def _stage(self, call: Call) -> Stage:
+        stage = self.program.functions[call.arguments["function"]]
+        assert isinstance(stage, Stage)
+        return stage
+
+    def split(self, call: Call, batch: Batch) -> Answer:
+        """The pieces of a mode of the author's own, each kept here, with the keys of its rows."""
+        split = self._stage(call).dispatch.split
+        assert split is not None
+        pieces = split(batch, self.setup.ranks)
+        keys = call.arguments["keys"]
+        if len(pieces) > len(keys):
+            raise ValueError(f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks")
+        made = [(self._keep(replace(call, key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
+                for key, piece in zip(keys, pieces, strict=False)]
+        return Answer(call.key, value=made)
+
+    def piece(self, call: Call, batch: Batch) -> Answer:
+        stage = self._stage(call)
+        trainer = self.engine.models[stage.on].trainer if stage.on else None
+        seed = self.engine.seed_of(call.arguments["call"])
+        result, tallies = apply_piece(stage, batch, call.arguments["settings"], seed, trainer)
+        return self._keep(call, result, tallies)
+
+    def merge(self, call: Call, batch: Batch) -> Answer:
+        outputs = [self.shelf.get(key) for key in call.arguments["outputs"]]
+        return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group."""
@@ -229,5 +258,6 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "reward": Worker.reward, "stage": Worker.stage, "facts": Worker.facts,
+    "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -61,9 +62,10 @@ def setups(
 ) -> dict[str, list[Setup]]:
     """What each rank of each pool is told."""
     source, shape = FlowSource.of(program.flow), DataShape(data.columns, data.scorer)
+    hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
     return {
         pool: [
-            Setup(rlflow.__version__, source, program.hp, given, options, identity(program.graph), shape, placement, pool, rank, ranks,
+            Setup(rlflow.__version__, source, hp, given, options, identity(program.graph), shape, placement, pool, rank, ranks,
                   updates, threads, launch.meeting(folder, pool))
             for rank in range(ranks)
         ]
