@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,13 +51,21 @@ class ClusterEngine(Engine):
     def __post_init__(self) -> None:
         self._keys = itertools.count(1)
         self._gone: deque[tuple[Where, int]] = deque()
+        self._sampling = threading.Lock()
 
     # -- calls of the contract ---------------------------------------------------------------------------------------------------
 
     def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms = HERE) -> Batch:
-        pool = self.pools[self.placement.generators[role]]
-        self.models[role].synchronise(terms.seconds)
-        prompts = self.spread(prompts.select("prompt_tokens"), pool.name)
+        with self._sampling:  # a generator has one set of weights at a time
+            return self._sample(role, prompts, sampling, seed, terms)
+
+    def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms) -> Batch:
+        model, pool = self.models[role], self.pools[self.placement.generators[role]]
+        if terms.weights is not None:
+            model.use(terms.weights, terms.seconds)
+        else:
+            model.synchronise(terms.seconds)
+        prompts = self.spread(prompts.select("prompt_tokens"), pool.name, terms.iteration)
         axis = prompts.axis.repeat(sampling.samples)
         arguments = {"role": role, "sampling": sampling, "seed": seed}
         split = self._split(prompts, pool)
@@ -78,7 +88,7 @@ class ClusterEngine(Engine):
 
     def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
-        arguments = {"function": self.names[id(stage)], "settings": dict(settings), "call": call}
+        arguments = {"function": self.names[id(stage)], "settings": dict(settings), "seed": self.seed_of(call)}
         if stage.dispatch.split is not None:
             return by_own_mode(self, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
@@ -115,7 +125,21 @@ class ClusterEngine(Engine):
 
     # -- what the run asks -------------------------------------------------------------------------------------------------------
 
-    def spread(self, batch: Batch, pool: str | None) -> Batch:
+    def frozen(self, role: str) -> Any:
+        return self.models[role].frozen()
+
+    def packed(self, batch: Batch) -> bytes:
+        pool = self._nearest(batch, HERE)
+        payload: Payload = self.on_one(pool, 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
+        return payload.tobytes()
+
+    def unpacked(self, payload: bytes, axis: Axis, role: str, iteration: int) -> Batch:
+        pool = self.pools[self.placement.generators[role]]
+        key = self.key()
+        ref = pool.send(0, "load", key, np.frombuffer(payload, np.uint8), iteration, group="io")
+        return self.kept(pool, self._answers(pool, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+
+    def spread(self, batch: Batch, pool: str | None, iteration: int | None = None) -> Batch:
         """The driver's columns on a pool; those that are there already, and scalars, as they are."""
         here = {name: data for name, data in batch.data.items() if not isinstance(data, Sharded) and data.kind.level is not Level.SCALAR}
         if not here or pool is None:
@@ -123,7 +147,7 @@ class ClusterEngine(Engine):
         own, chosen = Batch(batch.axis, here), self.pools[pool]
         units = units_of_rows(batch.axis.slots if batch.axis.grouped else None, len(batch))
         split = balanced(units, row_tokens(here, len(batch)), len(chosen))
-        return Batch(batch.axis, batch.data | self._put(chosen, own, split).data)
+        return Batch(batch.axis, batch.data | self._put(chosen, own, split, self.iteration if iteration is None else iteration).data)
 
     def joined(self, batches: list[Batch]) -> Batch:
         return joined(batches)
@@ -156,10 +180,10 @@ class ClusterEngine(Engine):
         return summary
 
     def finished(self) -> None:
-        """Everything goes: of an iteration that raised too."""
+        """Everything goes, of an iteration that raised too, but what is there for later ones."""
         self._gone.clear()
         for pool in self.pools.values():
-            pool.call("clear", seconds=60.0, group="control").result()
+            pool.call("clear", self.iteration, seconds=60.0, group="control").result()
 
     # -- splits ------------------------------------------------------------------------------------------------------------------
 
@@ -221,7 +245,7 @@ class ClusterEngine(Engine):
         """The operation on each rank that has rows (on rank 0 where there are none at all), and the answers by rank."""
         batch = self.spread(batch, pool.name)
         used = [rank for rank, rows in enumerate(split) if len(rows)] or [0]
-        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group) for rank in used}
+        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group, terms.iteration) for rank in used}
         return self._answers(pool, op, refs, terms)
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
@@ -229,7 +253,8 @@ class ClusterEngine(Engine):
         return dict(zip(refs, future.result(), strict=True))
 
     def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str
+        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,
+        iteration: int | None = None,
     ) -> Any:
         """Start an operation on one rank; the reference of its answer. What lies on other workers is sent
         from there to here, not through the driver."""
@@ -238,7 +263,8 @@ class ClusterEngine(Engine):
         transfers = [
             self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in asked.transfers
         ]
-        call = Call(op, key, asked.inputs, self.iteration, arguments, self._forgotten(at))
+        iteration = self.iteration if iteration is None else iteration
+        call = Call(op, key, asked.inputs, iteration, arguments, self._forgotten(at))
         return pool.send(rank, "run", call, *transfers, group=group)
 
     def _forgotten(self, at: Where) -> tuple[int, ...]:
@@ -247,14 +273,14 @@ class ClusterEngine(Engine):
         self._gone.extend(item for item in gone if item[0] != at)
         return tuple(key for where, key in gone if where == at)
 
-    def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
+    def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor], iteration: int) -> Batch:
         """The driver's rows onto a pool."""
         shards, refs, used = [], [], []
         for rank, rows in enumerate(split):
             if len(rows):
                 key = next(self._keys)
                 payload: Payload = packed(batch.rows(rows))
-                refs.append((rank, pool.send(rank, "put", key, payload, group="io")))
+                refs.append((rank, pool.send(rank, "put", key, payload, iteration, group="io")))
                 shards.append(self._shard(pool.at(rank), key, len(rows)))
                 used.append(rows)
         pool.future("put", refs, 300.0, list).result()

@@ -65,7 +65,7 @@ def by_value(flow: Flow) -> bytes:
     """A pickle that needs no module of the flow's where it is read."""
     module = sys.modules.get(flow.function.__module__)
     if module is not None and not module.__name__.startswith("rlflow"):
-        cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     pickled: bytes = cloudpickle.dumps(flow)  # type: ignore[no-untyped-call]
     return pickled
 

@@ -16,12 +16,12 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.cluster.host import Payload, opened, packed
-from rlflow.cluster.message import Answer, Call, Index
+from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
 from rlflow.columns import Level
-from rlflow.execution.apply import apply_piece, merge_pieces
+from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import Tally
@@ -72,9 +72,13 @@ class Worker:
 
     # -- columns -----------------------------------------------------------------------------------------------------------------
 
-    def put(self, key: int, payload: Payload) -> None:
+    def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Keep a shard that comes from the driver."""
-        self.shelf.put(key, opened(payload))
+        self.shelf.put(key, opened(payload), iteration)
+
+    def load(self, key: int, payload: Payload, iteration: int) -> Answer:
+        """The same, for a driver that does not know what is in it."""
+        return self._keep(Call("load", key, NOTHING, iteration), opened(payload))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
@@ -82,8 +86,9 @@ class Worker:
     def forget(self, keys: tuple[int, ...]) -> None:
         self.shelf.forget(keys)
 
-    def clear(self) -> None:
-        self.shelf.clear()
+    def clear(self, iteration: int) -> None:
+        """Forget what is there for this iteration and those before it."""
+        self.shelf.clear(iteration)
 
     def held(self) -> int:
         """How many shards there are."""
@@ -94,7 +99,6 @@ class Worker:
     def run(self, call: Call, *transfers: Payload) -> Answer:
         """Carry out one operation of the driver's."""
         self.shelf.forget(call.forget)
-        self.engine.iteration = call.iteration
         batch = self.shelf.batch(call.inputs, transfers)
         return OPERATIONS[call.op](self, call, batch)
 
@@ -102,7 +106,7 @@ class Worker:
         """The answer for a batch that stays here; scalars go along."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         kept = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
-        self.shelf.put(call.key, kept)
+        self.shelf.put(call.key, kept, call.iteration)
         lengths = {data.kind.level.value: data.lengths.numpy() for data in kept.data.values() if data.lengths is not None}
         columns = {name: (data.kind, data.nbytes) for name, data in kept.data.items()}
         return Answer(call.key, len(kept), columns, lengths, scalars, tallies or {})
@@ -121,7 +125,8 @@ class Worker:
 
     def stage(self, call: Call, batch: Batch) -> Answer:
         stage = self._stage(call)
-        result, tallies = self.engine.stage(stage, batch, call.arguments["settings"], call.arguments["call"])
+        trainer = self.engine.models[stage.on].trainer if stage.on else None
+        result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
         return self._keep(call, result, tallies)
 
     def _stage(self, call: Call) -> Stage:
@@ -144,8 +149,7 @@ class Worker:
     def piece(self, call: Call, batch: Batch) -> Answer:
         stage = self._stage(call)
         trainer = self.engine.models[stage.on].trainer if stage.on else None
-        seed = self.engine.seed_of(call.arguments["call"])
-        result, tallies = apply_piece(stage, batch, call.arguments["settings"], seed, trainer)
+        result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
         return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
