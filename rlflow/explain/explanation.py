@@ -79,8 +79,15 @@ def explain(
     return Explanation(
         plan.graph, plan.placement, assumed, max(sizes.rows.values()), tuple(steps(plan, layouts)), tuple(edges(plan, sizes, layouts)),
         tuple(weights(plan.graph, plan.placement, moved)) if plan.placement else (), tuple(pairs(plan, room)),
-        sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), plan.did,
+        sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
         simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest)
+
+
+def passes(plan: Plan) -> Iterator[Did]:
+    """What each pass did, those over the bodies of repeats too."""
+    yield from plan.did
+    for i, body in plan.bodies.items():
+        yield from (Did(f"{did.name} of {plan.graph.nodes[i].name}", did.what) for did in passes(body))
 
 
 def memory(where: Placement, models: Mapping[str, Kept], frozen: Mapping[str, Kept]) -> Iterator[Held]:

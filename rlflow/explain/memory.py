@@ -105,18 +105,30 @@ class Kept:
 
     @property
     def _weights(self) -> int | None:
-        return None if self.facts is None else self.facts.parameters
+        """Numbers of the model. One that gives scores has a head for them in the place of that for tokens."""
+        if self.facts is None or self.facts.parameters is None:
+            return None
+        return self.facts.parameters + (self._new_head - self.facts.unused_head if self.head == "scores" else 0)
+
+    @property
+    def _new_head(self) -> int:
+        """Numbers of a head that the folder's model has not: a value head has a bias."""
+        assert self.facts is not None
+        there = self.head == "logprobs" or any(name.endswith("score.weight") for name in self.facts.shapes)
+        return 0 if there else self.facts.hidden + (self.head == "values")
 
     @property
     def learning_bytes(self) -> int | None:
         """Of all that learns: as long as the gradient, and as each moment of AdamW."""
         if self.facts is None or self._weights is None:
             return None
-        head = self.facts.hidden + 1 if self.head != "logprobs" else 0
         if self.lora:
-            return (self.facts.adapters(self.lora, self.attention) + head) * max(FLOAT[self.dtype], 4)
-        unused = self.facts.unused_head if head else 0
-        return (self._weights - unused + head) * max(FLOAT[self.dtype], 4)
+            numbers = self.facts.adapters(self.lora, self.attention) + self._new_head
+        elif self.head == "values":
+            numbers = self._weights - self.facts.unused_head + self._new_head
+        else:
+            numbers = self._weights
+        return numbers * max(FLOAT[self.dtype], 4)
 
     def trainer(self) -> dict[str, int | None]:
         """What a trainer holds, by name; nothing where there is no folder."""

@@ -1,7 +1,11 @@
 """What a plan says of nodes, columns and weights, against numbers worked out by hand."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+ALGORITHMS = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[a-z]*.py"))
 PPO = "ppo --pools train=4,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16 --data.max_prompt 10 --hp.epochs 2"
 
 
@@ -55,11 +59,6 @@ def test_with_one_rank_nothing_moves_within_a_pool(planned_as):
     assert {e.why for e in planned_as(PPO.replace("train=4,rollout=2", "all=1")).edges} == {"stays"}
 
 
-def test_scalars_are_read_by_nobody_but_the_call(planned_as):
-    found = planned_as("dapo --pools train=2,rollout=2")
-    assert all(e.bytes for e in found.edges)
-
-
 def test_what_can_run_at_once_and_what_takes_turns(ppo):
     told = {(pair.first, pair.second): pair.lane for pair in ppo.pairs}
     assert told["reward", "actor.logprobs"] is None
@@ -96,3 +95,23 @@ def test_pairs_come_as_two_rows_and_are_not_torn(planned_as):
     assert found.rows == 8
     assert by_name(found)["reference.logprobs"].layout == "by groups"
     assert by_name(found)["reference.logprobs"].split_of == "pairs"
+
+
+@pytest.mark.parametrize(("algorithm", "pools"), [
+    *((algorithm, "--pools train=2,rollout=3") for algorithm in ALGORITHMS),
+    *((algorithm, pools) for algorithm in ("dapo", "dpo", "ppo") for pools in ("", "--pools all=3")),
+])  # fmt: skip
+def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
+    found = planned_as(f"{algorithm} {pools}")
+    told = json.loads(json.dumps(found.as_json()))
+    placed = {step["name"]: step for step in told["nodes"]}
+    ranks = told["pools"] or {None: 1}
+    for node in told["nodes"]:
+        assert node["pool"] in ranks or node["op"] == "repeat"
+        assert not pools or node["layout"] or node["op"] == "repeat"
+    for edge in told["edges"]:
+        assert 0 <= edge["moved"] <= edge["bytes"] * (max(ranks.values()) + 1)
+        assert (edge["why"] == "stays") == (edge["moved"] == 0)
+        assert edge["to_pool"] == placed[edge["target"]]["pool"] or not edge["to_pool"]
+    assert told["time"]["bound"] <= told["time"]["makespan"]
+    assert set(told["time"]["critical"]) <= set(placed)

@@ -27,6 +27,8 @@ def size(tensors):
     ("logprobs", "float32", 0, "all-linear"),
     ("logprobs", "bfloat16", 0, "all-linear"),
     ("values", "float64", 0, "all-linear"),
+    ("scores", "float32", 0, "all-linear"),
+    ("values", "float32", 4, "all-linear"),
     ("logprobs", "float32", 4, "all-linear"),
     ("logprobs", "bfloat16", 4, "attention"),
 ])  # fmt: skip
@@ -35,7 +37,7 @@ def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
         pytest.importorskip("peft")
     trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets))
     told = Kept(facts, head, True, dtype, lora, targets == "attention").trainer()
-    learning = list(trainer.network.parameters().values())
+    learning = trainer.network.parameters().values()
     assert told["weights"] == size(tensor for _, tensor in trainer.network._own())
     assert told["gradient"] == size(learning)
     assert told["optimizer"] == 2 * size(learning)
