@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "maths": "author",
     "graph": "errors columns",
     "trace": "errors columns dispatch author graph",
-    "check": "errors author graph trace placement",
+    "check": "errors author graph trace",
     "placement": "errors columns graph",
     "plan": "graph trace placement",
     "schedule": "graph plan",

@@ -1,4 +1,4 @@
-"""Rows of older weights: what a flow must do, and where its roles must be, for rollouts to lag behind training.
+"""Rows of older weights: what a flow must do for rollouts to lag behind training.
 
 With a bound of K, rows of iteration i may be sampled with weights of iteration i-1-K or later.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlflow.author.loss import Loss
-from rlflow.errors import Problem, listed
+from rlflow.errors import Problem
 from rlflow.graph.model import Column, Graph, Node, Op
-from rlflow.placement import GENERATORS, REST, Placement
 from rlflow.trace.compile import Program
 
 
@@ -55,26 +54,3 @@ def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
             names = {output.name for output in node.outputs}
         found |= {Column(node.id, name) for name in names}
     return found
-
-
-def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) -> Iterator[Problem]:
-    """A role can only sample ahead of its own training where its generator is on another pool than its trainer."""
-    ahead = [use.name for use in graph.roles if use.trained and use.generates] if staleness >= 1 else []
-    if placement is None and ahead:
-        yield Problem("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness {staleness}",
-                      expected=f"pools that can overlap: the generator of {listed(ahead)} on one, its trainer on another",
-                      remedy=f"--pools {REST}=1,{GENERATORS}=1, or leave --staleness out")
-    for role in ahead if placement else ():
-        pool = placement.trainers.get(role) if placement else None
-        if placement and pool is not None and pool == placement.generators.get(role):
-            yield Problem("staleness", f"the trainer and the generator of role '{role}' take turns on pool '{pool}', so its rollouts are "
-                          "never stale", found=f"--staleness {staleness}, both halves on '{pool}'", expected="two pools that can overlap",
-                          remedy=_apart(role, pool, placement))
-
-
-def _apart(role: str, pool: str, placement: Placement) -> str:
-    other = next((name for name in placement.pools if name != pool), None)
-    if other is not None:
-        return f"--{role}.generator.pool {other}"
-    ranks = placement.pools[pool]
-    return f"--pools {REST}={max(ranks // 2, 1)},{GENERATORS}={max(ranks - ranks // 2, 1)}, or leave --staleness out"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rlflow.errors import Problem, listed
 from rlflow.explain.sizes import Sizes, setting
 from rlflow.graph.model import Graph, Node, Op
-from rlflow.placement import HALVES, Placement
+from rlflow.placement import GENERATORS, HALVES, REST, Placement
 from rlflow.plan import Plan
 from rlflow.trace.compile import all_nodes
 
@@ -89,3 +89,26 @@ def _small(node: Node, minibatch: int, pool: str, ranks: int) -> Iterator[Proble
         yield Problem("small-minibatch", f"a minibatch of {node.name} has fewer rows than pool '{pool}' has ranks", node.place,
                       found=f"minibatch={minibatch}, {ranks} ranks", expected=f"at least {ranks} rows in a step", severity="warning",
                       remedy=f"minibatch={ranks} or more, or fewer ranks: {ranks - minibatch} have nothing to do in any step")
+
+
+def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) -> Iterator[Problem]:
+    """A role can only sample ahead of its own training where its generator is on another pool than its trainer."""
+    ahead = [use.name for use in graph.roles if use.trained and use.generates] if staleness >= 1 else []
+    if placement is None and ahead:
+        yield Problem("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness {staleness}",
+                      expected=f"pools that can overlap: the generator of {listed(ahead)} on one, its trainer on another",
+                      remedy=f"--pools {REST}=1,{GENERATORS}=1, or leave --staleness out")
+    for role in ahead if placement else ():
+        pool = placement.trainers.get(role) if placement else None
+        if placement and pool is not None and pool == placement.generators.get(role):
+            yield Problem("staleness", f"the trainer and the generator of role '{role}' take turns on pool '{pool}', so its rollouts are "
+                          "never stale", found=f"--staleness {staleness}, both halves on '{pool}'", expected="two pools that can overlap",
+                          remedy=_apart(role, pool, placement))
+
+
+def _apart(role: str, pool: str, placement: Placement) -> str:
+    other = next((name for name in placement.pools if name != pool), None)
+    if other is not None:
+        return f"--{role}.generator.pool {other}"
+    ranks = placement.pools[pool]
+    return f"--pools {REST}={max(ranks // 2, 1)},{GENERATORS}={max(ranks - ranks // 2, 1)}, or leave --staleness out"

@@ -9,10 +9,10 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.check.check import check
-from rlflow.check.staleness import overlap_problems, stale_problems
+from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.explain.explanation import Explanation, explain, here
-from rlflow.explain.fits import half_problems, idle_ranks, short_repeats, unused_pools
+from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, short_repeats, unused_pools
 from rlflow.explain.memory import Kept, ModelFacts
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.given.backends import Halves, backend, check_settings, halves, model_folder, settings

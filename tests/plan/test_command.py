@@ -46,7 +46,7 @@ def test_the_keys_of_the_json_are_those_that_the_page_names(called):
     code, out, _ = called("ppo", *NULL, "--pools", "train=4,rollout=4", "--json", "--prompts", "2")
     found = json.loads(out)
     page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
-    table = page[page.index("## What a plan says"):].partition("| ---")[2].partition("\n\n")[0]
+    table = page[page.index("`--json` prints one object:"):].partition("| ---")[2].partition("\n\n")[0]
     assert code == 0
     assert list(found) == [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]
     assert found["roles"]["actor"] == {"trainer": "train", "generator": "rollout"}

@@ -1,5 +1,8 @@
 """Placements that cannot be meant are refused with the flag that helps; those that only waste ranks are warned of."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from rlflow.errors import PlanError
@@ -47,3 +50,12 @@ def test_what_only_wastes_is_warned_of(planned_as, line, warned):
         assert says in found[code].message + found[code].found
         assert found[code].severity == "warning"
         assert found[code].remedy
+
+
+def test_the_page_has_a_line_for_every_code():
+    root = Path(__file__).parents[2]
+    sources = ("explain/fits.py", "runs/planned.py", "placement.py", "check/staleness.py")
+    found = {code for file in sources for code in re.findall(r'(?:Problem|\.of)\(\s*"([a-z-]+)"', (root / "rlflow" / file).read_text())}
+    page = (root / "docs" / "runs.md").read_text().partition("## What a plan says")[2].partition("`--json` prints")[0]
+    table = page.partition("| --- | --- | --- |")[2]
+    assert found - {"model-folder"} == {code for row in table.splitlines()[1:] for code in re.findall(r"`([a-z-]+)`", row.split(" | ")[0])}
