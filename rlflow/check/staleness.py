@@ -20,6 +20,11 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
                       expected="a number of iterations, at least 0 (0: sample with the newest weights)", remedy="--staleness 0")
     if staleness < 1:
         return
+    repeated = next((node for node in program.graph.nodes if node.op is Op.REPEAT), None)
+    if repeated is not None:
+        yield Problem("staleness-repeat", f"--staleness {staleness}: '{repeated.name}' samples as much as it needs, so nothing of it can "
+                      "be sampled ahead", repeated.place, found="a `repeat`", expected="a flow that samples the prompts of the data once",
+                      remedy="leave --staleness out")
     generates = {use.name for use in program.graph.roles if use.generates}
     for node in program.graph.nodes:
         if node.op is Op.UPDATE and node.role in generates and not corrects(program.graph, node):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlflow.batch import Batch
-from rlflow.errors import PlanError
 from rlflow.execution import chance
 from rlflow.execution.engine import Engine, Terms
 from rlflow.graph.model import Node, Op
@@ -124,13 +123,5 @@ class Ahead:
 
 
 def sampling_nodes(plan: Plan) -> list[Node]:
-    """The nodes that sample from the prompts of the data. Raises PlanError where there is none, or a `repeat` samples."""
-    nodes = [plan.graph.nodes[i] for i in plan.live]
-    if any(node.op is Op.REPEAT for node in nodes):
-        raise PlanError.of("staleness-repeat", "a flow with `repeat` samples as much as it needs, so it cannot sample ahead",
-                           found="--staleness above 0", expected="--staleness 0", remedy="leave --staleness out")
-    found = [node for node in nodes if node.op is Op.GENERATE]
-    if not found:
-        raise PlanError.of("staleness-nothing", f"flow '{plan.graph.name}' samples nothing, so nothing can be stale",
-                           found="--staleness above 0", expected="--staleness 0", remedy="leave --staleness out")
-    return found
+    """The nodes that sample from the prompts of the data."""
+    return [node for node in (plan.graph.nodes[i] for i in plan.live) if node.op is Op.GENERATE]

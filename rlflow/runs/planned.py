@@ -41,7 +41,6 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     if placement is not None:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
     warnings += list(short_repeats(program.graph, sizes))
-    warnings += list(not_yet(given.options.staleness))
     models = {use.name: kept(use, given) for use in uses}
     return explain(made, placement or here(sampling), assumed, models, dict(reward_models(program.graph, uses, given)), warnings)
 
@@ -87,13 +86,6 @@ def evaluated(graph: Graph, given: Given) -> str | None:
     """The role that a run evaluates where its data can be judged."""
     names = [use.name for use in model_uses(graph) if use.trained and use.head == "logprobs"]
     return names[0] if names and given.options.held_out and given.options.backend != "null" else None
-
-
-def not_yet(staleness: int) -> Iterator[Problem]:
-    if staleness >= 1:
-        yield Problem("staleness-planned", f"--staleness {staleness} fits, but `rlflow run` does not overlap iterations yet",
-                      found=f"--staleness {staleness}", expected="--staleness 0 for a run", severity="warning",
-                      remedy="leave --staleness out of the run")
 
 
 def _owned(role: str, given: Given) -> dict[str, set[str]]:

@@ -17,7 +17,6 @@ from rlflow.cluster.setup import DataShape, FlowSource, Setup
 from rlflow.cluster.worker import Worker
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
-from rlflow.errors import PlanError
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import Engine
 from rlflow.execution.lanes import Lanes
@@ -56,16 +55,9 @@ def on_pools(
 
 
 def sampling_ahead(made: Plan, engine: Engine, given: Given, prompts: Prompts) -> Ahead | None:
-    """What samples ahead with ``--staleness`` above 0. Raises PlanError where a role's halves share a pool: it has one set of weights."""
-    options, placement = given.options, made.placement
-    if not options.staleness or placement is None:
-        return None
-    shared = [role for role, pool in placement.generators.items() if placement.trainers.get(role) == pool]
-    if shared:
-        raise PlanError.of("staleness-pool", f"role '{shared[0]}' samples and trains on one pool, so it cannot sample ahead",
-                           found=f"--staleness {options.staleness}, pool '{placement.generators[shared[0]]}'",
-                           expected="a pool for sampling and one for training", remedy="--pools train=1,rollout=1")
-    return Ahead(made, engine, prompts, options.staleness, options.iterations, options.prompts)
+    """What samples ahead with ``--staleness`` above 0."""
+    options = given.options
+    return Ahead(made, engine, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
 
 
 def placed(program: Program, given: Given, evaluated: str | None) -> Placement:

@@ -13,6 +13,7 @@ import torch
 import rlflow
 from rlflow.author.flow import Flow
 from rlflow.check.check import check
+from rlflow.check.staleness import stale_problems
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
@@ -21,12 +22,14 @@ from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
+from rlflow.explain.fits import overlap_problems
 from rlflow.given import rewards as bound
-from rlflow.given.backends import check_settings, device_of, make_models, model_folder
+from rlflow.given.backends import check_settings, device_of, halves, make_models, model_folder
 from rlflow.given.dataset import divided, open_dataset
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
+from rlflow.placement import parse_pools, place
 from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.evaluate import Evaluation
@@ -53,16 +56,13 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
-    if given.options.staleness and not given.options.pools:
-        raise PlanError.of("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness "
-                           f"{given.options.staleness}", expected="--staleness 0, or a pool that samples beside one that trains",
-                           remedy="--pools train=1,rollout=1")
     torch.set_num_threads(given.options.threads or torch.get_num_threads())
     report = check(flow, hp, Options(max(len(given.options.reward), 1)), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
     device_of(given.options.device)
     check_settings(model_uses(report.program.graph), given)
+    check_fits(report.program, given)
     data = open_dataset(flow, given)
     training, held_out = divided(data, given.options.held_out)
     rewards = bound.Rewards(given, data)
@@ -72,6 +72,16 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
     except BaseException:
         rewards.close()
         raise
+
+
+def check_fits(program: Program, given: Given) -> None:
+    """Raises PlanError for pools and a staleness that cannot be, before anything is loaded."""
+    graph, staleness = program.graph, given.options.staleness
+    needs = {use.name: halves(graph, use) for use in model_uses(graph)}
+    flags = {name: given.role(name) for name in needs}
+    placement = place(graph, needs, parse_pools(given.options.pools), flags) if given.options.pools else None
+    if problems := [*stale_problems(program, staleness), *overlap_problems(graph, placement, staleness)]:
+        raise PlanError(*problems)
 
 
 def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:

@@ -1,4 +1,4 @@
-"""Sampling ahead: which weights sample which rows is decided by numbers, no row is lost or doubled, and a run that is cut goes on the same."""
+"""Sampling ahead: numbers decide which weights sample which rows, no row is lost or doubled, and a run that is cut goes on the same."""
 
 import json
 
@@ -18,15 +18,16 @@ TIMES = ("seconds", "response/tokens_per_second")
 
 
 def test_rows_are_of_the_weights_that_the_staleness_says(ray_address):
-    roles = rlflow.roles("grpo", backend="null", prompts=3, iterations=6, staleness=2, ray_address=ray_address, **POOLS)
+    roles = rlflow.roles("grpo", backend="null", prompts=3, iterations=6, staleness=2, ray_address=ray_address,
+                         **{"hp.max_tokens": 16}, **POOLS)
     prepared, positions = roles.prepared, []
     try:
         for iteration in range(6):
             prepared.engine.iteration = iteration
             entry = prepared.ahead.advance(iteration)
             rows = entry.sampled.result().rows
-            versions = [prepared.engine.fetch(batch.select("policy_version"))["policy_version"] for batch in rows.values()]
-            assert [set(version.flatten().tolist()) for version in versions] == [{max(iteration - 2, 0)}]
+            fetched = [prepared.engine.fetch(batch.select("policy_version")) for batch in rows.values()]
+            assert [set(batch.data["policy_version"].value.tolist()) for batch in fetched] == [{max(iteration - 2, 0)}]
             prepared.executor.run(prepared.plan, entry.prompts, entry.sampled)
             prepared.ahead.done(iteration)
             positions += entry.prompts.axis.keys[:, 0].tolist()
@@ -52,7 +53,7 @@ def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(tmp_path, ray_address
     assert [line["policy/kl_sampler"] < 1e-9 for line in kept[0]] == [True, False, False, False]
 
 
-@pytest.mark.parametrize(("pools", "message"), [("all=2", "on one pool"), (None, "one pool")])
-def test_one_pool_cannot_sample_ahead(pools, message, ray_address):
+@pytest.mark.parametrize(("pools", "message"), [("all=2", "take turns on pool"), (None, "one pool")])
+def test_one_pool_cannot_sample_ahead(pools, message):
     with pytest.raises(PlanError, match=message):
-        rlflow.roles(load_flow("ppo"), staleness=1, pools=pools, ray_address=ray_address if pools else None)
+        rlflow.roles(load_flow("ppo"), staleness=1, pools=pools)

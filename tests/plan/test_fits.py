@@ -39,7 +39,6 @@ def test_all_that_does_not_fit_is_said_at_once(planned_as):
     ("grpo --pools train=4,rollout=8 --prompts 4 --hp.samples 2", {"idle-ranks": "8 ranks, at most 4 rows at once"}),
     ("grpo --pools train=4,rollout=2 --prompts 4 --hp.minibatch 2", {"small-minibatch": "minibatch=2, 4 ranks"}),
     ("dpo --pools all=9 --prompts 4", {"idle-ranks": "9 ranks, at most 8 rows at once"}),
-    ("grpo --pools train=1,rollout=1 --staleness 1", {"staleness-planned": "--staleness 1"}),
     ("grpo --pools train=4,rollout=4", {}),
     ("grpo --pools train=4,rollout=4 --reference.pool train", {}),
 ])  # fmt: skip
