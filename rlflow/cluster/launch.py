@@ -56,7 +56,7 @@ def start(address: str | None, ranks: int) -> None:
         if address is not None:
             ray.init(address=address, **quiet)
         else:
-            ray.init(num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
+            ray.init("local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
                      object_store_memory=STORE, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
