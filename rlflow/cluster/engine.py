@@ -20,11 +20,11 @@ from rlflow.batch import Axis, Batch, Data
 from rlflow.cluster.custom import by_own_mode
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
-from rlflow.cluster.message import Answer, Call
+from rlflow.cluster.message import Answer, Call, opened_answer, sealed_call
 from rlflow.cluster.models import RemoteModel
 from rlflow.cluster.pool import Pool
 from rlflow.cluster.route import Request, request
-from rlflow.cluster.split import balanced, check_counts, keep_or_balance, units_of_rows
+from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.worker import Worker
 from rlflow.columns import Kind, Level
@@ -205,9 +205,10 @@ class ClusterEngine(Engine):
         return None
 
     def _split(self, batch: Batch, pool: Pool[Worker], by_group: bool = False) -> list[Tensor]:
+        tokens, home = row_tokens(batch.data, len(batch)), self._home(batch, pool)
+        if home is not None and not by_group and off_balance(home, tokens) <= SLACK:
+            return home  # single rows are never torn
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
-        tokens = row_tokens(batch.data, len(batch))
-        home = self._home(batch, pool)
         return keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool))
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker]) -> list[Tensor]:
@@ -250,7 +251,7 @@ class ClusterEngine(Engine):
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
         future = pool.future(op, list(refs.items()), terms.seconds, list)
-        return dict(zip(refs, future.result(), strict=True))
+        return {rank: opened_answer(sealed) for rank, sealed in zip(refs, future.result(), strict=True)}
 
     def _ask(
         self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,
@@ -265,7 +266,7 @@ class ClusterEngine(Engine):
         ]
         iteration = self.iteration if iteration is None else iteration
         call = Call(op, key, asked.inputs, iteration, arguments, self._forgotten(at))
-        return pool.send(rank, "run", call, *transfers, group=group)
+        return pool.send(rank, "run", sealed_call(call), *transfers, group=group)
 
     def _forgotten(self, at: Where) -> tuple[int, ...]:
         """Keys on this worker of which nobody knows any more."""

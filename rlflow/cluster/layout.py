@@ -45,11 +45,15 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where each row lies: ``shard`` int64 [rows], the number of its shard, and ``place`` int64 [rows], its row within that."""
+    """Where each row lies: ``shard`` int64 [rows], the number of its shard, and ``place`` int64 [rows], its row within that.
+
+    ``held``: where each shard holds just these rows, the rows of each in its order; what is asked of such a layout most is then known.
+    """
 
     shards: tuple[Shard, ...]
     shard: Tensor
     place: Tensor
+    held: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
         return len(self.shard)
@@ -60,7 +64,12 @@ class Layout:
         shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
         for number, held in enumerate(split):
             shard[held], place[held] = number, torch.arange(len(held))
-        return Layout(tuple(shards), shard, place)
+        return Layout(tuple(shards), shard, place, tuple(split))
+
+    def whole(self, rows: Tensor) -> int | None:
+        """The shard that holds just these rows in this order."""
+        same = (number for number, held in enumerate(self.held) if held is rows or torch.equal(held, rows))
+        return next(same, None)
 
     def take(self, index: Tensor) -> Layout:
         return Layout(self.shards, self.shard[index], self.place[index])
@@ -69,6 +78,11 @@ class Layout:
         """The rows on each rank of a pool; None where some lie elsewhere."""
         if any(shard.at.pool != pool for shard in self.shards):
             return None
+        ranks_of = [shard.at.rank for shard in self.shards]
+        if self.held and len(set(ranks_of)) == len(ranks_of):
+            held, none = dict(zip(ranks_of, self.held, strict=True)), torch.zeros(0, dtype=torch.int64)
+            if all(bool((rows.diff() > 0).all()) for rows in self.held):
+                return [held.get(number, none) for number in range(ranks)]
         rank = torch.tensor([shard.at.rank for shard in self.shards], dtype=torch.int64)[self.shard]
         return [(rank == number).nonzero()[:, 0] for number in range(ranks)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rlflow.batch import Batch
 from rlflow.cluster.host import Host, Payload, opened, packed
@@ -44,6 +44,14 @@ class Future(Generic[R]):
     def result(self) -> R:
         """Wait for all, or for the first that fails. Raises RemoteError with the rank, and Late with the ranks that have not answered
         at the deadline."""
+        try:
+            answers = ray.get(list(self.refs), timeout=max(self._limit - time.monotonic(), 0.0))
+        except RayError:  # a deadline that has passed is one too
+            answers = self._one_by_one()
+        return self._merge(answers)
+
+    def _one_by_one(self) -> list[Any]:
+        """The same as each comes, which finds out whose answer is missing."""
         waiting = dict(zip(self.refs, self.at, strict=True))
         answers: dict[Any, Any] = {}
         while waiting:
@@ -52,7 +60,7 @@ class Future(Generic[R]):
                 late = ", ".join(map(str, waiting.values()))
                 raise Late(f"no answer to '{self.what}' from {late} after {self.seconds:g} s")
             answers[ready[0]] = _answer(self.what, ready[0], waiting.pop(ready[0]))
-        return self._merge([answers[ref] for ref in self.refs])
+        return [answers[ref] for ref in self.refs]
 
 
 def _answer(what: str, ref: Any, at: Where) -> Any:

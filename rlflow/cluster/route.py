@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +38,7 @@ def request(batch: Batch, rows: Tensor, at: Where) -> Request:
     sources: list[Source] = []
     transfers: list[Transfer] = []
     for layout, columns in _alike(batch):
-        source, coming = _source(layout.take(rows), columns, at)
+        source, coming = _source(layout, rows, columns, at)
         sources.append(source)
         transfers += coming
     keys = batch.axis.keys[rows].numpy()
@@ -57,15 +57,13 @@ def _alike(batch: Batch) -> list[tuple[Layout, list[tuple[str, Sharded]]]]:
     return found
 
 
-def _source(layout: Layout, columns: Sequence[tuple[str, Sharded]], at: Where) -> tuple[Source, list[Transfer]]:
+def _source(layout: Layout, rows: Tensor, columns: Sequence[tuple[str, Sharded]], at: Where) -> tuple[Source, list[Transfer]]:
     names = tuple(dict.fromkeys(data.name for _, data in columns))
     parts: list[Part] = []
     coming: list[Transfer] = []
     order: list[Tensor] = []
-    for number in torch.unique(layout.shard).tolist():  # few: at most one per rank and earlier split
+    for number, wanted, index in _pieces(layout, rows):
         shard = layout.shards[number]
-        wanted = (layout.shard == number).nonzero()[:, 0]
-        index = _index(layout.place[wanted], shard.rows)
         order.append(wanted)
         if shard.at == at:
             parts.append(Part(shard.key, index))
@@ -74,6 +72,18 @@ def _source(layout: Layout, columns: Sequence[tuple[str, Sharded]], at: Where) -
             coming.append(Transfer(shard.at, shard.key, names, index))
     described = tuple((wanted, data.name, data.kind) for wanted, data in columns)
     return Source(described, tuple(parts), _order(order)), coming
+
+
+def _pieces(layout: Layout, rows: Tensor) -> Iterator[tuple[int, Tensor, Index | None]]:
+    """From which shard which of ``rows`` come, by their places there; few: at most one per rank and earlier split."""
+    alone = layout.whole(rows)
+    if alone is not None:
+        yield alone, rows, None
+        return
+    taken = layout.take(rows)
+    for number in torch.unique(taken.shard).tolist():
+        wanted = (taken.shard == number).nonzero()[:, 0]
+        yield number, wanted, _index(taken.place[wanted], layout.shards[number].rows)
 
 
 def _index(place: Tensor, rows: int) -> Index | None:
