@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlflow.columns import Kind, Level
@@ -83,10 +83,10 @@ def _unknown(pools: Mapping[str, int], given: Mapping[str, Mapping[str, object]]
 
 
 def _undecided(graph: Graph, pools: Mapping[str, int], flags: list[str]) -> Iterable[Problem]:
-    first = next(iter(pools))
+    first, *_, last = pools
     yield Problem("pool-undecided", f"nothing says which of {len(pools)} pools runs what of flow '{graph.name}'", found=listed(pools),
                   expected=f"one pool, two named {REST} and {GENERATORS}, or a pool for each half",
-                  remedy=" ".join(f"{flag} {first}" for flag in flags))
+                  remedy=" ".join(f"{flag} {last if '.generator.' in flag else first}" for flag in flags))
 
 
 # -- where each node runs ----------------------------------------------------------------------------------------------------------
@@ -99,10 +99,16 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
     """The pool of each node: of a model's node its model's; of the data's the first model that reads them; of others the one that holds
     most of the bytes that they read, of equals the pool that was named first."""
     found: dict[int, str] = {}
-    first = next((pool for node in graph.nodes if (pool := placement.pool_of(node))), next(iter(placement.pools)))
+    first = next((pool for node in _all(graph) if (pool := placement.pool_of(node))), next(iter(placement.pools)))
     for node in graph.nodes:
         found[node.id] = placement.pool_of(node) or _heaviest(graph, node, found, placement) or first
     return found
+
+
+def _all(graph: Graph) -> Iterator[Node]:
+    """The nodes in program order, those of `repeat` bodies in the place of the repeat."""
+    for node in graph.nodes:
+        yield from _all(node.body) if node.body else (node,)
 
 
 def _heaviest(graph: Graph, node: Node, found: Mapping[int, str], placement: Placement) -> str | None:
