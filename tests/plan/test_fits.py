@@ -10,7 +10,7 @@ from rlflow.errors import PlanError
 
 @pytest.mark.parametrize(("line", "code", "found", "remedy"), [
     ("grpo --pools train=1,rollout=1 --actor.trainer.pool trian", "no-pool", "trian", "name a pool of --pools"),
-    ("grpo --pools a=1,b=1", "pool-undecided", "a, b", "--actor.trainer.pool a --actor.generator.pool a"),
+    ("grpo --pools a=1,b=1", "pool-undecided", "a, b", "--actor.trainer.pool a --actor.generator.pool b"),
     ("grpo --pools a=0", "pools", "--pools a=0", "--pools all=2, or --pools train=4,rollout=4"),
     ("ppo --pools all=1 --critic.generator.pool all", "no-half", "--critic.generator.pool", "leave --critic.generator.pool out"),
     ("ppo --pools all=1 --reference.generate_seconds 1", "no-half", "--reference.generate_seconds",
