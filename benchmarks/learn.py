@@ -4,7 +4,8 @@
     python benchmarks/learn.py --algorithms ppo --seeds 0 --with "--pools train=1,rollout=1 --staleness 1"
     python benchmarks/learn.py --without-times [--algorithms …]      # by default every algorithm, one seed
 
-Each run is `rlflow run algorithms/X.py --seed S` with no other option but those of --with, in a process of its own; wall time includes start-up.
+Each run is `rlflow run algorithms/X.py --seed S` with no other option but those of --with, in a process of its own; wall time includes
+start-up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def learned(algorithm: str, seed: int, out: str, options: str = "") -> dict[str,
     """One run: its last line, with the wall time of the whole process."""
     words = [sys.executable, "-m", "rlflow.cli.main", "run", str(ROOT / "algorithms" / f"{algorithm}.py")]
     start = time.monotonic()
-    done = subprocess.run([*words, "--seed", str(seed), "--out", out, "--json", "--quiet", *options.split()], capture_output=True, text=True)
+    words += ["--seed", str(seed), "--out", out, "--json", "--quiet", *options.split()]
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{algorithm}, seed {seed}: exit {done.returncode}\n{done.stderr}")
     return {"algorithm": algorithm, "seed": seed, "wall": time.monotonic() - start, **json.loads(done.stdout.splitlines()[-1])}

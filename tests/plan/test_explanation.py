@@ -77,7 +77,8 @@ def test_the_body_of_a_repeat_is_told_with_it(planned_as):
     inside = [step.name for step in found.steps if step.within]
     assert inside == ["actor.generate", "reward", "mixed"]
     assert {step.within for step in found.steps if step.within} == {"repeat.sampled"}
-    assert edge(found, "repeat.sampled", "actor.logprobs", "tokens").bytes == 4 * 2 * (300 * 8 + 8 * 8 + 4)  # what is kept, not what is sampled
+    kept = 4 * 2  # rows, not what is sampled
+    assert edge(found, "repeat.sampled", "actor.logprobs", "tokens").bytes == kept * (300 * 8 + 8 * 8 + 4)
     assert edge(found, "actor.generate", "mixed", "group").bytes == 8 * 2 * 8
     assert edge(found, "repeat.sampled", "compare", "group").from_pool == "rollout"  # kept rows stay where they were sampled
 
