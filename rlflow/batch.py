@@ -190,7 +190,7 @@ LONG = 256  # mean entries of a row from which on rows are copied faster one by 
 def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
     """The entries of the rows at ``index``, one row after another, always a copy."""
     if len(index) and len(flat) >= LONG * len(lengths):
-        rows = flat.split(lengths.tolist())
+        rows = torch.split(flat, lengths.tolist())
         return torch.cat([rows[i] for i in index.tolist()])
     starts, taken = (lengths.cumsum(0) - lengths)[index], lengths[index]
     return flat[starts.repeat_interleave(taken) + ramp(taken)]
