@@ -4,7 +4,7 @@ Ray calls. Interleaved, medians.
     python benchmarks/dispatch.py [--rounds 8] [--block 5] [--json] [--venv FOLDER] [--index URL] [--systems …]
 
 The payload is 256 rows of 2,048 tokens in nine columns, one int64 and eight float32 (21 MB); the method reads all nine and gives one
-float32 column. verl's driver holds the DataProto and gets the result. In rlflow columns lie on workers, so there are three cases:
+float32 column. verl's driver holds the DataProto and gets the result. In rlflow columns lie on workers, so there are four cases:
 
     stays     the call in the middle of a graph: inputs on the ranks in the split of the call, the result stays there
     moves     the same from a pool of 2 to one of 4: every rank gets rows that lie on another
@@ -200,7 +200,8 @@ def verl_cases(folder: Path) -> Iterator[Cases]:
         def step(self, data: Any) -> Any:
             return DataProto.from_single_dict({"values": data.batch["values"]})
 
-    ray.init("local", num_cpus=16, include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=512 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=16, include_dashboard=False, _node_ip_address="127.0.0.1", object_store_memory=512 << 20,
+             log_to_driver=False)
     columns = {"tokens": torch.ones(ROWS, TOKENS, dtype=torch.int64)} | {name: torch.rand(ROWS, TOKENS) for name in NAMES}
     data = DataProto.from_single_dict(columns)
 
@@ -325,7 +326,8 @@ def show(rows: list[dict[str, Any]], machine: dict[str, Any]) -> None:
     from rich.table import Table
 
     title = "{cores} cores ({machine}), {memory} GiB, load {load:.1f} before, Python {python}, torch {torch}, Ray {ray}"
-    table = Table(title=f"ms a call, {ROWS} rows × {TOKENS} tokens × 9 columns; {STAGES} stages × {RANKS} workers\n{title.format(**machine)}")
+    what = f"ms a call, {ROWS} rows × {TOKENS} tokens × 9 columns; {STAGES} stages × {RANKS} workers"
+    table = Table(title=f"{what}\n{title.format(**machine)}")
     for head in ("case", "median", "fastest", "slowest", "times", "ratio"):
         table.add_column(head, justify="left" if head == "case" else "right")
     for row in rows:
