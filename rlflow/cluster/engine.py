@@ -17,7 +17,7 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
-from rlflow.cluster.message import Answer, Call, opened_answer, sealed_call
+from rlflow.cluster.message import Answer, Call
 from rlflow.cluster.models import RemoteModel
 from rlflow.cluster.pool import Pool
 from rlflow.cluster.route import Request, request
@@ -212,7 +212,7 @@ class ClusterEngine(Engine):
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
         future = pool.future(op, list(refs.items()), terms.seconds, list)
-        return {rank: opened_answer(sealed) for rank, sealed in zip(refs, future.result(), strict=True)}
+        return dict(zip(refs, future.result(), strict=True))
 
     def _ask(
         self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str, key: int = 0
@@ -226,7 +226,7 @@ class ClusterEngine(Engine):
             self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in asked.transfers
         ]
         call = Call(op, key, asked.inputs, self.iteration, arguments, self._forgotten(at))
-        return pool.send(rank, "run", sealed_call(call), *transfers, group=group)
+        return pool.send(rank, "run", call, *transfers, group=group)
 
     def _forgotten(self, at: Where) -> tuple[int, ...]:
         """Keys on this worker of which nobody knows any more."""

@@ -15,7 +15,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.cluster.host import Payload, opened, packed
-from rlflow.cluster.message import Answer, Call, Index, opened_call, sealed_answer
+from rlflow.cluster.message import Answer, Call, Index
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
@@ -89,13 +89,12 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, sealed: bytes, *transfers: Payload) -> bytes:
-        """Carry out one operation of the driver's: a sealed Call, and a sealed Answer."""
-        call = opened_call(sealed)
+    def run(self, call: Call, *transfers: Payload) -> Answer:
+        """Carry out one operation of the driver's."""
         self.shelf.forget(call.forget)
         self.engine.iteration = call.iteration
         batch = self.shelf.batch(call.inputs, transfers)
-        return sealed_answer(OPERATIONS[call.op](self, call, batch))
+        return OPERATIONS[call.op](self, call, batch)
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
