@@ -20,7 +20,7 @@ from rlflow.batch import Axis, Batch, Data
 from rlflow.cluster.custom import by_own_mode
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
-from rlflow.cluster.message import Answer, Call, opened_answer, sealed_call
+from rlflow.cluster.message import Answer, Call
 from rlflow.cluster.models import RemoteModel
 from rlflow.cluster.pool import Pool
 from rlflow.cluster.route import Request, request
@@ -251,7 +251,7 @@ class ClusterEngine(Engine):
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
         future = pool.future(op, list(refs.items()), terms.seconds, list)
-        return {rank: opened_answer(sealed) for rank, sealed in zip(refs, future.result(), strict=True)}
+        return dict(zip(refs, future.result(), strict=True))
 
     def _ask(
         self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,
@@ -266,7 +266,7 @@ class ClusterEngine(Engine):
         ]
         iteration = self.iteration if iteration is None else iteration
         call = Call(op, key, asked.inputs, iteration, arguments, self._forgotten(at))
-        return pool.send(rank, "run", sealed_call(call), *transfers, group=group)
+        return pool.send(rank, "run", call, *transfers, group=group)
 
     def _forgotten(self, at: Where) -> tuple[int, ...]:
         """Keys on this worker of which nobody knows any more."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ray import cloudpickle
 
 from rlflow.batch import Data
 from rlflow.columns import Kind
@@ -73,26 +71,3 @@ class Answer:
     scalars: Mapping[str, Data] = field(default_factory=dict)
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     value: Any = None
-
-
-# Ray hands bytes over as they are; an object of many parts costs it several times as much as these.
-
-
-def sealed_call(call: Call) -> bytes:
-    """The call as bytes. Its arguments alone may hold what an author defined where no other process can import it."""
-    arguments = cloudpickle.dumps(dict(call.arguments))  # type: ignore[no-untyped-call]
-    return pickle.dumps(replace(call, arguments=arguments), pickle.HIGHEST_PROTOCOL)
-
-
-def opened_call(sealed: bytes) -> Call:
-    call: Call = pickle.loads(sealed)
-    return replace(call, arguments=pickle.loads(call.arguments))  # type: ignore[arg-type]
-
-
-def sealed_answer(answer: Answer) -> bytes:
-    return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
-
-
-def opened_answer(sealed: bytes) -> Answer:
-    answer: Answer = pickle.loads(sealed)
-    return answer

@@ -16,7 +16,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.cluster.host import Payload, opened, packed
-from rlflow.cluster.message import NOTHING, Answer, Call, Index, opened_call, sealed_answer
+from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
@@ -76,9 +76,9 @@ class Worker:
         """Keep a shard that comes from the driver."""
         self.shelf.put(key, opened(payload), iteration)
 
-    def load(self, key: int, payload: Payload, iteration: int) -> bytes:
+    def load(self, key: int, payload: Payload, iteration: int) -> Answer:
         """The same, for a driver that does not know what is in it."""
-        return sealed_answer(self._keep(Call("load", key, NOTHING, iteration), opened(payload)))
+        return self._keep(Call("load", key, NOTHING, iteration), opened(payload))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
@@ -96,12 +96,11 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, sealed: bytes, *transfers: Payload) -> bytes:
-        """Carry out one operation of the driver's: a sealed Call, and a sealed Answer."""
-        call = opened_call(sealed)
+    def run(self, call: Call, *transfers: Payload) -> Answer:
+        """Carry out one operation of the driver's."""
         self.shelf.forget(call.forget)
         batch = self.shelf.batch(call.inputs, transfers)
-        return sealed_answer(OPERATIONS[call.op](self, call, batch))
+        return OPERATIONS[call.op](self, call, batch)
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
