@@ -4,7 +4,7 @@ calls take the times that are declared. The whole engine runs on it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -17,7 +17,7 @@ from rlflow.author.loss import Loss
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.execution import chance
-from rlflow.training.learning import Passes, Step, learn
+from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.objective import New
 from rlflow.training.protocols import Mean, ModelSpec, Sampling
 
@@ -77,6 +77,10 @@ class Trainer:
     ) -> dict[str, float]:
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
+
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[Share], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+        _take(self.settings.update_seconds)
+        return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
         columns = {name: self._column(name, rows).padded(rows.axis) for name in want}
@@ -158,7 +162,7 @@ class Generator:
 class Score:
     """The null reward: a number in [0, 1) per row key."""
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, Mapping[str, Any]]:
         return numbers("scores", batch, 1)[:, 0], {}
 
 

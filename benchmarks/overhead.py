@@ -25,9 +25,9 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
 from rlflow.execution import chance
 from rlflow.execution.engine import Engine
+from rlflow.given.flags import flat
 from rlflow.runs.api import resolved
-from rlflow.runs.directory import Records, sample_rows
-from rlflow.runs.flags import flat
+from rlflow.runs.directory import Records
 from rlflow.runs.loop import Prepared
 from rlflow.runs.prepare import prepare
 from rlflow.training.protocols import Sampling
@@ -187,7 +187,7 @@ def null_rate(iterations: int = 40) -> None:
         for iteration in range(iterations):
             outcome = run.executor.run(run.plan, run.prompts.take(8))
             records.metrics(iteration, outcome.metrics)
-            records.samples(iteration, sample_rows(outcome.records, 4))
+            records.samples(iteration, outcome.summary.rows)
             records.timeline(iteration, outcome)
         rate = iterations * nodes / (time.perf_counter() - start)
         records.close()

@@ -1,7 +1,7 @@
 """Passes: from a program to a plan. Each takes a plan, returns a plan and says what it did.
 
     prune   keep the columns that a later node or the run's records read; drop nodes that nothing needs
-    lanes   which kind of worker runs each node in one process
+    lanes   which worker runs each node: in one process by its kind, on pools by pool and kind
     rank    priority of each node: the longest path that remains after it
     reuse   forwards whose graph the role's next update can go on from, if it takes all of their rows in its first step
 """
@@ -16,6 +16,7 @@ from functools import cached_property
 import networkx as nx
 
 from rlflow.graph.model import Column, Graph, Node, Op
+from rlflow.placement import Placement, homes
 from rlflow.trace.compile import Program
 
 FORWARDS = (Op.LOGPROBS, Op.VALUES)
@@ -24,6 +25,7 @@ WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", 
 COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2}
 LANES = {Op.GENERATE: "model", Op.LOGPROBS: "model", Op.VALUES: "model", Op.UPDATE: "model", Op.REWARD: "io", Op.REPEAT: "control"}
 ROOM = {"model": 1, "cpu": 2, "io": 8}  # nodes that a lane runs at once: model stages of one process share its cores
+POOL_ROOM = {"": 1, ".cpu": 2, ".io": 4}  # the same for a pool: its models' nodes, stages, rewards
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Plan:
     ahead: Mapping[int, float] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)
     did: tuple[Did, ...] = ()
+    placement: Placement | None = None
+    home: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
@@ -126,23 +130,35 @@ def _last(graph: Graph, names: tuple[str, ...]) -> set[Column]:
 
 
 def lanes(plan: Plan) -> Plan:
-    """Model stages run one at a time; stages, rewards and transfers beside them."""
-    lane = {i: _lane(plan.graph.nodes[i]) for i in plan.live}
+    """Model stages run one at a time on a pool; stages, rewards and transfers beside them."""
+    home = homes(plan.graph, plan.placement) if plan.placement else {}
+    lane = {i: _lane(plan.graph.nodes[i], home.get(i)) for i in plan.live}
     counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
-    return replace(plan, lane=lane, did=(*plan.did, Did("lanes", ", ".join(f"{name} {count}" for name, count in counts.items()))))
+    what = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return replace(plan, lane=lane, home=home, did=(*plan.did, Did("lanes", what)))
 
 
-def _lane(node: Node) -> str:
+def _lane(node: Node, pool: str | None) -> str:
+    kind = LANES.get(node.op, "control")
     if node.op is Op.STAGE:
-        return "model" if node.role else "cpu"
-    return LANES.get(node.op, "control")
+        kind = "model" if node.role else "cpu"
+    if pool is None or kind == "control":
+        return kind
+    return pool if kind == "model" else f"{pool}.{kind}"
 
 
-def rank(plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] = ROOM) -> Plan:
+def room_of(placement: Placement | None) -> dict[str, int]:
+    """How many nodes each lane runs at once."""
+    if placement is None:
+        return dict(ROOM)
+    return {f"{name}{kind}": places for name in placement.pools for kind, places in POOL_ROOM.items()}
+
+
+def rank(plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None) -> Plan:
     """Ready nodes start by what remains after them, longest first. ``seconds`` of each live node are by default what its kind usually
     takes beside others."""
     seconds = seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live}
-    after = remaining(plan, seconds, room)
+    after = remaining(plan, seconds, room or room_of(plan.placement))
     longest = max(after, key=lambda i: after[i] + seconds[i])
     return replace(plan, priority=after, did=(*plan.did, Did("rank", f"the longest path starts at {plan.graph.nodes[longest].name}")))
 
@@ -186,15 +202,15 @@ def reuse(plan: Plan) -> Plan:
 PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, rank, reuse)
 
 
-def plan(program: Program) -> Plan:
-    """All passes over the program's graph, and over the bodies of its repeats."""
-    return _planned(program, program.graph, is_body=False)
+def plan(program: Program, placement: Placement | None = None) -> Plan:
+    """All passes over the program's graph, and over the bodies of its repeats; with a placement for its pools, else for one process."""
+    return _planned(program, program.graph, placement, is_body=False)
 
 
-def _planned(program: Program, graph: Graph, is_body: bool) -> Plan:
+def _planned(program: Program, graph: Graph, placement: Placement | None, is_body: bool) -> Plan:
     held = frozenset(item.column for item in graph.results) if is_body else frozenset()
-    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held)
+    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held, placement=placement)
     for run_pass in PASSES:
         made = run_pass(made)
-    bodies = {node.id: _planned(program, node.body, is_body=True) for node in graph.nodes if node.body}
+    bodies = {node.id: _planned(program, node.body, placement, is_body=True) for node in graph.nodes if node.body}
     return replace(made, bodies=bodies)

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "authoring.md").read_text()
-CHECKED = ("rlflow/author", "rlflow/trace", "rlflow/check", "rlflow/cli/check.py", "rlflow/runs/flags.py")  # what `check` can say
+CHECKED = ("rlflow/author", "rlflow/trace", "rlflow/check", "rlflow/cli/check.py", "rlflow/given/flags.py")  # what `check` can say
 EAGER = ("rlflow/batch.py", "rlflow/execution")  # what eager calls can say besides
 CAST = {"threads": 1, "backend": "null", "prompts": 4}
 

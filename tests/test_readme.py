@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlflow.cli.main import main
-from rlflow.runs.flags import parse_flags
+from rlflow.given.flags import parse_flags
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch, Data, pad, ramp
 from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError
-from rlflow.training.learning import Passes, Step, learn
+from rlflow.training import peers
+from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import New
 from rlflow.training.protocols import Mean, ModelSpec
@@ -96,6 +97,10 @@ class Trainer:
         passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens)
         return {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
 
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[Share], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+        """One rank's part of an update; see ``rlflow.training.learning``."""
+        return learn_shares(self, batch, loss, settings, Passes(mean=mean, micro_tokens=self.settings.micro_tokens), shares)
+
     def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
         """The quantities of ``want``, differentiable, token columns padded as ``rows["tokens"]``."""
         lengths = rows.data["tokens"].lengths
@@ -106,8 +111,9 @@ class Trainer:
         objective.backward()
 
     def step(self) -> Step:
-        """Clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
+        """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
         learning = list(self.network.parameters().values())
+        peers.add_gradients(learning)
         norm = float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
         if finite:

@@ -12,10 +12,10 @@ from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.check.check import Report, check
 from rlflow.errors import PlanError
+from rlflow.given.flags import Given, parse_flags, read_toml, sorted_out
+from rlflow.given.names import source_files, unknown_names
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.text import reads
-from rlflow.runs.flags import Given, parse_flags, read_toml, sorted_out
-from rlflow.runs.names import source_files, unknown_names
 from rlflow.trace.compile import Options, role_names
 
 MODEL_READS = ("prompt_tokens", "tokens")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rlflow.author.load import load_flow
 from rlflow.cli.check import given_flags, settings, trace_options
 from rlflow.errors import PlanError, nearest
+from rlflow.given.flags import parse_flags
 from rlflow.graph.diff import diff, same_shape
 from rlflow.graph.draw import FORMATS
-from rlflow.runs.flags import parse_flags
 from rlflow.trace.compile import compile_flow
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlflow.cli.run import told
-from rlflow.runs.flags import parse_flags
+from rlflow.given.flags import parse_flags
 
 
 def resume_run(run: str, arguments: Sequence[str], fork: bool) -> int:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import described, fields
-from rlflow.runs.flags import parse_flags, read_toml
-from rlflow.runs.options import Options
+from rlflow.given.flags import parse_flags, read_toml
+from rlflow.given.options import Options
 from rlflow.trace.compile import role_names
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def help_text(file: str, flow: Flow) -> str:
 
 
 def _backends() -> list[str]:
-    from rlflow.runs.backends import backend
+    from rlflow.given.backends import backend
 
     local = backend("local")
     return [*_described("ROLE.", local.Trainer.Settings), *_described("ROLE.", local.Generator.Settings)]

@@ -6,9 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgpack
+
+if TYPE_CHECKING:
+    from rlflow.columns import Kind
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,13 @@ class Scorer:
 
 
 MATCH = Scorer("match")
+
+
+class Judged(Protocol):
+    """What rewards need to know of a data set: its columns, and its own scorer."""
+
+    @property
+    def columns(self) -> Mapping[str, Kind]: ...
+
+    @property
+    def scorer(self) -> Scorer | None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,26 +15,35 @@ from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, StageError, listed
 from rlflow.execution import chance
+from rlflow.execution.tally import Tally, as_kind, merged
 
 
-def apply_stage(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None) -> tuple[Batch, dict[str, float]]:
+def apply_stage(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None) -> tuple[Batch, dict[str, Tally]]:
     """The stage's columns, under the names it gives, over the batch's rows; and its metrics.
 
     ``batch`` holds the columns that the stage reads; an optional one may be absent. Raises ValueError where a result does not fit
     what the stage declares, with found and expected.
     """
     if stage.dispatch.split is None or stage.dispatch.merge is None:
-        return _applied(stage, batch, settings, seed, trainer)
-    pieces = [_applied(stage, part, settings, seed, trainer) for part in stage.dispatch.split(batch, 1)]
-    merged = stage.dispatch.merge([columns for columns, _ in pieces], batch)
-    if len(merged) != len(batch) or set(merged.data) != set(stage.gives):
-        raise ValueError(f"dispatch {stage.dispatch}: found {len(merged)} rows of {listed(merged.data)}, expected {len(batch)} of "
+        return apply_piece(stage, batch, settings, seed, trainer)
+    pieces = [apply_piece(stage, part, settings, seed, trainer) for part in stage.dispatch.split(batch, 1)]
+    return merge_pieces(stage, [columns for columns, _ in pieces], batch), merged([metrics for _, metrics in pieces])
+
+
+def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
+    """What a mode of the author's own makes of the pieces' results. Raises ValueError where rows or columns are missing."""
+    assert stage.dispatch.merge is not None
+    whole = stage.dispatch.merge(outputs, batch)
+    if len(whole) != len(batch) or set(whole.data) != set(stage.gives):
+        raise ValueError(f"dispatch {stage.dispatch}: found {len(whole)} rows of {listed(whole.data)}, expected {len(batch)} of "
                          f"{listed(stage.gives)}")
-    metrics = {name: sum(metrics[name] for _, metrics in pieces) / len(pieces) for name in (pieces[0][1] if pieces else ())}
-    return Batch(batch.axis, {name: merged.data[name] for name in stage.gives}), metrics
+    return Batch(batch.axis, {name: whole.data[name] for name in stage.gives})
 
 
-def _applied(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any) -> tuple[Batch, dict[str, float]]:
+def apply_piece(
+    stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
+) -> tuple[Batch, dict[str, Tally]]:
+    """The stage's function on one batch."""
     columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)
     if stage.draws:
@@ -46,7 +54,7 @@ def _applied(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int,
         raise ValueError(f"found {len(values)} results, expected {len(stage.gives)}: {listed(stage.gives)}")
     named = zip(stage.gives.items(), values, strict=True)
     data = {name: taken(name, kind, value, batch, stage.dispatch == ALL) for (name, kind), value in named}
-    return Batch(batch.axis, data), {name: mean_metric(name, value, batch) for name, value in metrics.items()}
+    return Batch(batch.axis, data), {name: metric(name, value, batch) for name, value in metrics.items()}
 
 
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
@@ -137,13 +145,10 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
     return bool(torch.all((tensor == heads) | (tensor != tensor) & (heads != heads)))
 
 
-def mean_metric(name: str, value: Any, batch: Batch) -> float:
-    """A stage's metric as a number: the mean of what is finite, under the mask for token values; the maximum for ``_max``."""
+def metric(name: str, value: Any, batch: Batch) -> Tally:
+    """A stage's metric: the mean of what is there, under the mask for token values; the maximum for ``_max``."""
     tensor = torch.as_tensor(value).detach().cpu().double()
-    chosen = tensor[_counted(name, tensor, batch) & ~tensor.isnan()]
-    if not chosen.numel():
-        return math.nan
-    return float(chosen.max() if name.endswith("_max") else chosen.mean())
+    return Tally.of(tensor[_counted(name, tensor, batch)], as_kind(name))
 
 
 def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
@@ -165,6 +170,10 @@ class Stopped(Exception):
     """The iteration was stopped on request before any weights changed: it can be run again as if it had not begun."""
 
 
+class RemoteError(Exception):
+    """What another process raised, or that it does not answer. The text says of which type, and where."""
+
+
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
     """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is its cause."""
@@ -172,6 +181,8 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
         yield
     except (FlowError, PlanError, StageError, SkipIteration, Stopped):
         raise
+    except RemoteError as error:
+        raise StageError(stage, iteration, len(batch), str(error), place, shapes(batch)) from error
     except Exception as error:
         raise StageError(stage, iteration, len(batch), f"{type(error).__name__}: {error}", place, shapes(batch)) from error
 

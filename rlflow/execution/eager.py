@@ -18,6 +18,7 @@ from rlflow.columns import fits
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.execution.apply import SkipIteration, apply_stage, failing
 from rlflow.execution.engine import Engine, Metrics, model_reads, reads
+from rlflow.execution.tally import Tallies, settled
 from rlflow.trace import rules
 
 
@@ -102,8 +103,8 @@ class Session:
         self.calls += 1
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
-    def log(self, node: str, metrics: Metrics) -> None:
-        self.metrics |= {f"{node}/{name}": value for name, value in metrics.items()}
+    def log(self, node: str, metrics: Tallies) -> None:
+        self.metrics |= settled(metrics, f"{node}/")
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
         call, node = self.next_call(stage.name)

@@ -13,14 +13,17 @@ from torch import Tensor
 from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Batch, Data
+from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import listed
 from rlflow.execution import chance
 from rlflow.execution.apply import SkipIteration, apply_stage
+from rlflow.execution.summary import Summary, summarise
+from rlflow.execution.tally import Tallies, Tally, known
 from rlflow.training.protocols import Generator, Sampling, Trainer
 
 Metrics = dict[str, float]
+JUDGE = "(held-out)"  # the scorer that says whether an answer to a held-out prompt is right; no role can have this name
 
 
 @dataclass
@@ -42,8 +45,24 @@ class Model:
 class Scorer(Protocol):
     """Something bound to a reward role."""
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
         """Scores [rows] float32, NaN for missing; and metrics."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; of a forward
+    whether the role's next update takes all of its rows in its first step; and of sampling ahead the iteration that it is for and the
+    weights to use, from ``Engine.frozen``."""
+
+    pool: str | None = None
+    seconds: float = 1800.0
+    ahead: bool = False
+    iteration: int | None = None
+    weights: Any = None
+
+
+HERE = Terms()
 
 
 @dataclass
@@ -57,38 +76,40 @@ class Engine:
     state: dict[str, float] = field(default_factory=dict)
     iteration: int = 0
     reward_timeout: float = 60.0  # seconds for each row of a reward
+    grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
 
     def seed_of(self, call: int) -> int:
         return chance.derived(self.seed, self.iteration, call)
 
-    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int) -> Batch:
+    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Batch:
         """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
+        return self.sample(role, prompts, Sampling(**settings), self.seed_of(call), terms)
+
+    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms = HERE) -> Batch:
+        """The same from a seed, with the newest weights."""
         model = self.models[role]
         model.synchronise()
         assert model.generator is not None
-        sampling = Sampling(**settings)
-        seeds = chance.row_seeds(self.seed_of(call), prompts.axis.repeat(sampling.samples).keys)
+        seeds = chance.row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
         return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
-    def forward(self, role: str, want: tuple[str, ...], batch: Batch, ahead: bool = False) -> Batch:
-        """ahead: the role's next update takes all of these rows in its first step."""
+    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         trainer = self.models[role].trainer
         assert trainer is not None
-        forward = getattr(trainer, "forward_ahead", trainer.forward) if ahead else trainer.forward
+        forward = getattr(trainer, "forward_ahead", trainer.forward) if terms.ahead else trainer.forward
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
-    def reward(self, role: str, batch: Batch) -> tuple[Batch, Metrics]:
+    def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         """``scores``, and how many are missing."""
         scores, metrics = self.scorers[role](batch)
         if tuple(scores.shape) != (len(batch),):
             raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(batch)}], one per row")
         data = Data(Kind(Level.ROW, "float32"), scores.float())
-        present = scores[~scores.isnan()]
-        metrics = {"mean": float(present.mean()) if len(present) else float("nan"), **metrics}
-        return Batch(batch.axis, {"scores": data}), metrics | {"missing": float(scores.isnan().sum())}
+        metrics = {"mean": Tally.of(scores), **metrics, "missing": Tally.sum(float(scores.isnan().sum()))}
+        return Batch(batch.axis, {"scores": data}), metrics
 
-    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int) -> Metrics:
+    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Tallies:
         settings = dict(settings)
         if self.iteration < settings.pop("after"):
             return {}
@@ -96,31 +117,61 @@ class Engine:
         assert model.trainer is not None
         metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
         model.version += 1
-        return metrics
+        return known(metrics)
 
-    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int) -> tuple[Batch, Metrics]:
+    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         trainer = self.models[stage.on].trainer if stage.on else None
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
+
+    def spread(self, batch: Batch, pool: str | None, iteration: int | None = None) -> Batch:
+        """The data's columns where they are read first; ``iteration``: the one that they are for, if it is a later one."""
+        return batch
+
+    def frozen(self, role: str) -> Any:
+        """The role's weights as they are now, for sampling with them later."""
+        raise NotImplementedError("one process samples with the newest weights")
+
+    def packed(self, batch: Batch) -> bytes:
+        """Columns for a checkpoint."""
+        raise NotImplementedError("one process samples nothing ahead")
+
+    def unpacked(self, payload: bytes, axis: Axis, role: str, iteration: int) -> Batch:
+        """The opposite, over ``axis``, on the generator's pool of a role."""
+        raise NotImplementedError("one process samples nothing ahead")
+
+    def joined(self, batches: list[Batch]) -> Batch:
+        """The rows of all, one after another."""
+        return Batch.concat(batches)
+
+    def summarise(self, records: Mapping[str, Batch]) -> Summary:
+        return summarise(records)
+
+    def fetch(self, batch: Batch) -> Batch:
+        """The batch here, where it can be looked into."""
+        return batch
+
+    def finished(self) -> None:
+        """An iteration has ended, well or not: nothing of it is needed any more."""
 
     def state_batch(self, batch: Batch) -> Batch:
         """The state's scalars as columns over the batch's rows."""
         data = {name: Data(Kind(Level.SCALAR, "float32"), torch.tensor(value)) for name, value in self.state.items()}
         return Batch(batch.axis, data)
 
-    def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, Metrics]:
+    def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, Tallies]:
         """Kept groups of ``body`` in prompt order, at most ``groups``. Raises SkipIteration where none is kept."""
         kept: list[Batch] = []
         count, tried, seen = 0, 0, 0
         while count < groups and tried < tries:
             rows = body(prompts if tried == 0 else self.fresh(len(prompts)))
             tried, seen = tried + 1, seen + rows.axis.groups
-            kept.append(rows.rows(rows["keep"].bool()))
+            kept.append(rows.rows(self.fetch(rows.select("keep"))["keep"].bool()))
             count += kept[-1].axis.groups
         metrics = {"tries": float(tried), "kept": float(min(count, groups)), "seen": float(seen), "surplus": float(max(count - groups, 0))}
         if count == 0:
             raise SkipIteration(f"none of {seen} groups was kept in {tried} tries")
-        joined = Batch.concat([batch for batch in kept if len(batch)])
-        return joined.rows(joined.axis.slots < groups), metrics
+        joined = self.joined([batch for batch in kept if len(batch)])
+        return joined.rows(joined.axis.slots < groups), known(metrics)
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

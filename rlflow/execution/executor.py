@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,12 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data, other_axis
 from rlflow.columns import Kind, Level
 from rlflow.errors import FlowError, StageError
+from rlflow.execution.ahead import Sampled
 from rlflow.execution.apply import Stopped, failing, shapes
-from rlflow.execution.engine import Engine, Metrics
+from rlflow.execution.engine import Engine, Metrics, Terms
 from rlflow.execution.lanes import Lanes
+from rlflow.execution.summary import Summary
+from rlflow.execution.tally import Tallies, settled
 from rlflow.graph.model import Column, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, Start
@@ -36,6 +40,7 @@ class Outcome:
     spans: list[Span] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
+    summary: Summary = field(default_factory=Summary)
 
 
 class Store:
@@ -101,21 +106,32 @@ class Executor:
         self.store = Store()
         self.stopping = False
 
-    def run(self, plan: Plan, prompts: Batch) -> Outcome:
-        """One iteration. Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in
-        time: nodes that run end, no others start. Once weights are being changed the iteration goes on to its end."""
+    def run(self, plan: Plan, prompts: Batch, sampled: Future[Sampled] | None = None) -> Outcome:
+        """One iteration; ``sampled``: the rows of its nodes that sample, where that is done ahead.
+
+        Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in time: nodes that run end,
+        no others start. Once weights are being changed the iteration goes on to its end.
+        """
         outcome = Outcome()
-        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data)
+        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled)
         self.store = run.store
-        run.until_finished()
+        try:
+            run.until_finished()
+            outcome.summary = self.engine.summarise(outcome.records)
+        finally:
+            self.engine.finished()
         return outcome
 
 
 class _Run:
     """One plan being run: the main plan or, in a thread of its own, the body of a repeat."""
 
-    def __init__(self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> None:
+    def __init__(
+        self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data],
+        sampled: Future[Sampled] | None = None,
+    ) -> None:
         self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
+        self.sampled = sampled
         self.engine = executor.engine
         self.store = Store()
         self.results: Batch | None = None
@@ -165,12 +181,12 @@ class _Run:
         def job() -> None:
             error: BaseException | None = None
             start = time.monotonic()
-            self._deadlines[node.id] = start + self._seconds(node)
+            self._deadlines[node.id] = start + self._seconds(node) + self.engine.grace
             try:
                 self._perform(node)
             except BaseException as raised:
                 error = raised
-            if node.op not in (Op.DATA, Op.STATE):
+            if node.op not in (Op.DATA, Op.STATE) and not (node.op is Op.GENERATE and self.sampled is not None):
                 waits = tuple(self.plan.graph.nodes[i].name for i in self.plan.waits_for[node.id])
                 self.outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic(), waits))
             self._ended.put((node.id, error))
@@ -205,7 +221,7 @@ class _Run:
     def _perform(self, node: Node) -> None:
         """Run one node and keep what it gives."""
         if node.op is Op.DATA:
-            result: Batch | None = self.prompts
+            result: Batch | None = self.engine.spread(self.prompts, self.plan.home.get(node.id))
         elif node.op is Op.STATE:
             result = Batch(self.prompts.axis, self.state)
         else:
@@ -214,7 +230,7 @@ class _Run:
                 result, metrics = PERFORM[node.op](self, node, batch)
                 if result is not None and len(result) != len(self.store.axes.get(node.rows_axis, result.axis)):
                     raise ValueError(f"found {len(result)} rows, expected {len(self.store.axes[node.rows_axis])}")
-            self.outcome.metrics |= {f"{node.name}/{name}": value for name, value in metrics.items()}
+            self.outcome.metrics |= settled(metrics, f"{node.name}/")
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
 
@@ -242,29 +258,36 @@ class _Run:
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
 
+    def _terms(self, node: Node, batch: Batch | None = None) -> Terms:
+        ahead = batch is not None and len(batch) <= self.plan.ahead.get(node.id, -1)
+        return Terms(self.plan.home.get(node.id), self._seconds(node), ahead)
+
     def _settings(self, node: Node) -> Mapping[str, Any]:
         return self.plan.program.settings[node.name]
 
-    def generate(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
-        rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call)
+    def generate(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+        if self.sampled is not None:
+            ready = self.sampled.result(timeout=self._seconds(node))
+            self.outcome.spans += [span for span in ready.spans if span.node == node.name]
+            return ready.rows[node.id], {}
+        rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
         return rows, {}
 
-    def forward(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
-        ahead = len(batch) <= self.plan.ahead.get(node.id, -1)
-        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, ahead), {}
+    def forward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+        return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node, batch)), {}
 
-    def reward(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
-        return self.engine.reward(node.role or "", batch)
+    def reward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+        return self.engine.reward(node.role or "", batch, self._terms(node))
 
-    def update(self, node: Node, batch: Batch) -> tuple[None, Metrics]:
+    def update(self, node: Node, batch: Batch) -> tuple[None, Tallies]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
-        return None, self.engine.update(node.role or "", batch, loss, self._settings(node), node.call)
+        return None, self.engine.update(node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
 
-    def stage(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+    def stage(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         stage = self.plan.program.functions[node.name]
         assert isinstance(stage, Stage)
-        result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call)
+        result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call, self._terms(node))
         self._keep_state(node, result)
         return result, metrics
 
@@ -275,7 +298,7 @@ class _Run:
                 value = torch.tensor(float(result.data[output.source].value))
                 result.data[output.source] = Data(Kind(Level.SCALAR, "float32"), value)
 
-    def repeat(self, node: Node, batch: Batch) -> tuple[Batch, Metrics]:
+    def repeat(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         body = self.plan.bodies[node.id]
         names = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
         state = {name: batch.data[name] for name in names}
@@ -290,7 +313,7 @@ class _Run:
         return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"])
 
 
-PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, Metrics]]] = {
+PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, Tallies]]] = {
     Op.GENERATE: _Run.generate,
     Op.LOGPROBS: _Run.forward,
     Op.VALUES: _Run.forward,

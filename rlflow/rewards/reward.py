@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlflow.columns import Kind, Level
-from rlflow.data.scorer import Scorer
+from rlflow.data.scorer import Judged, Scorer
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.extras import require
 from rlflow.rewards import text
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlflow.batch import Batch
-    from rlflow.data.dataset import Dataset
 
 READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
 
@@ -102,7 +101,7 @@ def score_all(rewards: Sequence[Reward], batch: Batch) -> Scores:
     return Scores(total.float(), dict(missing), first, {name: part.values for name, (_, part) in scored.items()})
 
 
-def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Dataset | None = None, timeout: float = 60.0) -> list[Reward]:
+def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = None, timeout: float = 60.0) -> list[Reward]:
     """Rewards ready to score rows, with names of their own. ``task`` needs ``data``; model rewards are the engine's to bind.
     Raises PlanError."""
     names = Counter[str]()
@@ -114,7 +113,7 @@ def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Dataset | None = N
     return bound
 
 
-def _scorer(spec: RewardSpec, data: Dataset | None) -> Scorer:
+def _scorer(spec: RewardSpec, data: Judged | None) -> Scorer:
     match spec.kind:
         case "math":
             require("math_verify", extra="tasks")
@@ -128,7 +127,7 @@ def _scorer(spec: RewardSpec, data: Dataset | None) -> Scorer:
     raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")
 
 
-def _task(data: Dataset | None) -> Scorer:
+def _task(data: Judged | None) -> Scorer:
     if data is None or data.scorer is None:
         raise PlanError.of("reward-task", "the data has no scorer of its own, and no answer to compare with",
                            found=listed(data.columns) if data else "no data", expected="a column 'answer', or a reasoning-gym task",

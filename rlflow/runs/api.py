@@ -11,8 +11,8 @@ from rlflow.author.settings import override
 from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
+from rlflow.given.flags import Given, flat, sorted_out
 from rlflow.rewards.spec import from_function
-from rlflow.runs.flags import Given, flat, sorted_out
 from rlflow.runs.loop import Prepared, Result
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare

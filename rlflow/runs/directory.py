@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rlflow.batch import Batch
 from rlflow.errors import PlanError
 from rlflow.execution.executor import Outcome
 from rlflow.graph import draw, wire
@@ -168,24 +167,6 @@ def _event(span: Span, iteration: int, origin: float, lane: int) -> dict[str, An
     start, length = (span.start - origin) * 1e6, (span.end - span.start) * 1e6
     return {"name": span.node, "cat": span.lane, "ph": "X", "ts": round(start, 1), "dur": round(length, 1), "pid": 1, "tid": lane,
             "args": {"iteration": iteration, "waits for": list(span.waits_for)}}
-
-
-def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
-    """The first rows of an iteration as plain values: prompt, answer, completion, finish, score."""
-    texts = {name: batch for name, batch in records.items() if name in ("prompt", "answer", "completion", "finish", "scores")}
-    if "completion" not in texts:
-        return []
-    axis = texts["completion"].axis
-    rows: list[dict[str, Any]] = [{} for _ in range(min(limit, len(axis)))]
-    for name, batch in texts.items():
-        index = batch.axis.rows_of(axis)
-        if index is None:
-            continue
-        values = batch[name]
-        for row, where in zip(rows, index.tolist(), strict=False):
-            value = values[where]
-            row[name] = value if isinstance(value, str) else (float(value) if math.isfinite(float(value)) else None)
-    return rows
 
 
 def final_models(prepared: Prepared, folder: Path) -> None:

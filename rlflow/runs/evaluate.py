@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlflow.batch import Batch
 from rlflow.execution import chance
-from rlflow.execution.engine import Model, Scorer
+from rlflow.execution.engine import JUDGE, Engine
 from rlflow.training.protocols import Sampling
 
 CHUNK = 1024
@@ -23,37 +23,37 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to evaluate: a model on held-out prompts, judged by a scorer."""
+    """What to evaluate: a role on held-out prompts, judged by the engine's scorer JUDGE."""
 
-    model: Model
+    engine: Engine
+    role: str
     prompts: Batch
-    scorer: Scorer
     sampling: Sampling
-    seed: int
 
     def __call__(self) -> Accuracy:
-        self.model.synchronise()
         return Accuracy(self._share(1.0), self._share(0.0))
 
     def answers(self, count: int) -> list[dict[str, str]]:
         """The first ``count`` prompts, the right answers where the data have them, and what the model samples."""
         rows = self._sampled(self.prompts.rows(range(min(count, len(self.prompts)))), 1.0)
         names = [name for name in ("prompt", "answer", "completion") if name in rows]
+        rows = self.engine.fetch(rows.select(*names))
+        self.engine.finished()
         return [dict(zip(names, values, strict=True)) for values in zip(*(rows[name] for name in names), strict=True)]
 
     def _share(self, temperature: float) -> float:
         right = 0
         for start in range(0, len(self.prompts), CHUNK):
             part = self.prompts.rows(range(start, min(start + CHUNK, len(self.prompts))))
-            right += int((self.scorer(self._sampled(part, temperature))[0] == 1.0).sum())
+            scores = self.engine.reward(JUDGE, self._sampled(part, temperature))[0]
+            right += int((self.engine.fetch(scores)["scores"] == 1.0).sum())
+            self.engine.finished()
         return right / len(self.prompts)
 
     def _sampled(self, prompts: Batch, temperature: float) -> Batch:
         """The prompts' rows with completions: one each, from seeds that are the same at every evaluation."""
-        assert self.model.generator is not None
         sampling = Sampling(1, self.sampling.max_tokens, temperature, stop=self.sampling.stop)
-        seeds = chance.row_seeds(chance.derived(self.seed, "evaluation"), prompts.axis.repeat(1).keys)
-        rows = self.model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
+        rows = self.engine.sample(self.role, prompts.select("prompt_tokens"), sampling, chance.derived(self.engine.seed, "evaluation"))
         assert rows.axis.index is not None
         carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
         return Batch(rows.axis, carried | rows.data)

@@ -4,8 +4,8 @@ model is loaded."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,24 +13,42 @@ import torch
 import rlflow
 from rlflow.author.flow import Flow
 from rlflow.check.check import check
+from rlflow.check.staleness import stale_problems
 from rlflow.data.dataset import Dataset
+from rlflow.data.prompts import Prompts
+from rlflow.data.scorer import Judged
 from rlflow.errors import FlowError, PlanError
-from rlflow.execution.engine import Engine, Scorer
+from rlflow.execution.ahead import Ahead
+from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
+from rlflow.explain.fits import overlap_problems
+from rlflow.given import rewards as bound
+from rlflow.given.backends import check_settings, device_of, halves, make_models, model_folder
+from rlflow.given.dataset import divided, open_dataset
+from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
-from rlflow.plan import plan
+from rlflow.placement import parse_pools, place
+from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
-from rlflow.runs import rewards as bound
-from rlflow.runs.backends import check_settings, device_of, make_models, model_folder
-from rlflow.runs.dataset import divided, open_dataset
 from rlflow.runs.evaluate import Evaluation
-from rlflow.runs.flags import Given
 from rlflow.runs.loop import Prepared
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.secrets import redacted
+
+
+@dataclass(frozen=True)
+class Made:
+    """What carries a run out: here, or on pools. ``reasons``: why scores are missing."""
+
+    plan: Plan
+    engine: Engine
+    lanes: Lanes
+    reasons: Callable[[], Mapping[str, str]]
+    close: Callable[[], object]
+    ahead: Ahead | None = None
 
 
 def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
@@ -38,15 +56,13 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
-    if given.options.staleness:
-        raise PlanError.of("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness "
-                           f"{given.options.staleness}", expected="--staleness 0", remedy="leave --staleness out")
     torch.set_num_threads(given.options.threads or torch.get_num_threads())
     report = check(flow, hp, Options(max(len(given.options.reward), 1)), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
     device_of(given.options.device)
     check_settings(model_uses(report.program.graph), given)
+    check_fits(report.program, given)
     data = open_dataset(flow, given)
     training, held_out = divided(data, given.options.held_out)
     rewards = bound.Rewards(given, data)
@@ -58,34 +74,70 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
         raise
 
 
+def check_fits(program: Program, given: Given) -> None:
+    """Raises PlanError for pools and a staleness that cannot be, before anything is loaded."""
+    graph, staleness = program.graph, given.options.staleness
+    needs = {use.name: halves(graph, use) for use in model_uses(graph)}
+    flags = {name: given.role(name) for name in needs}
+    placement = place(graph, needs, parse_pools(given.options.pools), flags) if given.options.pools else None
+    if problems := [*stale_problems(program, staleness), *overlap_problems(graph, placement, staleness)]:
+        raise PlanError(*problems)
+
+
 def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:
     """The flow traced with the columns that the data really have."""
-    return compile_flow(flow, hp, Options(max(len(given.options.reward), 1), rewards.reads, data.columns))
+    return compile_flow(flow, hp, compile_options(given, data, rewards))
+
+
+def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Options:
+    return Options(max(len(given.options.reward), 1), rewards.reads, data.columns)
 
 
 def _assembled(program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards) -> Prepared:
     graph, options = program.graph, given.options
-    model_roles = model_uses(graph)
-    used = {node.role for node in all_nodes(graph.nodes)}
-    scorers: dict[str, Scorer] = {use.name: rewards.scorer(use.name) for use in graph.roles if use not in model_roles and use.name in used}
-    device = device_of(options.device)
     prompts = training.prompts(options.seed)
-    updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in model_roles}
-    models = make_models(graph, model_roles, given, device, updates)
-    engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                    reward_timeout=options.reward_timeout)
-    scorers |= {use.name: bound.ModelScore(engine, use.name) for use in model_roles if use.rewards}
-    rewards.load_models(device)
-    lanes = Lanes()
+    uses = model_uses(graph)
+    updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
+    if options.pools:
+        from rlflow.runs import pools  # needs Ray
+
+        evaluated = evaluated_role(graph, held_out, rewards, given)
+        made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated)
+    else:
+        made = _here(program, given, prompts, updates, rewards)
+    folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}
 
     def close() -> None:
         rewards.close()  # first: a lane may be waiting for a score
-        lanes.close()
+        made.close()
 
-    folders = {use.name: folder for use in model_roles if (folder := model_folder(use, given))}
-    return Prepared(plan(program), engine, Executor(engine, lanes), prompts, options,
-                    evaluation(graph, model_roles, engine, held_out, rewards, given), recorded_settings(program, given), folders,
-                    rewards.reasons, close)
+    return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
+                    evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
+                    made.reasons, close, made.ahead)
+
+
+def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards) -> Made:
+    """Everything in this process."""
+    graph, options = program.graph, given.options
+    uses = model_uses(graph)
+    used = {node.role for node in all_nodes(graph.nodes)}
+    scorers: dict[str, Scorer] = {use.name: rewards.scorer(use.name) for use in graph.roles if use not in uses and use.name in used}
+    device = device_of(options.device)
+    models = make_models(graph, uses, given, device, updates)
+    engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
+                    reward_timeout=options.reward_timeout)
+    scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
+    rewards.load_models(device)
+    lanes = Lanes()
+    return Made(plan(program), engine, lanes, rewards.reasons, lanes.close)
+
+
+def evaluated_role(graph: Graph, held_out: Dataset, rewards: bound.Rewards, given: Given) -> str | None:
+    """The role that is evaluated: the first trained language model, where there are held-out prompts and something can judge them."""
+    role = next((use for use in model_uses(graph) if use.trained and use.head == "logprobs"), None)
+    if role is None or not len(held_out) or given.options.backend == "null" or rewards.judge() is None:
+        return None
+    return role.name
 
 
 def model_uses(graph: Graph) -> list[RoleUse]:
@@ -111,9 +163,10 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
 def evaluation(
     graph: Graph, uses: Sequence[RoleUse], engine: Engine, held_out: Dataset, rewards: bound.Rewards, given: Given
 ) -> Evaluation | None:
-    """Accuracy of the first trained language model on held-out prompts, where there are any and something can judge them."""
-    role = next((use for use in uses if use.trained and use.head == "logprobs"), None)
-    scorer = rewards.judge() if role and len(held_out) and given.options.backend != "null" else None
+    """Accuracy on held-out prompts, where there are any and something can judge them."""
+    name = evaluated_role(graph, held_out, rewards, given)
+    scorer = rewards.judge() if name else None
+    role = next((use for use in uses if use.name == name), None)
     if role is None or scorer is None:
         return None
     model = engine.models[role.name]
@@ -126,7 +179,8 @@ def evaluation(
     stop = settings.get("stop", ())
     sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), stop=stop if isinstance(stop, tuple) else ())
     kept = prompts.select(*(name for name in prompts.columns if name not in ("tokens", "mask", "finish", "completion", "group", "chosen")))
-    return Evaluation(model, kept, scorer, sampling, given.options.seed)
+    engine.scorers = {**engine.scorers, JUDGE: scorer}
+    return Evaluation(engine, role.name, kept, sampling)
 
 
 def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given) -> Any:

@@ -13,12 +13,12 @@ from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
 from rlflow.errors import PlanError, listed, nearest
+from rlflow.given.flags import Given
 from rlflow.graph import wire
 from rlflow.graph.diff import diff
 from rlflow.graph.model import Graph, Node
 from rlflow.runs import directory, state
 from rlflow.runs.api import resolved
-from rlflow.runs.flags import Given
 from rlflow.runs.loop import Prepared, Result, Start
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import carried_on

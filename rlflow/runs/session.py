@@ -9,9 +9,9 @@ from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
 from rlflow.execution.apply import Stopped
+from rlflow.given.flags import Given
 from rlflow.runs import directory, state
 from rlflow.runs.directory import Records
-from rlflow.runs.flags import Given
 from rlflow.runs.loop import Loop, Prepared, Result, Start
 from rlflow.runs.signals import StopSignals
 from rlflow.watch.reporter import Reporter, RunInfo, alarm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rlflow.author.loss import Loss
 from rlflow.batch import Batch
-from rlflow.training.metrics import Meter
+from rlflow.training import peers
+from rlflow.training.metrics import Meter, added, reported
 from rlflow.training.minibatches import microbatches, minibatches, units_of
 from rlflow.training.objective import New, Totals, check_mean, row_weights, weighted_sum
 from rlflow.training.protocols import Mean
@@ -39,7 +40,8 @@ class Engine(Protocol):
         """Add the gradient of a 0-d objective to that of the step under way."""
 
     def step(self) -> Step:
-        """Clip, change the weights, clear the gradient."""
+        """Add up the gradients of all ranks, clip, change the weights, clear the gradient."""
+
 
 
 @dataclass(frozen=True)
@@ -59,27 +61,59 @@ class Passes:
             raise ValueError(f"update: found minibatch={self.minibatch}, expected at least 1 row per step, or None for all")
 
 
-def learn(engine: Engine, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:
-    """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics.
+@dataclass(frozen=True)
+class Share:
+    """One rank's rows of one optimizer step, in units, and the totals of the whole minibatch over all ranks."""
 
-    A minibatch in which no token counts takes no step.
-    """
-    kept = learnable(batch, loss)
-    lengths, counts = token_counts(kept.batch), mask_counts(kept.batch)
-    units = units_of(group_of(kept.batch) if loss.rows == "group" else torch.arange(len(kept.batch)))
-    meter, steps = Meter(), _Steps()
+    units: Sequence[Tensor]
+    totals: Totals
+
+
+def steps(units: Sequence[Tensor], counts: Tensor, passes: Passes) -> Iterator[Share]:
+    """The optimizer steps of an update, each with all its rows. ``counts``: int64 [rows], tokens that count. A minibatch in which no
+    token counts takes no step."""
     for epoch in range(passes.epochs):
         for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
             totals = Totals.of(counts[torch.cat(minibatch)])
-            if not totals.rows:
-                continue
-            objective = torch.zeros((), dtype=torch.float64, device=engine.device)
-            for micro in microbatches(minibatch, lengths, tokens=passes.micro_tokens):
-                rows = torch.cat(micro)
-                weights = row_weights(counts[rows], passes.mean, totals)
-                objective += _backward(engine, kept.batch.rows(rows), loss, settings, weights, passes.mean, meter)
-            steps.add(engine.step(), float(objective), totals.rows)
-    return meter.result() | steps.result() | {"left_out": float(kept.left_out)}
+            if totals.rows:
+                yield Share(minibatch, totals)
+
+
+def learn(engine: Engine, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:
+    """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics."""
+    kept = learnable(batch, loss)
+    units = units_of(group_of(kept.batch) if loss.rows == "group" else torch.arange(len(kept.batch)))
+    learned = learn_shares(engine, kept.batch, loss, settings, passes, steps(units, mask_counts(kept.batch), passes))
+    return together([learned], kept.left_out)
+
+
+def learn_shares(
+    engine: Engine, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes, shares: Iterable[Share]
+) -> Learned:
+    """Take the given steps. On several ranks each calls this with its own rows and shares, one for every step, empty ones included."""
+    lengths, counts = token_counts(batch), mask_counts(batch)
+    meter, taken = Meter(), _Steps()
+    for share in shares:
+        objective = torch.zeros((), dtype=torch.float64, device=engine.device)
+        for micro in microbatches(share.units, lengths, tokens=passes.micro_tokens):
+            rows = torch.cat(micro)
+            weights = row_weights(counts[rows], passes.mean, share.totals)
+            objective += _backward(engine, batch.rows(rows), loss, settings, weights, passes.mean, meter)
+        taken.add(engine.step(), peers.total(objective), share.totals.rows)
+    return Learned(meter.taken(), taken.result())
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one rank has to say of an update: totals of the loss's metrics over its own rows, and of the steps, which all ranks took."""
+
+    seen: Mapping[str, tuple[float, ...]]
+    steps: Mapping[str, float]
+
+
+def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
+    """The metrics of an update from those of its ranks."""
+    return reported(added(rank.seen for rank in ranks)) | dict(ranks[0].steps) | {"left_out": float(left_out)}
 
 
 def _backward(
@@ -122,14 +156,14 @@ class _Steps:
         self.norms: list[float] = []
         self.lr = 0.0
 
-    def add(self, step: Step, loss: float, rows: int) -> None:
+    def add(self, step: Step, loss: Tensor, rows: int) -> None:
         self.rows += rows
         self.lr = step.lr
         if not step.taken:
             self.skipped += 1
             return
         self.taken += 1
-        self.losses.append(loss)
+        self.losses.append(float(loss))
         self.norms.append(step.grad_norm)
 
     def result(self) -> dict[str, float]:

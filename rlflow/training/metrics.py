@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,15 +31,37 @@ class Meter:
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
 
     def result(self) -> dict[str, float]:
-        """Name → mean or maximum; ``NAME_nan`` counts what was left out, where there is any. A name without a value is absent."""
-        out = {}
-        for name, totals in self.totals.items():
-            total, weight, highest, missing = totals.tolist()
-            if weight:
-                out[name] = highest if name.endswith("_max") else total / weight
-            if missing:
-                out[f"{name}_nan"] = missing
-        return out
+        """Name → mean or maximum; see ``reported``."""
+        return reported(self.taken())
+
+    def taken(self) -> dict[str, Totals]:
+        """What one rank saw; ``added`` puts several together."""
+        return {name: tuple(totals.tolist()) for name, totals in self.totals.items()}
+
+
+Totals = tuple[float, ...]  # sum, weight, maximum, number of missing values
+
+
+def added(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
+    """What all ranks saw."""
+    out: dict[str, Totals] = {}
+    for part in parts:
+        for name, new in part.items():
+            old = out.get(name, (0.0, 0.0, -math.inf, 0.0))
+            out[name] = (old[0] + new[0], old[1] + new[1], max(old[2], new[2]), old[3] + new[3])
+    return out
+
+
+def reported(totals: Mapping[str, Totals]) -> dict[str, float]:
+    """Name → mean, or maximum for ``_max``; ``NAME_nan`` counts what was left out, where there is any. A name without a value is
+    absent."""
+    out = {}
+    for name, (total, weight, highest, missing) in totals.items():
+        if weight:
+            out[name] = highest if name.endswith("_max") else total / weight
+        if missing:
+            out[f"{name}_nan"] = missing
+    return out
 
 
 def _entries(name: str, value: Tensor, mask: Tensor, groups: int) -> Tensor:

@@ -6,12 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 
 from rlflow.author.loss import Loss
 from rlflow.batch import Batch
+
+if TYPE_CHECKING:
+    from rlflow.training.learning import Learned, Share
 
 Head = Literal["logprobs", "values", "scores"]
 Mean = Literal["tokens", "rows", "row-tokens"] | float
@@ -60,6 +63,10 @@ class Trainer(Protocol):
         **settings: Any,
     ) -> dict[str, float]:
         """Minibatches of ``loss`` in an order drawn from ``seed``; metrics are means over the rows seen, ``_max`` maxima."""
+
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[Share], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+        """One rank's part of an update: its rows, and of each optimizer step its share, which may be empty. Every rank takes every
+        step; gradients are summed over the ranks of torch's default group."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) of the language model, without heads of our own."""

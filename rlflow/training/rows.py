@@ -40,15 +40,25 @@ def learnable(batch: Batch, loss: Loss) -> Kept:
     Of a token column only entries under ``mask`` count, of others the value itself. For a loss over groups the whole group of
     such a row is left out.
     """
+    bad = broken_rows(batch, loss)
+    if loss.rows == "group":
+        bad = whole_groups(bad, group_of(batch))
+    kept = batch.rows(~bad) if bool(bad.any()) else batch
+    return Kept(kept.select(*columns_read(batch, loss)), int(bad.sum()))
+
+
+def broken_rows(batch: Batch, loss: Loss) -> Tensor:
+    """bool [rows]: where a column that the loss reads is not finite."""
     bad = torch.zeros(len(batch), dtype=torch.bool)
     for parameter in loss.signature.columns:
         if parameter.name in batch:
             bad |= _broken(batch, batch.data[parameter.name])
-    if loss.rows == "group":
-        groups = group_of(batch)
-        bad = torch.bincount(groups, bad.double())[groups] > 0
-    kept = batch.rows(~bad) if bool(bad.any()) else batch
-    return Kept(kept.select(*columns_read(batch, loss)), int(bad.sum()))
+    return bad
+
+
+def whole_groups(rows: Tensor, groups: Tensor) -> Tensor:
+    """bool [rows]: all rows of a group of which one is marked; ``groups`` count from 0 along the batch."""
+    return torch.bincount(groups, rows.double())[groups] > 0 if len(rows) else rows
 
 
 def _broken(batch: Batch, column: Data) -> Tensor:

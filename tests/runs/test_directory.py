@@ -8,6 +8,7 @@ from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import text
 from rlflow.errors import PlanError
 from rlflow.execution.executor import Outcome
+from rlflow.execution.summary import sample_rows
 from rlflow.runs import directory
 from rlflow.runs.directory import Records
 from rlflow.spans import Span
@@ -72,7 +73,7 @@ def test_sample_rows_pair_each_response_with_its_own_prompt():
     scores = Batch(rows, {"scores": Batch.of(scores=[0.0, 1.0, math.nan, 1.0]).data["scores"]})
     records = {"prompt": prompts, "completion": Batch(rows, {"completion": completion}), "scores": scores}
     records = {name: batch.select(name) for name, batch in records.items()}
-    shown = directory.sample_rows(records, 3)
+    shown = sample_rows(records, 3)
     paired = [(row["prompt"], row["completion"], row["scores"]) for row in shown]
     assert paired == [("p0", "c00", 0.0), ("p0", "c01", 1.0), ("p1", "c10", None)]
     assert torch.equal(rows.slots, torch.tensor([0, 0, 1, 1]))

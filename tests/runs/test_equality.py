@@ -8,8 +8,8 @@ import torch
 
 import rlflow
 from rlflow.author.load import load_flow
+from rlflow.given.flags import flat
 from rlflow.runs.api import resolved
-from rlflow.runs.flags import flat
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import started
 from rlflow.watch.reporter import Quiet
@@ -46,7 +46,10 @@ def parameters(engine):
 PAIRS = {"dpo": {"minibatch": 8}, "reward_model": {"minibatch": 8}}
 
 
-@pytest.mark.parametrize("name", [*FLOWS, *PAIRS])
+QUICK = ("ppo", "grpo", "dapo")  # the others are in the slow tier
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (*FLOWS, *PAIRS)])
 def test_eager_and_compiled_runs_end_in_identical_parameters_and_metrics(name, task):
     if name == "distill":
         task["teacher"] = {"model": str(Path(task["model"]).parent / "arithmetic_teacher")}

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from rlflow.batch import Axis, Batch
-from rlflow.runs.health import health
+from rlflow.execution.health import health
 
 
 def records(**columns):

@@ -11,7 +11,7 @@ from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
 from rlflow.data.source import open_data
 from rlflow.errors import PlanError
-from rlflow.runs.flags import Given
+from rlflow.given.flags import Given
 
 TEXT_OPTIONS = ("system", "template", "split")
 FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")

@@ -31,5 +31,7 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the models' arithmetic
     backend: str = "local"  # trainer and generator of every role: local, null, or a dotted module
+    pools: str | None = None  # NAME=RANKS,…: runs on pools of Ray workers; without, in this process
+    ray_address: str | None = None  # a running Ray to join: auto or HOST:PORT; without, --pools starts one on this machine
     staleness: int = 0  # iterations that rollouts may lag behind the newest weights
     threads: Annotated[int, Ge(0)] = 0  # torch threads; 0: one per core

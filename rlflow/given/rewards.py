@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from rlflow.batch import Batch
-from rlflow.data.dataset import Dataset
-from rlflow.execution.engine import Engine, Metrics, Scorer
+from rlflow.data.scorer import Judged
+from rlflow.execution.engine import Engine, Scorer
+from rlflow.execution.tally import Tallies, Tally
+from rlflow.given.backends import backend
+from rlflow.given.dataset import tokenizer
+from rlflow.given.flags import Given
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.reward import Reward, bind, score_all
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.vocabulary import check_same
-from rlflow.runs.backends import backend
-from rlflow.runs.dataset import tokenizer
-from rlflow.runs.flags import Given
 from rlflow.training.protocols import ModelSpec, Trainer
 
 MODEL_READS = ("prompt_tokens", "tokens")
@@ -49,25 +50,21 @@ class Weighted:
     models: list[ModelReward] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        total, metrics = torch.zeros(len(batch), dtype=torch.float64), Metrics()
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
+        total = torch.zeros(len(batch), dtype=torch.float64)
+        metrics: dict[str, Tally] = {}
         if self.functions:
             scores = score_all(self.functions, batch)
             total += scores.values.double()
             self.reasons.update(scores.first)
-            metrics |= {f"missing_{cause}": float(count) for cause, count in scores.missing.items()}
+            metrics |= {f"missing_{cause}": Tally.sum(count) for cause, count in scores.missing.items()}
             if len(scores.parts) + len(self.models) > 1:
-                metrics |= {f"{name}_mean": _mean(part) for name, part in scores.parts.items()}
+                metrics |= {f"{name}_mean": Tally.of(part) for name, part in scores.parts.items()}
         for model in self.models:
             part = model(batch)
             total += model.spec.weight * part.double()
-            metrics[f"{model.spec.name}_mean"] = _mean(part)
+            metrics[f"{model.spec.name}_mean"] = Tally.of(part)
         return total.float(), metrics
-
-
-def _mean(part: Tensor) -> float:
-    present = part[~part.isnan()]
-    return float(present.mean()) if len(present) else float("nan")
 
 
 @dataclass
@@ -77,14 +74,14 @@ class ModelScore:
     engine: Engine
     role: str
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Metrics]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 
 class Rewards:
     """The rewards of a run. Functions share a pool of processes, which ``close`` ends."""
 
-    def __init__(self, given: Given, data: Dataset) -> None:
+    def __init__(self, given: Given, data: Judged) -> None:
         self._given, self._data = given, data
         self._pool = RewardPool()
         null = given.options.backend == "null" and not given.options.reward

@@ -10,12 +10,12 @@ from typing import Any
 
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, listed, nearest
-from rlflow.runs.options import Options
+from rlflow.given.options import Options
 
 SWITCHES = ("json", "quiet")
 REPEATED = ("reward", "track")
 ALIASES = {"data.source": "data"}  # a TOML table [data] cannot also be a value
-ROLE_KEYWORDS = ("model", "trainer", "generator", "reward")
+ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.pool", "generator.pool")
 
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
@@ -99,6 +99,7 @@ def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
     options, hp, data, every = {}, {}, {}, {}
     by_role: dict[str, dict[str, Any]] = {}
     problems = []
+    pools: list[str] = []
     for name, value in values.items():
         head, dot, rest = name.partition(".")
         if not dot and name in own:
@@ -109,12 +110,16 @@ def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
             hp[rest] = value
         elif head == "data":
             data[rest] = value
+        elif head == "pools":  # a table of a configuration file
+            pools.append(f"{rest}={value}")
         elif head in roles:
             by_role.setdefault(head, {})[rest] = value
         else:
             problems.append(_nowhere(name, head, roles))
     if problems:
         raise PlanError(*problems)
+    if pools:
+        options["pools"] = ",".join(pools)
     return Given(override(Options(), options, ""), hp, data, by_role, every, dict(values))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.errors import PlanError, Problem, listed, nearest
-from rlflow.runs.flags import ROLE_KEYWORDS, unknown_flag
+from rlflow.given.flags import ROLE_KEYWORDS, unknown_flag
 
 SHIPPED = ("local", "null")
 

@@ -1,7 +1,7 @@
 import pytest
 
 from rlflow.errors import PlanError
-from rlflow.runs.flags import flat, parse_flags, read_toml, sorted_out
+from rlflow.given.flags import flat, parse_flags, read_toml, sorted_out
 
 
 def test_flags_are_names_and_texts():

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.execution.engine import Model
+from rlflow.given.flags import Given
+from rlflow.given.names import module_name, no_backend, unknown_names
 from rlflow.graph.model import Graph, Op, RoleUse
-from rlflow.runs.flags import Given
-from rlflow.runs.names import module_name, no_backend, unknown_names
 from rlflow.trace.compile import all_nodes
 from rlflow.training.protocols import ModelSpec
 
@@ -30,12 +30,14 @@ def backend(name: str) -> Any:
         raise no_backend(name) from error
 
 
-@dataclass(frozen=True)
-class Halves:
+class Halves(NamedTuple):
     """What a role needs of its backends."""
 
     trainer: bool
     generator: bool
+
+
+Placed = Callable[[RoleUse], Halves]
 
 
 def halves(graph: Graph, use: RoleUse) -> Halves:
@@ -69,12 +71,14 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
         raise PlanError(*dict.fromkeys(problems))
 
 
-def make_models(graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int]) -> dict[str, Model]:
-    """A Model for each role that is one."""
+def make_models(
+    graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int], placed: Placed | None = None
+) -> dict[str, Model]:
+    """A Model for each role that is one; with ``placed`` the halves that it names alone."""
     made = {}
     for use in uses:
         folder, (trainer, generator) = _planned(use, given)
-        options, need = given.options, halves(graph, use)
+        options, need = given.options, placed(use) if placed else halves(graph, use)
         spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0))  # type: ignore[arg-type]
         chosen = given.role(use.name)
         made[use.name] = Model(

@@ -1,0 +1,94 @@
+"""What it costs to send a batch to another process, and to decide which rank gets which rows, without the sending itself.
+
+    python benchmarks/dataplane.py [--rows 4096] [--tokens 2048]
+
+The batch has rows of 0 to --tokens tokens, with the columns that an update of PPO reads. A copy of as many bytes is there to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import zlib
+from collections.abc import Callable
+
+import torch
+
+from rlflow import Batch
+from rlflow.batch import Axis, Data
+from rlflow.cluster.split import Piece, balanced, keep_or_balance, merge_order, route, units_of_rows
+from rlflow.cluster.wire import pack, unpack
+from rlflow.columns import standard_kind
+
+RANKS = 8
+COLUMNS = ("tokens", "mask", "sampled_logprobs", "logprobs", "values", "advantages", "returns")
+
+
+def batch_of(rows: int, longest: int) -> Batch:
+    lengths = torch.randint(0, longest + 1, (rows,), generator=torch.Generator().manual_seed(0))
+    data = {}
+    for name in COLUMNS:
+        kind = standard_kind(name)
+        assert kind is not None
+        data[name] = Data(kind, torch.ones(int(lengths.sum()), dtype=getattr(torch, str(kind.dtype))), lengths)
+    return Batch(Axis.fresh(rows), data)
+
+
+def seconds(call: Callable[[], object], times: int = 7) -> float:
+    """The median of ``times`` calls after one that is not counted."""
+    taken = []
+    for _ in range(times + 1):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])
+
+
+def wire(rows: int, longest: int) -> None:
+    batch = batch_of(rows, longest)
+    frame = pack(batch, checksum=True)
+    calls = {
+        "copy": lambda: bytearray(frame),
+        "pack": lambda: pack(batch),
+        "pack, checksum": lambda: pack(batch, checksum=True),
+        "unpack": lambda: unpack(frame),
+        "unpack, verify": lambda: unpack(frame, verify=True),
+        "CRC-32": lambda: zlib.crc32(frame),
+    }
+    print(f"{rows} rows, {len(frame) / 1e6:.1f} MB")
+    for name, call in calls.items():
+        took = seconds(call)
+        print(f"  {name:<16} {took * 1e3:9.3f} ms {len(frame) / took / 1e9:9.2f} GB/s")
+
+
+def split(rows: int, longest: int) -> None:
+    tokens = torch.randint(0, longest + 1, (rows,), generator=torch.Generator().manual_seed(0))
+    units, even = units_of_rows(None, rows), list(torch.arange(rows).tensor_split(RANKS))
+    found = balanced(units, tokens, RANKS)
+    pieces = [Piece(rank, part) for rank, part in enumerate(even)]
+    calls = {
+        "units_of_rows": lambda: units_of_rows(None, rows),
+        "balanced": lambda: balanced(units, tokens, RANKS),
+        "keep_or_balance": lambda: keep_or_balance(found, units, tokens),
+        "route": lambda: [route(pieces, part) for part in found],
+        "merge_order": lambda: merge_order(found),
+    }
+    print(f"{rows} rows on {RANKS} ranks")
+    for name, call in calls.items():
+        print(f"  {name:<16} {seconds(call) * 1e3:9.3f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=2048)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    wire(1, 16)
+    wire(arguments.rows, arguments.tokens)
+    split(arguments.rows, arguments.tokens)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""The engine of a cluster run: the same calls as in one process, on batches whose columns lie on workers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlflow.author import verbs
+from rlflow.author.loss import Loss
+from rlflow.author.stage import Stage
+from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.custom import by_own_mode
+from rlflow.cluster.host import Payload, opened, packed
+from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
+from rlflow.cluster.message import Answer, Call
+from rlflow.cluster.models import RemoteModel
+from rlflow.cluster.pool import Pool
+from rlflow.cluster.route import Request, request
+from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
+from rlflow.cluster.steps import rank_steps
+from rlflow.cluster.worker import Worker
+from rlflow.columns import Kind, Level
+from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
+from rlflow.execution.engine import HERE, Engine, Terms, whole
+from rlflow.execution.summary import Summary
+from rlflow.execution.tally import Tallies, known, merged
+from rlflow.placement import Placement
+from rlflow.training.learning import together
+from rlflow.training.protocols import Sampling
+
+FETCHED = 64 << 10  # bytes of a column that the driver may look into
+
+
+@dataclass
+class ClusterEngine(Engine):
+    """``models`` are stand-ins for what is on the pools; ``names`` gives the name under which workers know a stage or a loss."""
+
+    models: Mapping[str, RemoteModel]  # type: ignore[assignment]
+    pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
+    placement: Placement = field(default_factory=lambda: Placement({}))
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._keys = itertools.count(1)
+        self._gone: deque[tuple[Where, int]] = deque()
+        self._sampling = threading.Lock()
+
+    # -- calls of the contract ---------------------------------------------------------------------------------------------------
+
+    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms = HERE) -> Batch:
+        with self._sampling:  # a generator has one set of weights at a time
+            return self._sample(role, prompts, sampling, seed, terms)
+
+    def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms) -> Batch:
+        model, pool = self.models[role], self.pools[self.placement.generators[role]]
+        if terms.weights is not None:
+            model.use(terms.weights, terms.seconds)
+        else:
+            model.synchronise(terms.seconds)
+        prompts = self.spread(prompts.select("prompt_tokens"), pool.name, terms.iteration)
+        axis = prompts.axis.repeat(sampling.samples)
+        arguments = {"role": role, "sampling": sampling, "seed": seed}
+        split = self._split(prompts, pool)
+        answers = self._run(pool, "generate", prompts, split, arguments, terms, "model")
+        return whole(self.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+
+    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
+        pool = self.pools[self.placement.trainers[role]]
+        split, ahead = self._split(batch, pool), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
+        answers = self._run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model")
+        return whole(self.kept(pool, answers, split, batch.axis), len(batch), want)
+
+    def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
+        name = self.placement.trainers.get(role)
+        pool = self.pools[name] if name else self._nearest(batch, terms)
+        split = self._split(batch, pool)
+        answers = self._run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io")
+        tallies = merged([answer.tallies for answer in answers.values()])
+        return self.kept(pool, answers, split, batch.axis), tallies
+
+    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
+        pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
+        arguments = {"function": self.names[id(stage)], "settings": dict(settings), "seed": self.seed_of(call)}
+        if stage.dispatch.split is not None:
+            return by_own_mode(self, pool, stage, batch, arguments, terms)
+        group = "model" if stage.on else "cpu"
+        split = self._dispatched(stage, batch, pool)
+        answers = self._run(pool, "stage", batch, split, arguments, terms, group)
+        held = split if stage.dispatch != ALL else split[:1]
+        result = self.kept(pool, answers, held, batch.axis)
+        if stage.dispatch == ALL:
+            every = {name: tuple(value for answer in answers.values() for value in answer.scalars[name].value) for name in result.data}
+            result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
+        return result, merged([answer.tallies for answer in answers.values()])
+
+    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Tallies:
+        settings = dict(settings)
+        if self.iteration < settings.pop("after"):
+            return {}
+        pool = self.pools[self.placement.trainers[role]]
+        function = {"function": self.names[id(loss)], "role": role}
+        batch = self.spread(batch, pool.name)
+        home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
+        facts = torch.zeros(len(batch), 4, dtype=torch.int64)
+        for rank, answer in self._run(pool, "facts", batch, home, function, terms, "cpu").items():
+            facts[home[rank]] = torch.tensor(answer.value)
+        passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
+        plan = rank_steps(facts, loss.rows == "group", len(pool), seed=self.seed_of(call), **passes)
+        answers = [
+            self._ask(pool, rank, "update", batch, plan.rows[rank],
+                      {**function, "steps": plan.steps[rank], "mean": passes["mean"], "settings": settings}, "model")
+            for rank in range(len(pool))
+        ]
+        learned = [answer.value for answer in self._answers(pool, "update", dict(enumerate(answers)), terms).values()]
+        self.models[role].version += 1
+        return known(together(learned, plan.left_out))
+
+    # -- what the run asks -------------------------------------------------------------------------------------------------------
+
+    def frozen(self, role: str) -> Any:
+        return self.models[role].frozen()
+
+    def packed(self, batch: Batch) -> bytes:
+        pool = self._nearest(batch, HERE)
+        payload: Payload = self.on_one(pool, 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
+        return payload.tobytes()
+
+    def unpacked(self, payload: bytes, axis: Axis, role: str, iteration: int) -> Batch:
+        pool = self.pools[self.placement.generators[role]]
+        key = self.key()
+        ref = pool.send(0, "load", key, np.frombuffer(payload, np.uint8), iteration, group="io")
+        return self.kept(pool, self._answers(pool, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+
+    def spread(self, batch: Batch, pool: str | None, iteration: int | None = None) -> Batch:
+        """The driver's columns on a pool; those that are there already, and scalars, as they are."""
+        here = {name: data for name, data in batch.data.items() if not isinstance(data, Sharded) and data.kind.level is not Level.SCALAR}
+        if not here or pool is None:
+            return batch
+        own, chosen = Batch(batch.axis, here), self.pools[pool]
+        units = units_of_rows(batch.axis.slots if batch.axis.grouped else None, len(batch))
+        split = balanced(units, row_tokens(here, len(batch)), len(chosen))
+        return Batch(batch.axis, batch.data | self._put(chosen, own, split, self.iteration if iteration is None else iteration).data)
+
+    def joined(self, batches: list[Batch]) -> Batch:
+        return joined(batches)
+
+    def fetch(self, batch: Batch) -> Batch:
+        """Small columns. Raises ValueError for one that is larger than the driver looks into."""
+        large = [name for name, data in batch.data.items() if isinstance(data, Sharded) and data.nbytes > FETCHED]
+        if large:
+            raise ValueError(f"fetch: found column '{large[0]}' of {batch.data[large[0]].nbytes} bytes, expected at most {FETCHED}")
+        there = Batch(batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, Sharded)})
+        if not there.data:
+            return batch
+        pool = self._nearest(there, HERE)
+        answer = self.on_one(pool, 0, "fetch", there, torch.arange(len(batch)), {}, HERE, "io")
+        return Batch(batch.axis, batch.data | opened(answer.value).data)
+
+    def summarise(self, records: Mapping[str, Batch]) -> Summary:
+        """By one worker, on the columns that are recorded: the driver sees the result alone."""
+        whole_records = _on_common_axes(records)
+        if not whole_records:
+            return Summary()
+        largest = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))
+        pool = self._nearest(largest, HERE)
+        keys: dict[int, tuple[str, ...]] = {}
+        for batch in (self.spread(batch, pool.name) for batch in whole_records):
+            held = self.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
+            keys[held.key] = tuple(batch.data)
+        nothing = Batch(Axis.fresh(0), {})
+        summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
+        return summary
+
+    def finished(self) -> None:
+        """Everything goes, of an iteration that raised too, but what is there for later ones."""
+        self._gone.clear()
+        for pool in self.pools.values():
+            pool.call("clear", self.iteration, seconds=60.0, group="control").result()
+
+    # -- splits ------------------------------------------------------------------------------------------------------------------
+
+    def _nearest(self, batch: Batch, terms: Terms) -> Pool[Worker]:
+        """The pool that was planned, else the one that holds most of the bytes."""
+        if terms.pool is not None:
+            return self.pools[terms.pool]
+        held = dict.fromkeys(self.pools, 0)
+        for data in batch.data.values():
+            for shard in data.layout.shards[:1] if isinstance(data, Sharded) else ():
+                held[shard.at.pool] += data.nbytes
+        return self.pools[max(held, key=lambda name: held[name])]
+
+    def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
+        """The split of the largest column that lies on the pool."""
+        for data in sorted(batch.data.values(), key=lambda data: -data.nbytes):
+            if isinstance(data, Sharded) and (split := data.layout.split(pool.name, len(pool))) is not None:
+                return split
+        return None
+
+    def _split(self, batch: Batch, pool: Pool[Worker], by_group: bool = False) -> list[Tensor]:
+        tokens, home = row_tokens(batch.data, len(batch)), self._home(batch, pool)
+        if home is not None and not by_group and off_balance(home, tokens) <= SLACK:
+            return home  # single rows are never torn
+        units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
+        return keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool))
+
+    def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker]) -> list[Tensor]:
+        """Which rows each rank gets."""
+        everything = torch.arange(len(batch))
+        if stage.dispatch == ALL:
+            return [everything] * len(pool)
+        if stage.dispatch == DP_COMPUTE:
+            return self._split(batch, pool, stage.rows == "group")
+        assert stage.dispatch == RANK0
+        return [everything]
+
+    # -- calls of workers --------------------------------------------------------------------------------------------------------
+
+    def key(self) -> int:
+        return next(self._keys)
+
+    def on_one(
+        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], terms: Terms,
+        group: str = "cpu",
+    ) -> Answer:
+        """An operation on one rank."""
+        return self._answers(pool, op, {rank: self._ask(pool, rank, op, batch, rows, arguments, group)}, terms)[rank]
+
+    def on_each(
+        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms
+    ) -> dict[int, Answer]:
+        """An operation on several ranks side by side, each with a batch of its own."""
+        refs = {rank: self._ask(pool, rank, op, batch, torch.arange(len(batch)), arguments, "cpu") for rank, batch in batches.items()}
+        return self._answers(pool, op, refs, terms)
+
+    def _run(
+        self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str
+    ) -> dict[int, Answer]:
+        """The operation on each rank that has rows (on rank 0 where there are none at all), and the answers by rank."""
+        batch = self.spread(batch, pool.name)
+        used = [rank for rank, rows in enumerate(split) if len(rows)] or [0]
+        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group, terms.iteration) for rank in used}
+        return self._answers(pool, op, refs, terms)
+
+    def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
+        future = pool.future(op, list(refs.items()), terms.seconds, list)
+        return dict(zip(refs, future.result(), strict=True))
+
+    def _ask(
+        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,
+        iteration: int | None = None,
+    ) -> Any:
+        """Start an operation on one rank; the reference of its answer. What lies on other workers is sent
+        from there to here, not through the driver."""
+        key, at = self.key(), pool.at(rank)
+        asked: Request = request(batch, rows, at)
+        transfers = [
+            self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in asked.transfers
+        ]
+        iteration = self.iteration if iteration is None else iteration
+        call = Call(op, key, asked.inputs, iteration, arguments, self._forgotten(at))
+        return pool.send(rank, "run", call, *transfers, group=group)
+
+    def _forgotten(self, at: Where) -> tuple[int, ...]:
+        """Keys on this worker of which nobody knows any more."""
+        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        self._gone.extend(item for item in gone if item[0] != at)
+        return tuple(key for where, key in gone if where == at)
+
+    def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor], iteration: int) -> Batch:
+        """The driver's rows onto a pool."""
+        shards, refs, used = [], [], []
+        for rank, rows in enumerate(split):
+            if len(rows):
+                key = next(self._keys)
+                payload: Payload = packed(batch.rows(rows))
+                refs.append((rank, pool.send(rank, "put", key, payload, iteration, group="io")))
+                shards.append(self._shard(pool.at(rank), key, len(rows)))
+                used.append(rows)
+        pool.future("put", refs, 300.0, list).result()
+        layout = Layout.of(shards, used, len(batch))
+        return Batch(batch.axis, {name: Sharded(data.kind, layout, data.lengths, name, data.nbytes) for name, data in batch.data.items()})
+
+    def _shard(self, at: Where, key: int, rows: int) -> Shard:
+        return Shard(at, key, rows, lambda at, key: self._gone.append((at, key)))
+
+    def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
+        """What the ranks keep, as columns over ``axis``, whose rows ``split`` they were given."""
+        ranks = sorted(answers)
+        check_counts([split[rank] if rank < len(split) else split[0] for rank in ranks], [answers[rank].rows for rank in ranks])
+        shards = [self._shard(pool.at(rank), answers[rank].key, answers[rank].rows) for rank in ranks]
+        first = answers[ranks[0]]
+        columns: dict[str, Data] = dict(first.scalars)
+        if len(split) >= len(ranks):
+            layout = Layout.of(shards, [split[rank] for rank in ranks], len(axis))
+            held = {level: [(split[rank], answers[rank].lengths[level]) for rank in ranks] for level in first.lengths}
+            lengths = {level: _lengths(parts, len(axis)) for level, parts in held.items()}
+            for name, (kind, _) in first.columns.items():
+                size = sum(answers[rank].columns[name][1] for rank in ranks)
+                columns[name] = Sharded(_widest(name, answers), layout, lengths.get(kind.level.value), name, size)
+        return Batch(axis, columns)
+
+
+def _widest(name: str, answers: Mapping[int, Answer]) -> Kind:
+    return next(iter(answers.values())).columns[name][0]
+
+
+def _lengths(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Tensor:
+    lengths = torch.zeros(rows, dtype=torch.int64)
+    for held, values in parts:
+        lengths[held] = torch.tensor(values)
+    return lengths
+
+
+def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
+    """The rows that each rank's prompts become."""
+    return [(rows[:, None] * samples + torch.arange(samples)).reshape(-1) for rows in split]
+
+
+def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
+    """Recorded columns by their rows; texts of the prompts over the rows of the completions, beside which they are shown."""
+    main = records["completion"].axis if "completion" in records else None
+    found: dict[int, Batch] = {}
+    for name, batch in records.items():
+        data, axis = batch.data[name], batch.axis
+        index = axis.rows_of(main) if main is not None and axis is not main and name in ("prompt", "answer") else None
+        if index is not None and main is not None:
+            data, axis = data.take(index, axis), main
+        held = found.get(id(axis), Batch(axis, {}))
+        found[id(axis)] = Batch(axis, held.data | {name: data})
+    return list(found.values())

@@ -1,0 +1,173 @@
+"""What a frame says of the batch that it holds: the header, and the checks of it that hold on both sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+import torch
+from torch import Tensor
+
+from rlflow.batch import Axis, Data
+from rlflow.columns import Kind, Level
+from rlflow.errors import printable
+
+LIMIT = 1 << 36  # bytes of a frame
+HEADER_LIMIT = 1 << 24  # bytes of a header
+DIMENSIONS = 8
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.int32,
+        torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    )
+}  # fmt: skip
+FORMS = {"text": {Level.TEXT}, "ragged": {Level.TOKEN, Level.PROMPT}, "tensor": {Level.ROW, Level.GROUP, Level.SCALAR},
+         "tuple": {Level.SCALAR}}  # fmt: skip
+
+
+class WireError(ValueError):
+    """These bytes are no batch of this version, or this batch cannot be bytes."""
+
+    @classmethod
+    def of(cls, what: str, found: object, expected: object) -> WireError:
+        return cls(": ".join((_brief(what), f"found {_brief(found)}, expected {expected}")))
+
+
+def _brief(value: object) -> str:
+    """Part of a message: bytes of unknown origin neither flood it nor drive a terminal."""
+    return printable(str(value)[:160], keep="")
+
+
+class Buffer(NamedTuple):
+    """dtype (as torch prints it, without ``torch.``) and shape of a piece of the payload."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class Column(NamedTuple):
+    """A column of the header. ``form``: text (bytes and offsets), ragged (entries and lengths), tensor, or tuple (of scalars)."""
+
+    name: str
+    kind: Kind
+    form: str
+    buffers: tuple[Buffer, ...]
+
+
+def packed(axis: Axis, columns: Sequence[Column]) -> bytes:
+    """The header as msgpack."""
+    listed = [[name, kind.level.value, kind.dtype, form, buffers] for name, kind, form, buffers in columns]
+    header: bytes = msgpack.packb([bool(axis.grouped), len(axis), listed], unicode_errors="surrogatepass")
+    if len(header) > HEADER_LIMIT:
+        raise WireError.of("header", f"{len(header)} bytes for {len(columns)} columns", f"at most {HEADER_LIMIT}")
+    return header
+
+
+def unpacked(raw: memoryview) -> tuple[bool, int, list[Column]]:
+    """Whether rows are grouped, how many there are, and their columns. Raises WireError for anything that is no header."""
+    try:
+        decoded = msgpack.unpackb(raw, unicode_errors="surrogatepass")
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise WireError.of("header", f"{type(error).__name__}: {error}", "msgpack") from error
+    grouped, rows, listed = _fields("header", decoded, (bool, int, list))
+    columns = [_column(entry) for entry in listed]
+    if len({column.name for column in columns}) != len(columns):
+        raise WireError.of("header", f"columns {[column.name for column in columns][:16]}", "one column of each name")
+    if rows < 0:
+        raise WireError.of("header", f"{rows} rows", "0 or more")
+    return grouped, rows, columns
+
+
+def _fields(what: str, value: Any, types: Sequence[Any]) -> list[Any]:
+    """A list with one item of each type (True is no int). Raises WireError for anything else."""
+    if type(value) is not list or len(value) != len(types) or not all(type(v) in _either(t) for v, t in zip(value, types, strict=True)):
+        found = [type(item).__name__ for item in value[:16]] if type(value) is list else type(value).__name__
+        raise WireError.of(what, found, [" or ".join(t.__name__ for t in _either(kind)) for kind in types])
+    return value
+
+
+def _either(kind: Any) -> tuple[type, ...]:
+    return kind if isinstance(kind, tuple) else (kind,)
+
+
+def _column(value: Any) -> Column:
+    name, level, dtype, form, buffers = _fields("column", value, (str, str, (str, type(None)), str, list))
+    if level not in list(Level):
+        raise WireError.of(f"column {name!r}", f"level {level!r}", ", ".join(Level))
+    column = Column(name, Kind(Level(level), dtype), form, tuple(_shape_of(name, buffer) for buffer in buffers))
+    check_kind(column)
+    return column
+
+
+def _shape_of(name: str, value: Any) -> Buffer:
+    dtype, shape = _fields(f"buffer of column {name!r}", value, (str, list))
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise WireError.of(f"buffer of column {name!r}", f"shape {shape[:16]}", "sizes from 0 on")
+    return Buffer(dtype, tuple(shape))
+
+
+def check_kind(column: Column) -> None:
+    """Raises WireError for dtypes, shapes and numbers of buffers that a column of its kind and form cannot have."""
+    name, kind, form, buffers = column
+    dtypes = [buffer.dtype for buffer in buffers]
+    if not {kind.dtype or "bool", *dtypes} <= set(DTYPES):
+        raise WireError.of(f"column {name!r}", f"dtypes {kind.dtype}, {dtypes[:8]}", f"some of {', '.join(DTYPES)}")
+    if kind.level not in FORMS.get(form, ()):
+        raise WireError.of(f"column {name!r}", f"form {form!r} of a {kind.level} column", f"one of {', '.join(FORMS)} that fits")
+    # of empty buffers too: torch multiplies the other sizes to find the strides
+    large = [b.shape for b in buffers if len(b.shape) > DIMENSIONS or math.prod(size or 1 for size in b.shape) > LIMIT]
+    if large:
+        raise WireError.of(f"column {name!r}", f"shape {large[0][:16]}", f"at most {DIMENSIONS} dimensions and {LIMIT} entries")
+    if not _fits(column, dtypes):
+        raise WireError.of(f"column {name!r}", f"buffers of {dtypes[:8]}", f"those of a {kind} column, form {form}")
+
+
+def _fits(column: Column, dtypes: Sequence[str]) -> bool:
+    kind, form = column.kind, column.form
+    if form == "text":
+        return kind.dtype is None and dtypes == ["uint8", "int64"] and all(len(buffer.shape) == 1 for buffer in column.buffers)
+    values = dtypes[:1] if form == "ragged" else dtypes
+    if not all(kind.family in (None, Kind(kind.level, dtype).family) for dtype in values):
+        return False
+    return dtypes[1:] == ["int64"] if form == "ragged" else form == "tuple" or len(dtypes) == 1
+
+
+def check_rows(name: str, data: Data, axis: Axis) -> None:
+    """Raises WireError where a column does not have the batch's rows."""
+    what, level = f"column {name!r}", data.kind.level
+    if level is Level.SCALAR:
+        _check_scalars(what, data.value if isinstance(data.value, tuple) else (data.value,))
+    elif data.lengths is not None:
+        _check_lengths(what, data.value, data.lengths, len(axis))
+    else:
+        _check_count(what, data.value, level, axis)
+
+
+def _check_scalars(what: str, values: Sequence[Tensor]) -> None:
+    shapes = [list(value.shape) for value in values]
+    if any(shapes):
+        raise WireError.of(what, f"shapes {shapes[:8]}", "scalars")
+
+
+def _check_count(what: str, value: Any, level: Level, axis: Axis) -> None:
+    rows = axis.groups if level is Level.GROUP else len(axis)
+    found = len(value) if level is Level.TEXT or value.ndim else "no"
+    if found != rows:
+        raise WireError.of(what, f"{found} entries", f"{rows}, one for each {level.value}")
+
+
+def _check_lengths(what: str, value: Tensor, lengths: Tensor, rows: int) -> None:
+    if lengths.shape != (rows,) or not value.ndim:
+        raise WireError.of(what, f"lengths {list(lengths.shape)} of {list(value.shape)} entries", f"{rows} lengths, entries side by side")
+    each = lengths.numpy()
+    ends = each.cumsum()  # a sum that runs over is negative before it is anything else
+    sound = not rows or (each.min() >= 0 and ends.min() >= 0)
+    if not sound or (ends[-1] if rows else 0) != len(value):
+        raise WireError.of(what, f"lengths {lengths[:4].tolist()} …", f"{rows} lengths that sum to {len(value)}")

@@ -1,0 +1,44 @@
+"""The Ray actor around an object: runs its methods by name, in the threads of a concurrency group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from rlflow.batch import Batch
+from rlflow.cluster.wire import pack, unpack
+
+Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
+_actor: Any = ray.remote  # its own types know neither actors' concurrency groups nor restarts
+
+GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2}  # models of one worker share its cores: one at a time
+
+
+@_actor(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
+class Host:
+    """Holds one object. Never restarted by Ray, which would lose its state silently."""
+
+    held: Any = None
+
+    def make(self, kind: type, *args: Any) -> None:
+        """Make the object. Not in the constructor: what that raises reaches nobody as it is."""
+        self.held = kind(*args)
+
+    def do(self, method: str, *args: Any) -> Any:
+        return getattr(self.held, method)(*args)
+
+    def do_batch(self, method: str, payload: Payload) -> Payload:
+        """A method from batch to batch."""
+        return packed(getattr(self.held, method)(opened(payload)))
+
+
+def packed(batch: Batch) -> Payload:
+    return np.frombuffer(pack(batch), np.uint8)
+
+
+def opened(payload: Payload) -> Batch:
+    """The batch, on the payload's own memory."""
+    return unpack(payload.data)

@@ -1,0 +1,152 @@
+"""Ray for a run: a local one of its own on the loopback address, or one that is there; and pools in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from rlflow.cluster.pool import Pool, make_pool
+from rlflow.cluster.setup import Setup
+from rlflow.cluster.worker import Worker
+from rlflow.errors import PlanError
+
+STORE = 512 << 20  # bytes of shared memory for columns and weights on their way, on a local Ray
+REACH_SECONDS = 10.0  # how long a running Ray may take to answer
+PLACED_SECONDS = 30.0  # how long a cluster may take to give what a pool needs
+STARTED_SECONDS = 600.0  # how long a worker may take to load its models
+
+
+def token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+
+
+def guard_token() -> None:
+    """Ray's token for this machine's user, readable by nobody else, before Ray makes one that is. Ray itself turns authentication on
+    where RAY_AUTH_MODE says nothing."""
+    if os.environ.get("RAY_AUTH_MODE", "token") != "token" or "RAY_AUTH_TOKEN" in os.environ:
+        return
+    path = token_file()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    path.chmod(0o600)
+
+
+def start(address: str | None, ranks: int) -> None:
+    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers. Raises PlanError."""
+    guard_token()
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": f"rlflow-{secrets.token_hex(4)}"}
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if ray.is_initialized():
+        raise PlanError.of("ray-twice", "this process is connected to a Ray already", found="an earlier ray.init or another run",
+                           expected="a process of its own for each cluster run", remedy="ray.shutdown() first")
+    try:
+        if address is not None:
+            reach(address)
+            ray.init(address=address, **quiet)
+        else:
+            ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
+                     object_store_memory=STORE, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
+                           found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
+                           remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def reach(address: str) -> None:
+    """Raises OSError where nothing answers at HOST:PORT: Ray itself would try for five minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), REACH_SECONDS).close()
+
+
+def place_pools(pools: Mapping[str, int], gpus: bool) -> dict[str, PlacementGroup]:
+    """A placement group for each pool, a bundle for each rank. Raises PlanError where the cluster has no room."""
+    have = resources("cluster_resources")
+    kind, each = ("GPU", {"GPU": 1.0, "CPU": 1.0}) if gpus else ("CPU", {"CPU": 1.0})
+    need = sum(pools.values())
+    if have.get(kind, 0) < need:
+        raise PlanError.of("no-room", f"the pools need {need} {kind}s", found=f"{have.get(kind, 0):g} in the cluster",
+                           expected=", ".join(f"{name}: {ranks}" for name, ranks in pools.items()),
+                           remedy="fewer ranks in --pools, or a larger cluster")
+    groups = {name: placement_group([dict(each) for _ in range(ranks)], strategy="PACK") for name, ranks in pools.items()}
+    for name, group in groups.items():
+        if not group.wait(PLACED_SECONDS):
+            for other in groups.values():
+                remove_placement_group(other)
+            raise PlanError.of("no-room", f"pool '{name}' found no room in {PLACED_SECONDS:g} s",
+                               found=f"{resources('available_resources').get(kind, 0):g} {kind}s free", expected=f"{pools[name]} {kind}s",
+                               remedy="wait until other jobs end, or fewer ranks in --pools")
+    return groups
+
+
+def resources(which: str) -> dict[str, float]:
+    """What a cluster has, or has free."""
+    return dict(getattr(ray, which)())
+
+
+def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], threads: int) -> dict[str, Pool[Worker]]:
+    """The workers of all pools, loaded side by side."""
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
+    made = {}
+    for name, ranks in setups.items():
+        resources = {"num_cpus": 1, "runtime_env": environment}
+        if "GPU" in groups[name].bundle_specs[0]:
+            resources["num_gpus"] = 1
+        made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], **resources)
+    waiting = [pool.made(STARTED_SECONDS) for pool in made.values()]
+    for future in waiting:
+        future.result()
+    return made
+
+
+def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
+    return (ranks[rank],)
+
+
+def meeting(folder: Path, pool: str) -> str:
+    """Where the ranks of a pool on one machine meet."""
+    return str(folder / f"{pool}.meeting")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="rlflow-") as folder:
+        yield Path(folder)
+
+
+def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]) -> None:
+    """End what was started here: rewards' processes, workers, placement groups."""
+    for pool in pools.values():
+        with contextlib.suppress(Exception):
+            pool.call(Worker.close, seconds=10.0, group="control").result()
+        for actor in pool.actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+    for group in groups.values():
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+
+
+def leave() -> None:
+    """End this process's connection, and with it a Ray that was started here."""
+    ray.shutdown()

@@ -1,0 +1,162 @@
+"""What the driver of a cluster run knows of a column: which shards hold its rows. Never what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from rlflow.batch import Axis, Batch, Data
+from rlflow.columns import Kind, Level
+
+
+class Where:
+    """A worker: rank ``rank`` of the pool ``pool``."""
+
+    __slots__ = ("pool", "rank")
+
+    def __init__(self, pool: str, rank: int) -> None:
+        self.pool, self.rank = pool, rank
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of pool '{self.pool}'"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Where) and (self.pool, self.rank) == (other.pool, other.rank)
+
+    def __hash__(self) -> int:
+        return hash((self.pool, self.rank))
+
+
+class Shard:
+    """Columns over some rows that one worker holds under a key. When nobody knows of the shard any more, ``gone`` is told."""
+
+    __slots__ = ("__weakref__", "_gone", "at", "key", "rows")
+
+    def __init__(self, at: Where, key: int, rows: int, gone: Callable[[Where, int], None]) -> None:
+        self.at, self.key, self.rows, self._gone = at, key, rows, gone
+
+    def __del__(self) -> None:
+        self._gone(self.at, self.key)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where each row lies: ``shard`` int64 [rows], the number of its shard, and ``place`` int64 [rows], its row within that.
+
+    ``held``: where each shard holds just these rows, the rows of each in its order; what is asked of such a layout most is then known.
+    """
+
+    shards: tuple[Shard, ...]
+    shard: Tensor
+    place: Tensor
+    held: tuple[Tensor, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    @staticmethod
+    def of(shards: Sequence[Shard], split: Sequence[Tensor], rows: int) -> Layout:
+        """Shard i holds the rows ``split[i]``, in that order."""
+        shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
+        for number, held in enumerate(split):
+            shard[held], place[held] = number, torch.arange(len(held))
+        return Layout(tuple(shards), shard, place, tuple(split))
+
+    def whole(self, rows: Tensor) -> int | None:
+        """The shard that holds just these rows in this order."""
+        same = (number for number, held in enumerate(self.held) if held is rows or torch.equal(held, rows))
+        return next(same, None)
+
+    def take(self, index: Tensor) -> Layout:
+        return Layout(self.shards, self.shard[index], self.place[index])
+
+    def split(self, pool: str, ranks: int) -> list[Tensor] | None:
+        """The rows on each rank of a pool; None where some lie elsewhere."""
+        if any(shard.at.pool != pool for shard in self.shards):
+            return None
+        ranks_of = [shard.at.rank for shard in self.shards]
+        if self.held and len(set(ranks_of)) == len(ranks_of):
+            held, none = dict(zip(ranks_of, self.held, strict=True)), torch.zeros(0, dtype=torch.int64)
+            if all(bool((rows.diff() > 0).all()) for rows in self.held):
+                return [held.get(number, none) for number in range(ranks)]
+        rank = torch.tensor([shard.at.rank for shard in self.shards], dtype=torch.int64)[self.shard]
+        return [(rank == number).nonzero()[:, 0] for number in range(ranks)]
+
+    def same(self, other: Layout) -> bool:
+        """Whether both say the same of every row."""
+        equal = torch.equal
+        return self is other or (self.shards == other.shards and equal(self.shard, other.shard) and equal(self.place, other.place))
+
+    @staticmethod
+    def concat(layouts: Sequence[Layout]) -> Layout:
+        shards = tuple(shard for layout in layouts for shard in layout.shards)
+        starts = torch.tensor([0, *(len(layout.shards) for layout in layouts)]).cumsum(0).tolist()
+        number = torch.cat([layout.shard + start for layout, start in zip(layouts, starts, strict=False)])
+        return Layout(shards, number, torch.cat([layout.place for layout in layouts]))
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded(Data):
+    """A column on workers, in the place of ``Data``. ``value`` is its Layout; ``name`` is what its shards call it; ``size`` its bytes."""
+
+    name: str = ""
+    size: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        layout: Layout = self.value
+        return layout
+
+    @property
+    def nbytes(self) -> int:
+        return self.size
+
+    def padded(self, axis: Axis) -> NoReturn:
+        raise TypeError(f"the column '{self.name}' lies on workers: only stages see it, or what Engine.fetch brings")
+
+    def take(self, index: Tensor, axis: Axis) -> Sharded:
+        share = self.size * len(index) // max(len(self.layout), 1)
+        lengths = self.lengths[index] if self.lengths is not None else None
+        return replace(self, value=self.layout.take(index), lengths=lengths, size=share)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """The rows of several batches of the same columns, one after another, without moving any."""
+    first = batches[0]
+    axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
+    return Batch(axis, {name: _joined([batch.data[name] for batch in batches]) for name in first.data})
+
+
+def _joined(pieces: Sequence[Data]) -> Data:
+    first = pieces[-1]
+    if not isinstance(first, Sharded):
+        return first
+    lengths = torch.cat([piece.lengths for piece in pieces]) if first.ragged else None  # type: ignore[misc]
+    layout = Layout.concat([piece.value for piece in pieces])
+    return replace(first, value=layout, lengths=lengths, size=sum(piece.nbytes for piece in pieces))
+
+
+def empty(kind: Kind) -> Data:
+    """A column of no rows."""
+    if kind.level is Level.TEXT:
+        return Data(kind, ())
+    value = torch.zeros(0, dtype=getattr(torch, kind.dtype or "float32"))
+    return Data(kind, value, torch.zeros(0, dtype=torch.int64) if kind.level in (Level.TOKEN, Level.PROMPT) else None)
+
+
+def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:
+    """int64 [rows]: what each row weighs: its tokens and those of its prompt, 1 where nothing says how long it is."""
+    found = [data.lengths for name in ("tokens", "prompt_tokens") if (data := columns.get(name)) is not None and data.lengths is not None]
+    if not found:
+        found = [data.lengths for data in columns.values() if data.lengths is not None][:1]
+    total: Tensor = sum(found[1:], found[0].clone()) if found else torch.ones(rows, dtype=torch.int64)
+    return total
+
+
+def small(value: Any) -> bool:
+    """Whether the driver may hold it: it is no column on workers."""
+    return not isinstance(value, Sharded)

@@ -1,0 +1,76 @@
+"""What stands on the driver for a model on pools: its version, and its weights on their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from torch import Tensor
+
+from rlflow.cluster.pool import Pool
+from rlflow.cluster.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.worker import Worker
+
+MOVE_SECONDS = 1800.0  # how long weights or state may take from pool to pool
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Weights on their way: how many updates are behind them, and a reference of what they are."""
+
+    version: int
+    weights: Any
+
+
+@dataclass
+class RemoteTrainer:
+    """A role's trainer, one per rank of a pool; ranks hold the same weights, so rank 0 speaks for all."""
+
+    role: str
+    pool: Pool[Worker]
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies: nothing here changes when the workers go on."""
+        return unpack_tensors(self.pool.call_rank0(Worker.state, self.role, seconds=MOVE_SECONDS, group="model").result())
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        self.pool.call(Worker.restore, self.role, ray.put(pack_tensors(state)), seconds=MOVE_SECONDS, group="model").result()
+
+    def save(self, folder: Path) -> None:
+        self.pool.call_rank0(Worker.save, self.role, str(folder.resolve()), seconds=MOVE_SECONDS, group="model").result()
+
+
+@dataclass
+class RemoteModel:
+    """A role: where its halves are, how many updates are behind its weights, and how many behind those that sample."""
+
+    role: str
+    trainer: RemoteTrainer | None = None
+    generator: Pool[Worker] | None = None
+    version: int = 0
+    sampled_version: int = 0
+
+    def frozen(self) -> Frozen | None:
+        """The weights as they are now; None where the generator's pool is the trainer's, which has just the newest."""
+        if self.trainer is None or self.generator is None or self.generator is self.trainer.pool:
+            return None
+        return Frozen(self.version, self.trainer.pool.send(0, "weights", self.role, group="model"))
+
+    def use(self, frozen: Frozen, seconds: float) -> None:
+        """Let the generator sample with these weights."""
+        if self.generator is not None and self.sampled_version != frozen.version:
+            self.generator.call("receive", self.role, frozen.version, frozen.weights, seconds=seconds, group="model").result()
+            self.sampled_version = frozen.version
+
+    def synchronise(self, seconds: float = MOVE_SECONDS) -> None:
+        """Hand the trainer's weights to the generator's pool where they are newer. On one pool each rank does that by itself; after a
+        restart it is told which version it has."""
+        if self.generator is None or self.trainer is None or self.sampled_version == self.version:
+            return
+        if (frozen := self.frozen()) is not None:
+            self.use(frozen, seconds)
+        elif self.sampled_version < 0:
+            self.generator.call(Worker.renumber, self.role, self.version, seconds=seconds, group="model").result()
+        self.sampled_version = self.version

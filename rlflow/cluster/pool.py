@@ -1,0 +1,173 @@
+"""A pool: one object of a class on each of several workers, Ray actors in one placement group; and calls to them with deadlines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from rlflow.batch import Batch
+from rlflow.cluster.host import Host, Payload, opened, packed
+from rlflow.cluster.layout import Where, row_tokens
+from rlflow.cluster.split import balanced, check_counts, merge_order, units_of_rows
+from rlflow.execution.apply import RemoteError
+
+W = TypeVar("W")
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+SECONDS = 300.0  # how long a call may take where nothing else is said
+
+
+class Late(RemoteError):
+    """Ranks that have not answered by the deadline of a call."""
+
+
+class Dead(RemoteError):
+    """A worker is gone."""
+
+
+class Future(Generic[R]):
+    """The answers of several workers, in the order of ``at``; ``merge`` makes one result of them."""
+
+    def __init__(self, what: str, at: Sequence[Where], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R]) -> None:
+        self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, merge
+        self._limit = time.monotonic() + seconds
+
+    def done(self) -> bool:
+        return len(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0]) == len(self.refs) if self.refs else True
+
+    def result(self) -> R:
+        """Wait for all, or for the first that fails. Raises RemoteError with the rank, and Late with the ranks that have not answered
+        at the deadline."""
+        try:
+            answers = ray.get(list(self.refs), timeout=max(self._limit - time.monotonic(), 0.0))
+        except RayError:  # a deadline that has passed is one too
+            answers = self._one_by_one()
+        return self._merge(answers)
+
+    def _one_by_one(self) -> list[Any]:
+        """The same as each comes, which finds out whose answer is missing."""
+        waiting = dict(zip(self.refs, self.at, strict=True))
+        answers: dict[Any, Any] = {}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=max(self._limit - time.monotonic(), 0.0))
+            if not ready:
+                late = ", ".join(map(str, waiting.values()))
+                raise Late(f"no answer to '{self.what}' from {late} after {self.seconds:g} s")
+            answers[ready[0]] = _answer(self.what, ready[0], waiting.pop(ready[0]))
+        return [answers[ref] for ref in self.refs]
+
+
+def _answer(what: str, ref: Any, at: Where) -> Any:
+    try:
+        return ray.get(ref, timeout=SECONDS)
+    except RayTaskError as error:
+        raise translated(error.cause, at) from error.cause
+    except (RayActorError, GetTimeoutError) as error:
+        raise Dead(f"{at} is gone while '{what}' ran there: {str(error).splitlines()[0]}") from error
+
+
+def translated(cause: BaseException, at: Where) -> BaseException:
+    """What a worker raised: problems of the author's as they are, others with the rank."""
+    passed = getattr(cause, "problems", None) is not None or type(cause).__module__ == "rlflow.execution.apply"
+    return cause if passed else RemoteError(f"{type(cause).__name__}: {cause} ({at})")
+
+
+class Pool(Generic[W]):
+    """Objects of one class, one per rank, numbered from 0. ``call`` and its kin take a method of the class, or its name."""
+
+    def __init__(self, name: str, actors: Sequence[Any]) -> None:
+        self.name, self.actors = name, tuple(actors)
+        self.making: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.actors)
+
+    def __repr__(self) -> str:
+        return f"Pool({self.name}, {len(self)} ranks)"
+
+    def at(self, rank: int) -> Where:
+        return Where(self.name, rank)
+
+    def send(self, rank: int, method: str, *args: Any, group: str = "cpu") -> Any:
+        """Start a method on one rank; the reference of its result. References among ``args`` arrive as their values."""
+        return self.actors[rank].do.options(concurrency_group=group).remote(method, *args)
+
+    def made(self, seconds: float) -> Future[list[None]]:
+        """The objects are there, or what kept one from being made."""
+        return self.future("the start", list(enumerate(self.making)), seconds, list)
+
+    def future(self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R]) -> Future[R]:
+        return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge)
+
+    def call(
+        self, method: Callable[Concatenate[W, P], R] | str, *args: Any, seconds: float = SECONDS, group: str = "cpu"
+    ) -> Future[list[R]]:
+        """Every rank, the same arguments; one result per rank, in rank order."""
+        name = _name(method)
+        return self.future(name, [(rank, self.send(rank, name, *args, group=group)) for rank in range(len(self))], seconds, list)
+
+    def call_rank0(
+        self, method: Callable[Concatenate[W, P], R] | str, *args: Any, seconds: float = SECONDS, group: str = "cpu"
+    ) -> Future[R]:
+        """Rank 0 alone."""
+        name = _name(method)
+        return self.future(name, [(0, self.send(0, name, *args, group=group))], seconds, lambda answers: answers[0])
+
+    def call_batch(
+        self, method: Callable[[W, Batch], Batch] | str, batch: Batch, *, by_group: bool = False, seconds: float = SECONDS
+    ) -> Future[Batch]:
+        """Every row to exactly one rank, any number of rows; results over the rows in their original order.
+
+        Raises ValueError with the rank where a rank gives another number of rows than it got.
+        """
+        name = _name(method)
+        units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
+        split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
+        used = [rank for rank in range(len(self)) if len(split[rank])] or [0]
+        refs = [(rank, self.actors[rank].do_batch.remote(name, packed(batch.rows(split[rank])))) for rank in used]
+
+        def merge(answers: list[Payload]) -> Batch:
+            parts = [opened(answer) for answer in answers]
+            check_counts([split[rank] for rank in used], [len(part) for part in parts])
+            rows = Batch.concat(parts).rows(merge_order([split[rank] for rank in used]))
+            return Batch(batch.axis, rows.data)
+
+        return self.future(name, refs, seconds, merge)
+
+    def map(self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS) -> Iterator[R]:
+        """The method over items, each on the next rank; results in the order of the items, each as soon as it and those before it are
+        there. At most two items per rank are under way."""
+        name, waiting = _name(method), list[Future[R]]()
+        for number, item in enumerate(items):
+            rank = number % len(self)
+            waiting.append(self.future(name, [(rank, self.send(rank, name, item))], seconds, lambda answers: answers[0]))
+            if len(waiting) >= 2 * len(self):
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()
+
+
+def _name(method: Callable[..., Any] | str) -> str:
+    return method if isinstance(method, str) else method.__name__
+
+
+def make_pool(name: str, kind: type[W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any, **options: Any) -> Pool[W]:
+    """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. ``Pool.made`` waits for them."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    host: Any = Host
+    actors = []
+    for rank in range(ranks):
+        where = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
+        actors.append(host.options(scheduling_strategy=where, **options).remote())
+    pool: Pool[W] = Pool(name, actors)
+    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank)) for rank, actor in enumerate(actors)]
+    return pool
+
+

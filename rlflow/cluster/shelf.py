@@ -1,0 +1,75 @@
+"""What a worker holds: shards under keys, and the batch of a call put together from them and from what comes with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.host import Payload, opened, packed
+from rlflow.cluster.layout import empty
+from rlflow.cluster.message import Index, Inputs, Source
+
+
+class Shelf:
+    """Shards by key. Calls of several threads use it."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Batch] = {}
+        self._iterations: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: int, batch: Batch, iteration: int = 0) -> None:
+        """``iteration``: the one that the shard is there for."""
+        with self._lock:
+            self._held[key], self._iterations[key] = batch, iteration
+
+    def get(self, key: int) -> Batch:
+        return self._held[key]
+
+    def forget(self, keys: Iterable[int]) -> None:
+        with self._lock:
+            for key in keys:
+                self._held.pop(key, None)
+                self._iterations.pop(key, None)
+
+    def clear(self, iteration: int) -> None:
+        """Forget what is there for this iteration and those before it."""
+        with self._lock:
+            for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
+                self._held.pop(key, None)
+                del self._iterations[key]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def slice(self, key: int, names: Sequence[str], rows: Index | None) -> Payload:
+        """Rows of columns, packed for another worker."""
+        batch = self._held[key].select(*names)
+        return packed(batch if rows is None else batch.rows(torch.tensor(rows)))
+
+    def batch(self, inputs: Inputs, transfers: Sequence[Payload]) -> Batch:
+        """The batch of a call; ``transfers`` come in the order in which its parts name them."""
+        coming = (opened(payload) for payload in transfers)
+        axis = Axis(torch.tensor(inputs.keys), grouped=inputs.grouped)
+        columns: dict[str, Data] = {}
+        for source in inputs.sources:
+            columns |= self._columns(source, coming, len(axis))
+        return Batch(axis, columns | dict(inputs.scalars))
+
+    def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
+        names = tuple(dict.fromkeys(name for _, name, _ in source.columns))
+        parts = []
+        for part in source.parts:
+            batch = next(coming) if part.key is None else self._held[part.key].select(*names)
+            parts.append(batch if part.rows is None else batch.rows(torch.tensor(part.rows)))
+        if not parts:
+            return {wanted: empty(kind) for wanted, _, kind in source.columns}
+        whole = parts[0] if len(parts) == 1 else Batch.concat(parts)
+        if source.order is not None:
+            whole = whole.rows(torch.tensor(source.order))
+        if len(whole) != rows:
+            raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
+        return {wanted: whole.data[name] for wanted, name, _ in source.columns}

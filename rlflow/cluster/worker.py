@@ -1,0 +1,267 @@
+"""One rank: the halves of the roles that are placed on its pool, rewards, and the columns that it holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from rlflow.author.loss import Loss
+from rlflow.author.stage import Stage
+from rlflow.batch import Batch
+from rlflow.cluster.host import Payload, opened, packed
+from rlflow.cluster.message import NOTHING, Answer, Call, Index
+from rlflow.cluster.setup import Setup
+from rlflow.cluster.shelf import Shelf
+from rlflow.cluster.tensors import pack_tensors, unpack_tensors
+from rlflow.columns import Level
+from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
+from rlflow.execution.engine import JUDGE, Engine, Terms
+from rlflow.execution.summary import summarise
+from rlflow.execution.tally import Tally
+from rlflow.given.backends import Halves, device_of, make_models
+from rlflow.given.rewards import ModelScore, Rewards
+from rlflow.graph.model import RoleUse
+from rlflow.trace.compile import all_nodes
+from rlflow.training.learning import Share
+from rlflow.training.objective import Totals
+from rlflow.training.rows import broken_rows, group_of, mask_counts, token_counts
+
+GROUP_SECONDS = 1800.0  # how long a collective may wait for the slowest rank
+
+
+class Worker:
+    """Carries out calls with an engine of its own, which is the one of a run in one process."""
+
+    def __init__(self, setup: Setup) -> None:
+        torch.set_num_threads(setup.threads)
+        self.setup = setup
+        self.program = setup.program()
+        self.shelf = Shelf()
+        if setup.ranks > 1:
+            join(setup)
+        self.rewards = Rewards(setup.given, setup.data)
+        self.engine = self._engine()
+
+    def _engine(self) -> Engine:
+        """The models of this pool. A role has here just the half that is placed here."""
+        setup, graph = self.setup, self.program.graph
+        used = {node.role for node in all_nodes(graph.nodes)}
+        models = [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
+        device = device_of(setup.given.options.device)
+        made = make_models(graph, models, setup.given, device, setup.updates, self._wanted)
+        judges = [use for use in graph.roles if use.name in used and use not in models]
+        scorers: dict[str, Any] = {use.name: self.rewards.scorer(use.name) for use in judges}
+        engine = Engine(made, scorers, setup.given.options.seed, _no_data, reward_timeout=setup.given.options.reward_timeout)
+        scorers |= {use.name: ModelScore(engine, use.name) for use in models if use.rewards}
+        if (judge := self.rewards.judge()) is not None:
+            scorers[JUDGE] = judge
+        self.rewards.load_models(device)
+        return engine
+
+    def _wanted(self, use: RoleUse) -> Halves:
+        """Which halves of a role are placed on this pool."""
+        placement, pool = self.setup.placement, self.setup.pool
+        return Halves(placement.trainers.get(use.name) == pool, placement.generators.get(use.name) == pool)
+
+    # -- columns -----------------------------------------------------------------------------------------------------------------
+
+    def put(self, key: int, payload: Payload, iteration: int) -> None:
+        """Keep a shard that comes from the driver."""
+        self.shelf.put(key, opened(payload), iteration)
+
+    def load(self, key: int, payload: Payload, iteration: int) -> Answer:
+        """The same, for a driver that does not know what is in it."""
+        return self._keep(Call("load", key, NOTHING, iteration), opened(payload))
+
+    def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
+        return self.shelf.slice(key, names, rows)
+
+    def forget(self, keys: tuple[int, ...]) -> None:
+        self.shelf.forget(keys)
+
+    def clear(self, iteration: int) -> None:
+        """Forget what is there for this iteration and those before it."""
+        self.shelf.clear(iteration)
+
+    def held(self) -> int:
+        """How many shards there are."""
+        return len(self.shelf)
+
+    # -- calls -------------------------------------------------------------------------------------------------------------------
+
+    def run(self, call: Call, *transfers: Payload) -> Answer:
+        """Carry out one operation of the driver's."""
+        self.shelf.forget(call.forget)
+        batch = self.shelf.batch(call.inputs, transfers)
+        return OPERATIONS[call.op](self, call, batch)
+
+    def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
+        """The answer for a batch that stays here; scalars go along."""
+        scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
+        kept = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
+        self.shelf.put(call.key, kept, call.iteration)
+        lengths = {data.kind.level.value: data.lengths.numpy() for data in kept.data.values() if data.lengths is not None}
+        columns = {name: (data.kind, data.nbytes) for name, data in kept.data.items()}
+        return Answer(call.key, len(kept), columns, lengths, scalars, tallies or {})
+
+    def generate(self, call: Call, batch: Batch) -> Answer:
+        role, sampling, seed = (call.arguments[name] for name in ("role", "sampling", "seed"))
+        return self._keep(call, self.engine.sample(role, batch, sampling, seed))
+
+    def forward(self, call: Call, batch: Batch) -> Answer:
+        role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
+        return self._keep(call, self.engine.forward(role, want, batch, Terms(ahead=ahead)))
+
+    def reward(self, call: Call, batch: Batch) -> Answer:
+        scores, tallies = self.engine.reward(call.arguments["role"], batch)
+        return self._keep(call, scores, tallies)
+
+    def stage(self, call: Call, batch: Batch) -> Answer:
+        stage = self._stage(call)
+        trainer = self.engine.models[stage.on].trainer if stage.on else None
+        result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
+        return self._keep(call, result, tallies)
+
+    def _stage(self, call: Call) -> Stage:
+        stage = self.program.functions[call.arguments["function"]]
+        assert isinstance(stage, Stage)
+        return stage
+
+    def split(self, call: Call, batch: Batch) -> Answer:
+        """The pieces of a mode of the author's own, each kept here, with the keys of its rows."""
+        split = self._stage(call).dispatch.split
+        assert split is not None
+        pieces = split(batch, self.setup.ranks)
+        keys = call.arguments["keys"]
+        if len(pieces) > len(keys):
+            raise ValueError(f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks")
+        made = [(self._keep(replace(call, key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
+                for key, piece in zip(keys, pieces, strict=False)]
+        return Answer(call.key, value=made)
+
+    def piece(self, call: Call, batch: Batch) -> Answer:
+        stage = self._stage(call)
+        trainer = self.engine.models[stage.on].trainer if stage.on else None
+        result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
+        return self._keep(call, result, tallies)
+
+    def merge(self, call: Call, batch: Batch) -> Answer:
+        outputs = [self.shelf.get(key) for key in call.arguments["outputs"]]
+        return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
+
+    def facts(self, call: Call, batch: Batch) -> Answer:
+        """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group."""
+        bad = broken_rows(batch, self._loss(call))
+        facts = torch.stack([bad.long(), mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
+        return Answer(value=facts.numpy())
+
+    def _groups(self, batch: Batch) -> torch.Tensor:
+        return batch.data["group"].value if "group" in batch else batch.axis.keys[:, 0]
+
+    def update(self, call: Call, batch: Batch) -> Answer:
+        """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""
+        loss, role = self._loss(call), call.arguments["role"]
+        shares = [self._share(batch, loss, torch.tensor(rows), Totals(*totals)) for rows, totals in call.arguments["steps"]]
+        model = self.engine.models[role]
+        assert model.trainer is not None
+        learned = model.trainer.update_shares(batch, loss, shares, call.arguments["mean"], call.arguments["settings"])
+        model.version += 1
+        return Answer(value=learned)
+
+    def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: Totals) -> Share:
+        """Rows in the order in which the step takes them, whole groups for a loss over groups."""
+        if loss.rows != "group" or not len(rows):
+            return Share(list(torch.split(rows, 1)) if len(rows) else [], totals)
+        groups = group_of(batch)[rows]
+        return Share(list(torch.split(rows, torch.unique_consecutive(groups, return_counts=True)[1].tolist())), totals)
+
+    def _loss(self, call: Call) -> Loss:
+        loss = self.program.functions[call.arguments["function"]]
+        assert isinstance(loss, Loss)
+        return loss
+
+    def hold(self, call: Call, batch: Batch) -> Answer:
+        """Keep a batch as it came."""
+        return self._keep(call, batch)
+
+    def summarise(self, call: Call, batch: Batch) -> Answer:
+        """Of the records that are held under the keys of ``records``, each with its columns."""
+        held = [(names, self.shelf.get(key)) for key, names in call.arguments["records"].items()]
+        return Answer(value=summarise({name: batch.select(name) for names, batch in held for name in names}))
+
+    def fetch(self, call: Call, batch: Batch) -> Answer:
+        return Answer(value=packed(batch))
+
+    # -- weights -----------------------------------------------------------------------------------------------------------------
+
+    def weights(self, role: str) -> Payload:
+        """The trainer's weights by Hugging Face name."""
+        trainer = self.engine.models[role].trainer
+        assert trainer is not None
+        return pack_tensors(dict(trainer.weights()))
+
+    def receive(self, role: str, version: int, weights: Payload) -> None:
+        generator = self.engine.models[role].generator
+        assert generator is not None
+        generator.receive(iter(unpack_tensors(weights).items()), version)
+
+    def state(self, role: str) -> Payload:
+        trainer = self.engine.models[role].trainer
+        assert trainer is not None
+        return pack_tensors(trainer.state())
+
+    def restore(self, role: str, state: Payload) -> None:
+        trainer = self.engine.models[role].trainer
+        assert trainer is not None
+        trainer.restore(unpack_tensors(state))
+
+    def renumber(self, role: str, version: int) -> None:
+        """The model has this many updates behind it; a generator beside it takes its weights before it samples."""
+        model = self.engine.models[role]
+        model.version, model.sampled_version = version, -1 if version else 0
+
+    def save(self, role: str, folder: str) -> None:
+        trainer = self.engine.models[role].trainer
+        assert trainer is not None
+        trainer.save(Path(folder))
+
+    def reasons(self) -> dict[str, str]:
+        return self.rewards.reasons()
+
+    def ready(self) -> dict[str, Any]:
+        """Who and where this is."""
+        return {"pid": os.getpid(), "rank": self.setup.rank, "pool": self.setup.pool, "host": os.uname().nodename}
+
+    def close(self) -> None:
+        self.rewards.close()
+
+
+def join(setup: Setup) -> None:
+    """The torch group of the pool. Ranks on one machine meet in a file, so that nothing listens; others at the first one's address."""
+    timeout, stores = timedelta(seconds=GROUP_SECONDS), cast(Any, dist)
+    if setup.meeting.startswith("/"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store: Any = stores.FileStore(setup.meeting, setup.ranks)
+    else:
+        host, _, port = setup.meeting.rpartition(":")
+        store = stores.TCPStore(host, int(port), setup.ranks, setup.rank == 0, timeout=timeout)
+    backend = "nccl" if device_of(setup.given.options.device) == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=setup.rank, world_size=setup.ranks, timeout=timeout)
+
+
+def _no_data(count: int) -> Batch:
+    raise RuntimeError("a worker has no data of its own")
+
+
+OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
+    "generate": Worker.generate, "forward": Worker.forward, "reward": Worker.reward, "stage": Worker.stage, "facts": Worker.facts,
+    "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
+    "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
+}

@@ -1,0 +1,74 @@
+"""What a run says of an iteration: its health, a few of its rows, and which rows are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rlflow.batch import Batch
+from rlflow.columns import Level
+from rlflow.execution.health import health
+
+SAMPLES = 4  # rows of each iteration that are written to samples.jsonl
+WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "returns")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """health: metrics; rows: the first rows as plain values; broken: rows with a number that is not finite, as
+    ``position.sample``; scored: rows that have scores, missing ones included."""
+
+    health: dict[str, float] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    scored: int = 0
+
+
+def summarise(records: Mapping[str, Batch]) -> Summary:
+    """Of the columns that an iteration recorded."""
+    scored = len(records["scores"]) if "scores" in records else 0
+    return Summary(health(records), sample_rows(records, SAMPLES), broken_rows(records), scored)
+
+
+def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
+    """The first rows of an iteration as plain values: prompt, answer, completion, finish, score."""
+    texts = {name: batch for name, batch in records.items() if name in ("prompt", "answer", "completion", "finish", "scores")}
+    if "completion" not in texts:
+        return []
+    axis = texts["completion"].axis
+    rows: list[dict[str, Any]] = [{} for _ in range(min(limit, len(axis)))]
+    for name, batch in texts.items():
+        index = batch.axis.rows_of(axis)
+        if index is None:
+            continue
+        values = batch[name]
+        for row, where in zip(rows, index.tolist(), strict=False):
+            value = values[where]
+            row[name] = value if isinstance(value, str) else (float(value) if math.isfinite(float(value)) else None)
+    return rows
+
+
+def broken_rows(records: Mapping[str, Batch]) -> list[str]:
+    """Rows with a value that is not finite, as ``position.sample``."""
+    found: dict[str, None] = {}
+    for name in WATCHED:
+        if name in records:
+            batch = records[name]
+            found |= {f"{position}.{sample}": None for position, sample in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
+    return list(found)
+
+
+def _bad_rows(batch: Batch, name: str, records: Mapping[str, Batch]) -> torch.Tensor:
+    data = batch.data[name]
+    if data.kind.level is not Level.TOKEN:
+        return ~torch.as_tensor(data.value).isfinite()
+    bad = ~data.value.isfinite()
+    if "mask" in records and records["mask"].axis is batch.axis:
+        bad &= records["mask"].data["mask"].value
+    assert data.lengths is not None
+    rows = torch.arange(len(batch)).repeat_interleave(data.lengths)
+    return torch.zeros(len(batch), dtype=torch.bool).index_put_((rows,), bad, accumulate=True)

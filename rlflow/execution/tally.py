@@ -1,0 +1,74 @@
+"""Metrics that can be put together from the ranks that computed a part of them each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Kind = Literal["mean", "max", "sum"]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Of ``count`` values: their sum and the highest, and which of mean, maximum or sum is the metric."""
+
+    total: float
+    count: int
+    highest: float
+    kind: Kind = "mean"
+
+    @staticmethod
+    def of(values: Tensor, kind: Kind = "mean") -> Tally:
+        """Over the values that are not NaN, in float64."""
+        present = values.double()[~values.isnan()]
+        if not present.numel():
+            return Tally(0.0, 0, -math.inf, kind)
+        return Tally(float(present.sum()), present.numel(), float(present.max()), kind)
+
+    @staticmethod
+    def sum(value: float) -> Tally:
+        """A count, which adds up over ranks."""
+        return Tally(float(value), 1, float(value), "sum")
+
+    @property
+    def value(self) -> float:
+        """The metric; NaN for the mean or the maximum of nothing."""
+        if self.kind == "sum":
+            return self.total
+        if not self.count:
+            return math.nan
+        return self.highest if self.kind == "max" else self.total / self.count
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.total + other.total, self.count + other.count, max(self.highest, other.highest), self.kind)
+
+
+Tallies = Mapping[str, Tally]
+
+
+def merged(parts: Sequence[Tallies]) -> dict[str, Tally]:
+    """Those of all ranks as one."""
+    found: dict[str, Tally] = {}
+    for part in parts:
+        for name, tally in part.items():
+            found[name] = found[name] + tally if name in found else tally
+    return found
+
+
+def settled(tallies: Tallies, prefix: str = "") -> dict[str, float]:
+    """Name → value."""
+    return {f"{prefix}{name}": tally.value for name, tally in tallies.items()}
+
+
+def known(metrics: Mapping[str, float]) -> dict[str, Tally]:
+    """Numbers that are the same on every rank."""
+    return {name: Tally(value, 1, value) for name, value in metrics.items()}
+
+
+def as_kind(name: str) -> Kind:
+    """How a stage's metric of this name is put together."""
+    return "max" if name.endswith("_max") else "mean"

@@ -1,0 +1,108 @@
+"""A run on pools of Ray workers: what is made on the driver, and what is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import rlflow
+from rlflow.cluster import launch
+from rlflow.cluster.engine import ClusterEngine
+from rlflow.cluster.models import RemoteModel, RemoteTrainer
+from rlflow.cluster.pool import Pool
+from rlflow.cluster.setup import DataShape, FlowSource, Setup
+from rlflow.cluster.worker import Worker
+from rlflow.data.prompts import Prompts
+from rlflow.data.scorer import Judged
+from rlflow.execution.ahead import Ahead
+from rlflow.execution.engine import Engine
+from rlflow.execution.lanes import Lanes
+from rlflow.given.backends import device_of, halves
+from rlflow.given.flags import Given
+from rlflow.graph.wire import identity
+from rlflow.placement import Placement, parse_pools, place
+from rlflow.plan import Plan, plan, room_of
+from rlflow.runs.prepare import Made, model_uses
+from rlflow.trace.compile import Options, Program
+
+GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
+
+
+def on_pools(
+    program: Program, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int], evaluated: str | None
+) -> Made:
+    """Start the pools of ``--pools`` and load the models there. Raises PlanError; what was started then is ended."""
+    placement = placed(program, given, evaluated)
+    with ExitStack() as started:
+        launch.start(given.options.ray_address, sum(placement.pools.values()))
+        started.callback(launch.leave)
+        folder = started.enter_context(launch.scratch())
+        groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
+        threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
+        pools = launch.make_workers(setups(program, given, data, options, placement, updates, threads, folder), groups, threads)
+        started.callback(launch.stop, pools, groups)
+        engine = engine_of(program, given, prompts, placement, pools)
+        lanes = Lanes(room_of(placement))
+        started.callback(lanes.close)
+        made = plan(program, placement)
+        ahead = sampling_ahead(made, engine, given, prompts)
+        if ahead is not None:
+            started.callback(ahead.close)
+        return Made(made, engine, lanes, lambda: reasons(pools), started.pop_all().close, ahead)
+
+
+def sampling_ahead(made: Plan, engine: Engine, given: Given, prompts: Prompts) -> Ahead | None:
+    """What samples ahead with ``--staleness`` above 0."""
+    options = given.options
+    return Ahead(made, engine, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
+
+
+def placed(program: Program, given: Given, evaluated: str | None) -> Placement:
+    """Where the halves of the roles go. The role that is evaluated samples, even where its flow never does."""
+    uses = {use.name: halves(program.graph, use) for use in model_uses(program.graph)}
+    needs = {name: (half.trainer, half.generator or name == evaluated) for name, half in uses.items()}
+    return place(program.graph, needs, parse_pools(given.options.pools or ""), {name: given.role(name) for name in needs})
+
+
+def setups(
+    program: Program, given: Given, data: Judged, options: Options, placement: Placement, updates: Mapping[str, int], threads: int,
+    folder: Path,
+) -> dict[str, list[Setup]]:
+    """What each rank of each pool is told."""
+    source, shape = FlowSource.of(program.flow), DataShape(data.columns, data.scorer)
+    hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
+    return {
+        pool: [
+            Setup(rlflow.__version__, source, hp, given, options, identity(program.graph), shape, placement, pool, rank, ranks,
+                  updates, threads, launch.meeting(folder, pool))
+            for rank in range(ranks)
+        ]
+        for pool, ranks in placement.pools.items()
+    }
+
+
+def engine_of(program: Program, given: Given, prompts: Prompts, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> Engine:
+    graph = program.graph
+    models = {
+        use.name: RemoteModel(
+            use.name,
+            RemoteTrainer(use.name, pools[placement.trainers[use.name]]) if use.name in placement.trainers else None,
+            pools.get(placement.generators.get(use.name, "")),
+        )
+        for use in model_uses(graph)
+    }
+    names = {id(function): name for name, function in program.functions.items()}
+    return ClusterEngine(models, {}, given.options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
+                         reward_timeout=given.options.reward_timeout, grace=GRACE, pools=pools, placement=placement, names=names)
+
+
+def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[str, str]:
+    """The first message of each cause for which scores are missing, from all ranks."""
+    found: dict[str, str] = {}
+    for pool in pools.values():
+        for each in pool.call(Worker.reasons, seconds=60.0, group="control").result():
+            found |= {cause: message for cause, message in each.items() if cause not in found}
+    return found
