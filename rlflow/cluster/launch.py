@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from rlflow.cluster.pool import Pool, make_pool
 from rlflow.cluster.setup import Setup
+from rlflow.cluster.watch import Ward, end
 from rlflow.cluster.worker import Worker
 from rlflow.errors import PlanError
 
@@ -25,6 +26,7 @@ STORE = 512 << 20  # bytes of shared memory for columns and weights on their way
 REACH_SECONDS = 10.0  # how long a running Ray may take to answer
 PLACED_SECONDS = 30.0  # how long a cluster may take to give what a pool needs
 STARTED_SECONDS = 600.0  # how long a worker may take to load its models
+CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards, which otherwise end with them
 
 
 def token_file() -> Path:
@@ -58,7 +60,7 @@ def start(address: str | None, ranks: int) -> None:
             reach(address)
             ray.init(address=address, **quiet)
         else:
-            ray.init(num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
+            ray.init("local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
                      object_store_memory=STORE, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
@@ -134,14 +136,18 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]) -> None:
-    """End what was started here: rewards' processes, workers, placement groups."""
-    for pool in pools.values():
+def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[Ward]) -> None:
+    """End what was started here: rewards' processes, workers, placement groups. A worker that Ray cannot end is killed."""
+    actors = [actor for pool in pools.values() for actor in pool.actors]
+    with contextlib.suppress(Exception):
+        ray.wait([actor.do.options(concurrency_group="control").remote("close") for actor in actors], num_returns=len(actors),
+                 timeout=CLOSED_SECONDS, fetch_local=False)
+    for actor in actors:
         with contextlib.suppress(Exception):
-            pool.call(Worker.close, seconds=10.0, group="control").result()
-        for actor in pool.actors:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
+            ray.kill(actor)
+    for ward in wards:
+        with contextlib.suppress(Exception):
+            end(ward.presence)
     for group in groups.values():
         with contextlib.suppress(Exception):
             remove_placement_group(group)

@@ -13,6 +13,7 @@ from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.models import RemoteModel, RemoteTrainer
 from rlflow.cluster.pool import Pool
 from rlflow.cluster.setup import DataShape, FlowSource, Setup
+from rlflow.cluster.watch import Watch
 from rlflow.cluster.worker import Worker
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
@@ -41,11 +42,22 @@ def on_pools(
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         pools = launch.make_workers(setups(program, given, data, options, placement, updates, threads, folder), groups, threads)
-        started.callback(launch.stop, pools, groups)
+        watch = Watch(given.options.heartbeat)
+        started.callback(launch.stop, pools, groups, watch.wards)
+        watch.start(pools, roles_of(placement))
         engine = engine_of(program, given, prompts, placement, pools)
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
+        started.callback(watch.close)  # first: lanes may be waiting for workers
         return Made(plan(program, placement), engine, lanes, lambda: reasons(pools), started.pop_all().close)
+
+
+def roles_of(placement: Placement) -> dict[str, str]:
+    """The roles on each pool, in words."""
+    found: dict[str, list[str]] = {pool: [] for pool in placement.pools}
+    for role, pool in [*placement.trainers.items(), *placement.generators.items()]:
+        found[pool] += [role] if role not in found[pool] else []
+    return {pool: ", ".join(roles) for pool, roles in found.items()}
 
 
 def placed(program: Program, given: Given, evaluated: str | None) -> Placement:
