@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "schedule": "graph plan",
     "spans": "",
     "simulate": "errors graph plan schedule spans",
+    "explain": "errors columns graph trace placement plan simulate",
     "training": "errors columns author batch",
     "checkpoints": "errors checkpoints.process",
     "checkpoints.process": "",
@@ -35,8 +36,8 @@ MAY_IMPORT = {
     "watch": "errors extras",
     "given": "errors columns author batch graph trace execution data rewards training",
     "runs": "errors extras columns author batch graph trace check placement plan spans training execution data rewards tasks "
-            "checkpoints watch given cluster",
-    "cli": "errors author graph trace check plan rewards checkpoints watch given runs",
+            "checkpoints watch given cluster explain",
+    "cli": "errors author graph trace check placement explain plan rewards checkpoints watch given runs",
     "algorithms": "",
     "tasks.arithmetic": "data runs",
     "": "errors columns dispatch author",

@@ -42,6 +42,14 @@ def graph(
     raise typer.Exit(print_graph(file, format, context.args))
 
 
+@app.command(context_settings=WITH_FLAGS)
+def plan(context: typer.Context, file: File) -> None:
+    """Print what a run would do: who runs where and when, what moves, what lies in memory. Takes the flags of `run`; starts nothing."""
+    from rlflow.cli.plan import plan_file
+
+    raise typer.Exit(plan_file(file, context.args))
+
+
 @app.command()
 def diff(first: File, second: File) -> None:
     """Print what differs between two algorithms; exit 1 where something does."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.custom import by_own_mode
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
 from rlflow.cluster.message import Answer, Call
@@ -50,24 +53,32 @@ class ClusterEngine(Engine):
     def __post_init__(self) -> None:
         self._keys = itertools.count(1)
         self._gone: deque[tuple[Where, int]] = deque()
+        self._sampling = threading.Lock()
 
     # -- calls of the contract ---------------------------------------------------------------------------------------------------
 
     def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms = HERE) -> Batch:
-        pool = self.pools[self.placement.generators[role]]
-        self.models[role].synchronise(terms.seconds)
-        prompts = self.spread(prompts.select("prompt_tokens"), pool.name)
+        with self._sampling:  # a generator has one set of weights at a time
+            return self._sample(role, prompts, sampling, seed, terms)
+
+    def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms) -> Batch:
+        model, pool = self.models[role], self.pools[self.placement.generators[role]]
+        if terms.weights is not None:
+            model.use(terms.weights, terms.seconds)
+        else:
+            model.synchronise(terms.seconds)
+        prompts = self.spread(prompts.select("prompt_tokens"), pool.name, terms.iteration)
         axis = prompts.axis.repeat(sampling.samples)
         arguments = {"role": role, "sampling": sampling, "seed": seed}
         split = self._split(prompts, pool)
         answers = self._run(pool, "generate", prompts, split, arguments, terms, "model")
-        return whole(self._kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+        return whole(self.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         pool = self.pools[self.placement.trainers[role]]
         split, ahead = self._split(batch, pool), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
         answers = self._run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model")
-        return whole(self._kept(pool, answers, split, batch.axis), len(batch), want)
+        return whole(self.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         name = self.placement.trainers.get(role)
@@ -75,16 +86,18 @@ class ClusterEngine(Engine):
         split = self._split(batch, pool)
         answers = self._run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io")
         tallies = merged([answer.tallies for answer in answers.values()])
-        return self._kept(pool, answers, split, batch.axis), tallies
+        return self.kept(pool, answers, split, batch.axis), tallies
 
     def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
-        arguments = {"function": self.names[id(stage)], "settings": dict(settings), "call": call}
+        arguments = {"function": self.names[id(stage)], "settings": dict(settings), "seed": self.seed_of(call)}
+        if stage.dispatch.split is not None:
+            return by_own_mode(self, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
         split = self._dispatched(stage, batch, pool)
         answers = self._run(pool, "stage", batch, split, arguments, terms, group)
         held = split if stage.dispatch != ALL else split[:1]
-        result = self._kept(pool, answers, held, batch.axis)
+        result = self.kept(pool, answers, held, batch.axis)
         if stage.dispatch == ALL:
             every = {name: tuple(value for answer in answers.values() for value in answer.scalars[name].value) for name in result.data}
             result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
@@ -114,7 +127,21 @@ class ClusterEngine(Engine):
 
     # -- what the run asks -------------------------------------------------------------------------------------------------------
 
-    def spread(self, batch: Batch, pool: str | None) -> Batch:
+    def frozen(self, role: str) -> Any:
+        return self.models[role].frozen()
+
+    def packed(self, batch: Batch) -> bytes:
+        pool = self._nearest(batch, HERE)
+        payload: Payload = self.on_one(pool, 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
+        return payload.tobytes()
+
+    def unpacked(self, payload: bytes, axis: Axis, role: str, iteration: int) -> Batch:
+        pool = self.pools[self.placement.generators[role]]
+        key = self.key()
+        ref = pool.send(0, "load", key, np.frombuffer(payload, np.uint8), iteration, group="io")
+        return self.kept(pool, self._answers(pool, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+
+    def spread(self, batch: Batch, pool: str | None, iteration: int | None = None) -> Batch:
         """The driver's columns on a pool; those that are there already, and scalars, as they are."""
         here = {name: data for name, data in batch.data.items() if not isinstance(data, Sharded) and data.kind.level is not Level.SCALAR}
         if not here or pool is None:
@@ -122,7 +149,7 @@ class ClusterEngine(Engine):
         own, chosen = Batch(batch.axis, here), self.pools[pool]
         units = units_of_rows(batch.axis.slots if batch.axis.grouped else None, len(batch))
         split = balanced(units, row_tokens(here, len(batch)), len(chosen))
-        return Batch(batch.axis, batch.data | self._put(chosen, own, split).data)
+        return Batch(batch.axis, batch.data | self._put(chosen, own, split, self.iteration if iteration is None else iteration).data)
 
     def joined(self, batches: list[Batch]) -> Batch:
         return joined(batches)
@@ -136,8 +163,7 @@ class ClusterEngine(Engine):
         if not there.data:
             return batch
         pool = self._nearest(there, HERE)
-        ref = self._ask(pool, 0, "fetch", there, torch.arange(len(batch)), {}, "io")
-        answer = self._answers(pool, "fetch", {0: ref}, HERE)[0]
+        answer = self.on_one(pool, 0, "fetch", there, torch.arange(len(batch)), {}, HERE, "io")
         return Batch(batch.axis, batch.data | opened(answer.value).data)
 
     def summarise(self, records: Mapping[str, Batch]) -> Summary:
@@ -145,27 +171,22 @@ class ClusterEngine(Engine):
         whole_records = _on_common_axes(records)
         if not whole_records:
             return Summary()
-        together_ = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))
-        pool = self._nearest(together_, HERE)
+        largest = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))
+        pool = self._nearest(largest, HERE)
         keys: dict[int, tuple[str, ...]] = {}
-        refs = []
         for batch in (self.spread(batch, pool.name) for batch in whole_records):
-            key = next(self._keys)
-            keys[key] = tuple(batch.data)
-            refs.append(self._ask(pool, 0, "hold", batch, torch.arange(len(batch)), {}, "io", key))
-        for ref in refs:
-            self._answers(pool, "hold", {0: ref}, HERE)
-        empty = Batch(Axis.fresh(0), {})
-        ref = self._ask(pool, 0, "summarise", empty, torch.arange(0), {"records": keys}, "cpu")
-        summary: Summary = self._answers(pool, "summarise", {0: ref}, HERE)[0].value
+            held = self.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
+            keys[held.key] = tuple(batch.data)
+        nothing = Batch(Axis.fresh(0), {})
+        summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
     def finished(self) -> None:
-        """Everything goes: of an iteration that raised too."""
+        """Everything goes, of an iteration that raised too, but what is there for later ones."""
         self._gone.clear()
         with contextlib.suppress(RemoteError):  # a worker that is gone has nothing left, and whoever needs it next says so
             for pool in self.pools.values():
-                pool.call("clear", seconds=60.0, group="control").result()
+                pool.call("clear", self.iteration, seconds=60.0, group="control").result()
 
     # -- splits ------------------------------------------------------------------------------------------------------------------
 
@@ -193,16 +214,33 @@ class ClusterEngine(Engine):
         return keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool))
 
     def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker]) -> list[Tensor]:
-        """Which rows each rank gets. A mode of the author's own splits and merges on rank 0, which so runs every piece."""
+        """Which rows each rank gets."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
         if stage.dispatch == DP_COMPUTE:
             return self._split(batch, pool, stage.rows == "group")
-        assert stage.dispatch == RANK0 or stage.dispatch.split is not None
+        assert stage.dispatch == RANK0
         return [everything]
 
     # -- calls of workers --------------------------------------------------------------------------------------------------------
+
+    def key(self) -> int:
+        return next(self._keys)
+
+    def on_one(
+        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], terms: Terms,
+        group: str = "cpu",
+    ) -> Answer:
+        """An operation on one rank."""
+        return self._answers(pool, op, {rank: self._ask(pool, rank, op, batch, rows, arguments, group)}, terms)[rank]
+
+    def on_each(
+        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms
+    ) -> dict[int, Answer]:
+        """An operation on several ranks side by side, each with a batch of its own."""
+        refs = {rank: self._ask(pool, rank, op, batch, torch.arange(len(batch)), arguments, "cpu") for rank, batch in batches.items()}
+        return self._answers(pool, op, refs, terms)
 
     def _run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str
@@ -210,7 +248,7 @@ class ClusterEngine(Engine):
         """The operation on each rank that has rows (on rank 0 where there are none at all), and the answers by rank."""
         batch = self.spread(batch, pool.name)
         used = [rank for rank, rows in enumerate(split) if len(rows)] or [0]
-        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group) for rank in used}
+        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group, terms.iteration) for rank in used}
         return self._answers(pool, op, refs, terms)
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
@@ -218,17 +256,18 @@ class ClusterEngine(Engine):
         return dict(zip(refs, future.result(), strict=True))
 
     def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str, key: int = 0
+        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,
+        iteration: int | None = None,
     ) -> Any:
         """Start an operation on one rank; the reference of its answer. What lies on other workers is sent
         from there to here, not through the driver."""
-        key = key or next(self._keys)
-        at = pool.at(rank)
+        key, at = self.key(), pool.at(rank)
         asked: Request = request(batch, rows, at)
         transfers = [
             self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in asked.transfers
         ]
-        call = Call(op, key, asked.inputs, self.iteration, arguments, self._forgotten(at))
+        iteration = self.iteration if iteration is None else iteration
+        call = Call(op, key, asked.inputs, iteration, arguments, self._forgotten(at))
         return pool.send(rank, "run", call, *transfers, group=group)
 
     def _forgotten(self, at: Where) -> tuple[int, ...]:
@@ -237,14 +276,14 @@ class ClusterEngine(Engine):
         self._gone.extend(item for item in gone if item[0] != at)
         return tuple(key for where, key in gone if where == at)
 
-    def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
+    def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor], iteration: int) -> Batch:
         """The driver's rows onto a pool."""
         shards, refs, used = [], [], []
         for rank, rows in enumerate(split):
             if len(rows):
                 key = next(self._keys)
                 payload: Payload = packed(batch.rows(rows))
-                refs.append((rank, pool.send(rank, "put", key, payload, group="io")))
+                refs.append((rank, pool.send(rank, "put", key, payload, iteration, group="io")))
                 shards.append(self._shard(pool.at(rank), key, len(rows)))
                 used.append(rows)
         pool.future("put", refs, 300.0, list).result()
@@ -254,7 +293,7 @@ class ClusterEngine(Engine):
     def _shard(self, at: Where, key: int, rows: int) -> Shard:
         return Shard(at, key, rows, lambda at, key: self._gone.append((at, key)))
 
-    def _kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
+    def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
         """What the ranks keep, as columns over ``axis``, whose rows ``split`` they were given."""
         ranks = sorted(answers)
         check_counts([split[rank] if rank < len(split) else split[0] for rank in ranks], [answers[rank].rows for rank in ranks])

@@ -60,7 +60,7 @@ def start(address: str | None, ranks: int) -> None:
             reach(address)
             ray.init(address=address, **quiet)
         else:
-            ray.init("local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
+            ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
                      object_store_memory=STORE, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",

@@ -44,6 +44,9 @@ class Inputs:
     scalars: Mapping[str, Data] = field(default_factory=dict)
 
 
+NOTHING = Inputs(np.zeros((0, 2), np.int64), False, ())
+
+
 @dataclass(frozen=True)
 class Call:
     """One operation on a worker: ``op`` with ``arguments``; what it gives is kept under ``key``."""

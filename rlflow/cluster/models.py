@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 from torch import Tensor
@@ -13,6 +14,14 @@ from rlflow.cluster.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.worker import Worker
 
 MOVE_SECONDS = 1800.0  # how long weights or state may take from pool to pool
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Weights on their way: how many updates are behind them, and a reference of what they are."""
+
+    version: int
+    weights: Any
 
 
 @dataclass
@@ -43,14 +52,25 @@ class RemoteModel:
     version: int = 0
     sampled_version: int = 0
 
+    def frozen(self) -> Frozen | None:
+        """The weights as they are now; None where the generator's pool is the trainer's, which has just the newest."""
+        if self.trainer is None or self.generator is None or self.generator is self.trainer.pool:
+            return None
+        return Frozen(self.version, self.trainer.pool.send(0, "weights", self.role, group="model"))
+
+    def use(self, frozen: Frozen, seconds: float) -> None:
+        """Let the generator sample with these weights."""
+        if self.generator is not None and self.sampled_version != frozen.version:
+            self.generator.call("receive", self.role, frozen.version, frozen.weights, seconds=seconds, group="model").result()
+            self.sampled_version = frozen.version
+
     def synchronise(self, seconds: float = MOVE_SECONDS) -> None:
         """Hand the trainer's weights to the generator's pool where they are newer. On one pool each rank does that by itself; after a
         restart it is told which version it has."""
         if self.generator is None or self.trainer is None or self.sampled_version == self.version:
             return
-        if self.generator is not self.trainer.pool:
-            weights = self.trainer.pool.send(0, "weights", self.role, group="model")
-            self.generator.call("receive", self.role, self.version, weights, seconds=seconds, group="model").result()
+        if (frozen := self.frozen()) is not None:
+            self.use(frozen, seconds)
         elif self.sampled_version < 0:
             self.generator.call(Worker.renumber, self.role, self.version, seconds=seconds, group="model").result()
         self.sampled_version = self.version

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +42,7 @@ class FlowSource:
                 return FlowSource(str(path.resolve()), flow.function.__name__, path.read_text())
         except Exception:  # not a file that loads by itself: a notebook, a test
             pass
-        return FlowSource(str(path), flow.function.__name__, pickled=cloudpickle.dumps(flow))  # type: ignore[no-untyped-call]
+        return FlowSource(str(path), flow.function.__name__, pickled=by_value(flow))
 
     @property
     def digest(self) -> str:
@@ -59,6 +61,15 @@ class FlowSource:
         return load_flow(f"{path}::{self.name}")
 
 
+def by_value(flow: Flow) -> bytes:
+    """A pickle that needs no module of the flow's where it is read."""
+    module = sys.modules.get(flow.function.__module__)
+    if module is not None and not module.__name__.startswith("rlflow"):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    pickled: bytes = cloudpickle.dumps(flow)  # type: ignore[no-untyped-call]
+    return pickled
+
+
 @dataclass(frozen=True)
 class DataShape:
     """What rewards need to know of the data set, without its records."""
@@ -69,11 +80,12 @@ class DataShape:
 
 @dataclass(frozen=True)
 class Setup:
-    """One rank of a pool. ``updates``: optimizer steps of each role over the run. ``group``: where the ranks of the pool meet."""
+    """One rank of a pool. hp: the flow's settings by name, since their class is known where its file is loaded. updates: optimizer
+    steps of each role over the run. meeting: where the ranks of the pool meet."""
 
     version: str
     flow: FlowSource
-    hp: Any
+    hp: Mapping[str, Any] | None
     given: Given
     options: Options
     graph: str
@@ -91,7 +103,9 @@ class Setup:
         if self.version != rlflow.__version__:
             raise PlanError.of("worker-version", "a worker has another rlflow than the driver", found=rlflow.__version__,
                                expected=self.version, remedy="install the same version on every node")
-        program = compile_flow(self.flow.load(), self.hp, self.options)
+        flow = self.flow.load()
+        hp = dataclasses.replace(flow.parameters.hp, **self.hp) if self.hp is not None else None
+        program = compile_flow(flow, hp, self.options)
         if identity(program.graph) != self.graph:
             raise PlanError.of("worker-graph", "the flow is another one on a worker", found=identity(program.graph), expected=self.graph,
                                remedy="let the flow depend on its settings alone")

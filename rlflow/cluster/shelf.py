@@ -18,11 +18,13 @@ class Shelf:
 
     def __init__(self) -> None:
         self._held: dict[int, Batch] = {}
+        self._iterations: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def put(self, key: int, batch: Batch) -> None:
+    def put(self, key: int, batch: Batch, iteration: int = 0) -> None:
+        """``iteration``: the one that the shard is there for."""
         with self._lock:
-            self._held[key] = batch
+            self._held[key], self._iterations[key] = batch, iteration
 
     def get(self, key: int) -> Batch:
         return self._held[key]
@@ -31,10 +33,14 @@ class Shelf:
         with self._lock:
             for key in keys:
                 self._held.pop(key, None)
+                self._iterations.pop(key, None)
 
-    def clear(self) -> None:
+    def clear(self, iteration: int) -> None:
+        """Forget what is there for this iteration and those before it."""
         with self._lock:
-            self._held.clear()
+            for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
+                self._held.pop(key, None)
+                del self._iterations[key]
 
     def __len__(self) -> int:
         return len(self._held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -15,12 +16,13 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.cluster.host import Payload, opened, packed
-from rlflow.cluster.message import Answer, Call, Index
+from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.pulse import MARKS
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
 from rlflow.columns import Level
+from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import Tally
@@ -71,9 +73,13 @@ class Worker:
 
     # -- columns -----------------------------------------------------------------------------------------------------------------
 
-    def put(self, key: int, payload: Payload) -> None:
+    def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Keep a shard that comes from the driver."""
-        self.shelf.put(key, opened(payload))
+        self.shelf.put(key, opened(payload), iteration)
+
+    def load(self, key: int, payload: Payload, iteration: int) -> Answer:
+        """The same, for a driver that does not know what is in it."""
+        return self._keep(Call("load", key, NOTHING, iteration), opened(payload))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
@@ -81,8 +87,9 @@ class Worker:
     def forget(self, keys: tuple[int, ...]) -> None:
         self.shelf.forget(keys)
 
-    def clear(self) -> None:
-        self.shelf.clear()
+    def clear(self, iteration: int) -> None:
+        """Forget what is there for this iteration and those before it."""
+        self.shelf.clear(iteration)
 
     def held(self) -> int:
         """How many shards there are."""
@@ -93,7 +100,6 @@ class Worker:
     def run(self, call: Call, *transfers: Payload) -> Answer:
         """Carry out one operation of the driver's."""
         self.shelf.forget(call.forget)
-        self.engine.iteration = call.iteration
         with MARKS.during(str(call)):
             batch = self.shelf.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)
@@ -102,7 +108,7 @@ class Worker:
         """The answer for a batch that stays here; scalars go along."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         kept = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
-        self.shelf.put(call.key, kept)
+        self.shelf.put(call.key, kept, call.iteration)
         lengths = {data.kind.level.value: data.lengths.numpy() for data in kept.data.values() if data.lengths is not None}
         columns = {name: (data.kind, data.nbytes) for name, data in kept.data.items()}
         return Answer(call.key, len(kept), columns, lengths, scalars, tallies or {})
@@ -120,10 +126,37 @@ class Worker:
         return self._keep(call, scores, tallies)
 
     def stage(self, call: Call, batch: Batch) -> Answer:
+        stage = self._stage(call)
+        trainer = self.engine.models[stage.on].trainer if stage.on else None
+        result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
+        return self._keep(call, result, tallies)
+
+    def _stage(self, call: Call) -> Stage:
         stage = self.program.functions[call.arguments["function"]]
         assert isinstance(stage, Stage)
-        result, tallies = self.engine.stage(stage, batch, call.arguments["settings"], call.arguments["call"])
+        return stage
+
+    def split(self, call: Call, batch: Batch) -> Answer:
+        """The pieces of a mode of the author's own, each kept here, with the keys of its rows."""
+        split = self._stage(call).dispatch.split
+        assert split is not None
+        pieces = split(batch, self.setup.ranks)
+        keys = call.arguments["keys"]
+        if len(pieces) > len(keys):
+            raise ValueError(f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks")
+        made = [(self._keep(replace(call, key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
+                for key, piece in zip(keys, pieces, strict=False)]
+        return Answer(call.key, value=made)
+
+    def piece(self, call: Call, batch: Batch) -> Answer:
+        stage = self._stage(call)
+        trainer = self.engine.models[stage.on].trainer if stage.on else None
+        result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
         return self._keep(call, result, tallies)
+
+    def merge(self, call: Call, batch: Batch) -> Answer:
+        outputs = [self.shelf.get(key) for key in call.arguments["outputs"]]
+        return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group."""
@@ -231,5 +264,6 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "reward": Worker.reward, "stage": Worker.stage, "facts": Worker.facts,
+    "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

@@ -25,16 +25,25 @@ def apply_stage(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: i
     what the stage declares, with found and expected.
     """
     if stage.dispatch.split is None or stage.dispatch.merge is None:
-        return _applied(stage, batch, settings, seed, trainer)
-    pieces = [_applied(stage, part, settings, seed, trainer) for part in stage.dispatch.split(batch, 1)]
-    whole = stage.dispatch.merge([columns for columns, _ in pieces], batch)
+        return apply_piece(stage, batch, settings, seed, trainer)
+    pieces = [apply_piece(stage, part, settings, seed, trainer) for part in stage.dispatch.split(batch, 1)]
+    return merge_pieces(stage, [columns for columns, _ in pieces], batch), merged([metrics for _, metrics in pieces])
+
+
+def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
+    """What a mode of the author's own makes of the pieces' results. Raises ValueError where rows or columns are missing."""
+    assert stage.dispatch.merge is not None
+    whole = stage.dispatch.merge(outputs, batch)
     if len(whole) != len(batch) or set(whole.data) != set(stage.gives):
         raise ValueError(f"dispatch {stage.dispatch}: found {len(whole)} rows of {listed(whole.data)}, expected {len(batch)} of "
                          f"{listed(stage.gives)}")
-    return Batch(batch.axis, {name: whole.data[name] for name in stage.gives}), merged([metrics for _, metrics in pieces])
+    return Batch(batch.axis, {name: whole.data[name] for name in stage.gives})
 
 
-def _applied(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any) -> tuple[Batch, dict[str, Tally]]:
+def apply_piece(
+    stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
+) -> tuple[Batch, dict[str, Tally]]:
+    """The stage's function on one batch."""
     columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)
     if stage.draws:

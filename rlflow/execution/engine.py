@@ -13,7 +13,7 @@ from torch import Tensor
 from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Batch, Data
+from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import listed
 from rlflow.execution import chance
@@ -51,12 +51,15 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; and of a forward
-    whether the role's next update takes all of its rows in its first step."""
+    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; of a forward
+    whether the role's next update takes all of its rows in its first step; and of sampling ahead the iteration that it is for and the
+    weights to use, from ``Engine.frozen``."""
 
     pool: str | None = None
     seconds: float = 1800.0
     ahead: bool = False
+    iteration: int | None = None
+    weights: Any = None
 
 
 HERE = Terms()
@@ -120,9 +123,21 @@ class Engine:
         trainer = self.models[stage.on].trainer if stage.on else None
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
 
-    def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """The data's columns where they are read first."""
+    def spread(self, batch: Batch, pool: str | None, iteration: int | None = None) -> Batch:
+        """The data's columns where they are read first; ``iteration``: the one that they are for, if it is a later one."""
         return batch
+
+    def frozen(self, role: str) -> Any:
+        """The role's weights as they are now, for sampling with them later."""
+        raise NotImplementedError("one process samples with the newest weights")
+
+    def packed(self, batch: Batch) -> bytes:
+        """Columns for a checkpoint."""
+        raise NotImplementedError("one process samples nothing ahead")
+
+    def unpacked(self, payload: bytes, axis: Axis, role: str, iteration: int) -> Batch:
+        """The opposite, over ``axis``, on the generator's pool of a role."""
+        raise NotImplementedError("one process samples nothing ahead")
 
     def joined(self, batches: list[Batch]) -> Batch:
         """The rows of all, one after another."""

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data, other_axis
 from rlflow.columns import Kind, Level
 from rlflow.errors import FlowError, StageError
+from rlflow.execution.ahead import Sampled
 from rlflow.execution.apply import Stopped, failing, shapes
 from rlflow.execution.engine import Engine, Metrics, Terms
 from rlflow.execution.lanes import Lanes
@@ -104,11 +106,14 @@ class Executor:
         self.store = Store()
         self.stopping = False
 
-    def run(self, plan: Plan, prompts: Batch) -> Outcome:
-        """One iteration. Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in
-        time: nodes that run end, no others start. Once weights are being changed the iteration goes on to its end."""
+    def run(self, plan: Plan, prompts: Batch, sampled: Future[Sampled] | None = None) -> Outcome:
+        """One iteration; ``sampled``: the rows of its nodes that sample, where that is done ahead.
+
+        Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in time: nodes that run end,
+        no others start. Once weights are being changed the iteration goes on to its end.
+        """
         outcome = Outcome()
-        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data)
+        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled)
         self.store = run.store
         try:
             run.until_finished()
@@ -121,8 +126,12 @@ class Executor:
 class _Run:
     """One plan being run: the main plan or, in a thread of its own, the body of a repeat."""
 
-    def __init__(self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> None:
+    def __init__(
+        self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data],
+        sampled: Future[Sampled] | None = None,
+    ) -> None:
         self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
+        self.sampled = sampled
         self.engine = executor.engine
         self.store = Store()
         self.results: Batch | None = None
@@ -177,7 +186,7 @@ class _Run:
                 self._perform(node)
             except BaseException as raised:
                 error = raised
-            if node.op not in (Op.DATA, Op.STATE):
+            if node.op not in (Op.DATA, Op.STATE) and not (node.op is Op.GENERATE and self.sampled is not None):
                 waits = tuple(self.plan.graph.nodes[i].name for i in self.plan.waits_for[node.id])
                 self.outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic(), waits))
             self._ended.put((node.id, error))
@@ -257,6 +266,10 @@ class _Run:
         return self.plan.program.settings[node.name]
 
     def generate(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+        if self.sampled is not None:
+            ready = self.sampled.result(timeout=self._seconds(node))
+            self.outcome.spans += [span for span in ready.spans if span.node == node.name]
+            return ready.rows[node.id], {}
         rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
         return rows, {}
 

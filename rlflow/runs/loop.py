@@ -11,6 +11,7 @@ from typing import Any
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.data.prompts import Prompts
+from rlflow.execution.ahead import Ahead
 from rlflow.execution.apply import SkipIteration, Stopped
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
@@ -37,6 +38,7 @@ class Prepared:
     folders: Mapping[str, Path]
     reasons: Callable[[], Mapping[str, str]]
     close: Callable[[], None]
+    ahead: Ahead | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Loop:
             self.step(iteration)
         after = self.evaluate(self.options.iterations)
         last = self.answers()
-        self.save(self.options.iterations, self.prepared.prompts.state())
+        self.save(self.options.iterations, self.cursor(self.options.iterations))
         pairs = zip(self.start.answers, last, strict=True)
         compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in pairs]
         self.records.answers(compared)
@@ -108,7 +110,7 @@ class Loop:
 
     def step(self, iteration: int) -> None:
         """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
-        cursor = self.prepared.prompts.state()
+        cursor = self.cursor(iteration)
         self.prepared.engine.iteration = iteration
         try:
             if self.prepared.executor.stopping:
@@ -121,13 +123,27 @@ class Loop:
         if options.eval_every and done % options.eval_every == 0 and done < options.iterations:
             self.evaluate(done)
         if options.save_every and done % options.save_every == 0 and done < options.iterations:
-            self.save(done, self.prepared.prompts.state())
+            self.save(done, self.cursor(done))
+
+    def cursor(self, iteration: int) -> Mapping[str, Any]:
+        """Where the data of an iteration begin."""
+        return self.prepared.ahead.cursor(iteration) if self.prepared.ahead else self.prepared.prompts.state()
+
+    def outcome(self, iteration: int) -> Outcome:
+        prepared = self.prepared
+        if prepared.ahead is None:
+            return prepared.executor.run(prepared.plan, prepared.prompts.take(self.options.prompts))
+        entry = prepared.ahead.advance(iteration)
+        try:
+            return prepared.executor.run(prepared.plan, entry.prompts, entry.sampled)
+        finally:
+            if not prepared.executor.stopping:
+                prepared.ahead.done(iteration)
 
     def iterate(self, iteration: int) -> None:
         start = time.monotonic()
-        prompts = self.prepared.prompts.take(self.options.prompts)
         try:
-            outcome = self.prepared.executor.run(self.prepared.plan, prompts)
+            outcome = self.outcome(iteration)
         except SkipIteration as skip:
             self.skipped += 1
             self.reporter.note(f"iteration {iteration + 1} is skipped: {skip}")

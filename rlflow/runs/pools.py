@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,13 +18,15 @@ from rlflow.cluster.watch import Watch
 from rlflow.cluster.worker import Worker
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
+from rlflow.errors import PlanError
+from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import Engine
 from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of, halves
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
 from rlflow.placement import Placement, parse_pools, place
-from rlflow.plan import plan, room_of
+from rlflow.plan import Plan, plan, room_of
 from rlflow.runs.prepare import Made, model_uses
 from rlflow.trace.compile import Options, Program
 
@@ -48,8 +51,25 @@ def on_pools(
         engine = engine_of(program, given, prompts, placement, pools)
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
+        made = plan(program, placement)
+        ahead = sampling_ahead(made, engine, given, prompts)
+        if ahead is not None:
+            started.callback(ahead.close)
         started.callback(watch.close)  # first: lanes may be waiting for workers
-        return Made(plan(program, placement), engine, lanes, lambda: reasons(pools), started.pop_all().close)
+        return Made(made, engine, lanes, lambda: reasons(pools), started.pop_all().close, ahead)
+
+
+def sampling_ahead(made: Plan, engine: Engine, given: Given, prompts: Prompts) -> Ahead | None:
+    """What samples ahead with ``--staleness`` above 0. Raises PlanError where a role's halves share a pool: it has one set of weights."""
+    options, placement = given.options, made.placement
+    if not options.staleness or placement is None:
+        return None
+    shared = [role for role, pool in placement.generators.items() if placement.trainers.get(role) == pool]
+    if shared:
+        raise PlanError.of("staleness-pool", f"role '{shared[0]}' samples and trains on one pool, so it cannot sample ahead",
+                           found=f"--staleness {options.staleness}, pool '{placement.generators[shared[0]]}'",
+                           expected="a pool for sampling and one for training", remedy="--pools train=1,rollout=1")
+    return Ahead(made, engine, prompts, options.staleness, options.iterations, options.prompts)
 
 
 def roles_of(placement: Placement) -> dict[str, str]:
@@ -73,9 +93,10 @@ def setups(
 ) -> dict[str, list[Setup]]:
     """What each rank of each pool is told."""
     source, shape = FlowSource.of(program.flow), DataShape(data.columns, data.scorer)
+    hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
     return {
         pool: [
-            Setup(rlflow.__version__, source, program.hp, given, options, identity(program.graph), shape, placement, pool, rank, ranks,
+            Setup(rlflow.__version__, source, hp, given, options, identity(program.graph), shape, placement, pool, rank, ranks,
                   updates, threads, launch.meeting(folder, pool))
             for rank in range(ranks)
         ]

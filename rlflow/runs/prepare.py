@@ -17,6 +17,7 @@ from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
 from rlflow.errors import FlowError, PlanError
+from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
@@ -44,6 +45,7 @@ class Made:
     lanes: Lanes
     reasons: Callable[[], Mapping[str, str]]
     close: Callable[[], object]
+    ahead: Ahead | None = None
 
 
 def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
@@ -51,9 +53,10 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
-    if given.options.staleness:
+    if given.options.staleness and not given.options.pools:
         raise PlanError.of("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness "
-                           f"{given.options.staleness}", expected="--staleness 0", remedy="leave --staleness out")
+                           f"{given.options.staleness}", expected="--staleness 0, or a pool that samples beside one that trains",
+                           remedy="--pools train=1,rollout=1")
     torch.set_num_threads(given.options.threads or torch.get_num_threads())
     report = check(flow, hp, Options(max(len(given.options.reward), 1)), with_variants=False)
     if report.program is None or not report.ok:
@@ -100,7 +103,7 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
                     evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
-                    made.reasons, close)
+                    made.reasons, close, made.ahead)
 
 
 def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards) -> Made:

@@ -1,0 +1,56 @@
+"""Rows of older weights: what a flow must do for rollouts to lag behind training.
+
+With a bound of K, rows of iteration i may be sampled with weights of iteration i-1-K or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlflow.author.loss import Loss
+from rlflow.errors import Problem
+from rlflow.graph.model import Column, Graph, Node, Op
+from rlflow.trace.compile import Program
+
+
+def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
+    """Rows sampled with older weights need a loss that corrects for it."""
+    if staleness < 0:
+        yield Problem("staleness-range", "the staleness bound allows no rows at all", found=f"--staleness {staleness}",
+                      expected="a number of iterations, at least 0 (0: sample with the newest weights)", remedy="--staleness 0")
+    if staleness < 1:
+        return
+    generates = {use.name for use in program.graph.roles if use.generates}
+    for node in program.graph.nodes:
+        if node.op is Op.UPDATE and node.role in generates and not corrects(program.graph, node):
+            loss = program.functions[node.name]
+            assert isinstance(loss, Loss)
+            yield Problem("stale-uncorrected", f"--staleness {staleness}: the loss '{loss.name}' trains '{node.role}' on rows of older "
+                          "weights without correcting for them", node.place, loss.place,
+                          found=f"columns {', '.join(loss.signature.column_names)}",
+                          expected="a column that depends on sampled_logprobs",
+                          remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            and in the loss:  "
+                                 "take `weights` and multiply the value by it")
+
+
+def corrects(graph: Graph, update: Node) -> bool:
+    """Whether a column that the loss reads depends on `sampled_logprobs` of the rows that it is about."""
+    from_sampling = depends_on_sampling(graph, update.axis)
+    return any(item.column in from_sampling for item in update.inputs)
+
+
+def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
+    """Columns computed from `sampled_logprobs` of the axis ``rows``. Reading the sampled tokens alone does not count, nor do the
+    log-probs of other rows, such as a baseline's."""
+    found: set[Column] = set()
+    for node in graph.nodes:
+        names: set[str] = set()
+        if node.body and node.makes == rows:
+            inner = depends_on_sampling(node.body, node.body.rows)
+            names = {item.parameter for item in node.body.results if item.column in inner}
+        elif node.op is Op.GENERATE and node.makes == rows:
+            names = {output.name for output in node.outputs if output.source == "sampled_logprobs"}
+        elif node.op is Op.STAGE and any(item.column in found for item in node.inputs):
+            names = {output.name for output in node.outputs}
+        found |= {Column(node.id, name) for name in names}
+    return found

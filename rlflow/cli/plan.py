@@ -1,0 +1,166 @@
+"""`rlflow plan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+
+from rlflow.author.load import load_flow
+from rlflow.cli.check import trace_options
+from rlflow.explain.explanation import Explanation
+from rlflow.explain.memory import Held
+from rlflow.explain.sizes import LETTERS
+from rlflow.given.flags import Given, parse_flags, read_toml
+from rlflow.placement import HALVES
+from rlflow.trace.compile import Options
+from rlflow.watch.tables import output, plain
+
+
+def plan_file(file: str, arguments: Sequence[str]) -> int:
+    """Print the plan of a run of the file. Raises FlowError and PlanError for what does not fit."""
+    flow, flags = load_flow(file), parse_flags(arguments)
+    config = flags.pop("config", None)
+    values = (read_toml(Path(config)) if config else {}) | flags
+    as_json = bool(values.pop("json", False))
+
+    from rlflow.runs.api import resolved
+    from rlflow.runs.planned import planned
+
+    given, hp = resolved(flow, None, values)
+    found = planned(flow, hp, given, options_of(given))
+    if as_json:
+        print(json.dumps(found.as_json()))
+    else:
+        output(printed(found))
+    return 0
+
+
+def options_of(given: Given) -> Options:
+    """As for `check`; the reward of the null backend reads nothing."""
+    options = trace_options(given)
+    return Options(options.rewards, ()) if given.options.backend == "null" and not given.options.reward else options
+
+
+def printed(found: Explanation) -> Iterator[RenderableType]:
+    """Section by section."""
+    pools = found.placement.pools if found.placement else {}
+    where = "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items()) if pools else "one process"
+    yield plain(f"flow {found.graph.name}: {found.assumed.prompts} prompts, {found.rows} rows an iteration; {where}")
+    yield from section("nodes", nodes(found))
+    yield from section("columns", columns(found))
+    yield from (plain(f"  {line}") for line in sums(found))
+    yield from section("weights", [plain(f"  {line}") for line in weights(found)])
+    yield from section("at the same time", [plain(f"  {line}") for line in together(found)])
+    yield from section("memory of each rank, without activations", [memory(found.memory)] if found.memory else [])
+    yield from section("passes", [plain(f"  {did}") for did in found.did])
+    yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(found)])
+    yield from section("assumed", [plain(f"  {line}") for line in assumptions(found)])
+    yield from (plain(f"\n{warning}") for warning in found.warnings)
+
+
+def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    """A title and what is under it, where there is anything."""
+    parts = list(parts)
+    if parts:
+        yield plain(f"\n{title}")
+        yield from parts
+
+
+def table(*heads: str, right: Iterable[str] = ()) -> Table:
+    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for number, head in enumerate(heads):
+        made.add_column(("  " if not number else "") + head, justify="right" if head in right else "left", overflow="fold")
+    return made
+
+
+def nodes(found: Explanation) -> Iterator[RenderableType]:
+    made = table("wave", "node", *(("pool",) if found.placement else ()), "dispatch", "layout" if found.placement else "lane")
+    for step in found.steps:
+        inside = "  | " if step.within else "  "
+        layout = step.layout + (f", as {step.split_of}" if step.split_of else "") if found.placement else step.lane
+        cells = (f"{inside}{step.wave + 1}", step.name, *((step.pool or "",) if found.placement else ()), step.dispatch, layout)
+        made.add_row(*map(plain, cells))
+    yield made
+
+
+def columns(found: Explanation) -> Iterator[RenderableType]:
+    """On pools what moves; in one process all that is read."""
+    made = table("columns", "from", "to", *(("pools", "moved") if found.placement else ()), "bytes", right=("bytes", "moved"))
+    shown = [edge for edge in found.edges if edge.moved or not found.placement]
+    for edge in shown:
+        way = f"{edge.from_pool} to {edge.to_pool}" if edge.why == "pool" else f"{edge.to_pool}, other ranks"
+        placed = (way, decimal(edge.moved)) if found.placement else ()
+        made.add_row(*map(plain, ("  " + ", ".join(edge.columns), edge.source, edge.target, *placed, decimal(edge.bytes))))
+    if shown:
+        yield made
+
+
+def sums(found: Explanation) -> Iterator[str]:
+    read = decimal(sum(edge.bytes for edge in found.edges))
+    moved = f"; {decimal(found.moved)} change ranks" if found.placement else ""
+    yield f"in all {read} are read by nodes{moved}; {decimal(found.recorded)} by the run's records"
+
+
+def weights(found: Explanation) -> Iterator[str]:
+    for each in found.weights:
+        size = "" if each.bytes is None else f": {decimal(each.bytes)} over all ranks"
+        before = ", ".join(each.before) or "evaluation"
+        yield f"{each.role} from {each.from_pool} to {each.to_pool} after {each.after}, before {before}{size}"
+
+
+def together(found: Explanation) -> Iterator[str]:
+    """For each node those after it in program order that it need not wait for."""
+    for name in dict.fromkeys(pair.first for pair in found.pairs):
+        mine = [pair for pair in found.pairs if pair.first == name]
+        beside, taking = ([pair.second for pair in mine if (pair.lane is None) is free] for free in (True, False))
+        if beside:
+            yield f"{name} beside {', '.join(beside)}"
+        if taking:
+            lane = next(pair.lane for pair in mine if pair.lane is not None)
+            yield f"{name} takes turns with {', '.join(taking)} in {lane}"
+
+
+def memory(entries: Sequence[Held]) -> Table:
+    made = table("pool", "role", "holds", "bytes", right=("bytes",))
+    for pool in dict.fromkeys(held.pool for held in entries):
+        mine = [held for held in entries if held.pool == pool]
+        for role, half in dict.fromkeys((held.role, held.half) for held in mine):
+            parts = [held for held in mine if (held.role, held.half) == (role, half)]
+            what = ", ".join(f"{held.what} {amount(held.bytes)}" for held in parts)
+            made.add_row(*map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts))))
+        made.add_row(*map(plain, (f"  {pool}", "all", "", total(mine))))
+    return made
+
+
+def amount(size: int | None) -> str:
+    return "not known" if size is None else decimal(size)
+
+
+def total(parts: Sequence[Held]) -> str:
+    """What is known of the sum."""
+    known = [held.bytes for held in parts if held.bytes is not None]
+    return (decimal(sum(known)) if known else "not known") + (" and more" if known and len(known) < len(parts) else "")
+
+
+def times(found: Explanation) -> Iterator[str]:
+    time = found.time
+    yield f"an iteration takes {time.makespan:g}; no schedule takes less than {time.bound:g}"
+    yield "decided by " + ", ".join(step.node for step in time.critical)
+    yield "busy: " + ", ".join(f"{lane} {share:.0%}" for lane, share in time.busy.items())
+
+
+def assumptions(found: Explanation) -> Iterator[str]:
+    long = "all of their max_tokens" if any(step.op == "generate" for step in found.steps) else "which the data hold"
+    yield (f"prompts of {found.assumed.prompt_tokens} tokens, responses of {found.response_tokens} tokens, {long}; "
+           f"{LETTERS} bytes of text a token")
+    if any(step.op == "repeat" for step in found.steps):
+        yield "a repeat keeps all the groups that it wants, in its first try"
+    if found.placement:
+        yield "a split is kept for the next node: a run makes a new one where tokens are more than 10 % off balance"
+    if any(held.bytes is not None for held in found.memory):
+        yield "each rank holds whole models; gradients and AdamW's two moments are as long as what learns"

@@ -1,0 +1,90 @@
+"""What flows: columns from node to node, weights from trainers to generators, and how many bytes of them change ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rlflow.explain.layouts import Layout, Layouts, alike, on_one_rank
+from rlflow.explain.sizes import Sizes, setting
+from rlflow.graph.model import Graph, Input, Node, Op
+from rlflow.placement import Placement
+from rlflow.plan import Plan
+from rlflow.trace.compile import all_nodes
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Columns of one node that another reads. bytes: all of them; moved: what is expected to change ranks. why: ``pool`` where it goes
+    to another pool, ``split`` to other ranks of its own, ``stays`` otherwise."""
+
+    source: str
+    target: str
+    columns: tuple[str, ...]
+    bytes: int
+    moved: int = 0
+    from_pool: str | None = None
+    to_pool: str | None = None
+    why: str = "stays"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: None where the
+    number of parameters is not known; every rank of the generator's pool gets all of them."""
+
+    role: str
+    after: str
+    before: tuple[str, ...]
+    from_pool: str
+    to_pool: str
+    bytes: int | None
+
+
+def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
+    """In program order, those within repeats after the repeat's own; without layouts for one process."""
+    for i in plan.live:
+        node = plan.graph.nodes[i]
+        together: dict[tuple[int, Layout | None], list[Input]] = {}
+        for item in node.inputs:
+            if sizes.read(node, item):
+                held = layouts.held.get(item.column) if layouts else None
+                together.setdefault((item.column.node, held), []).append(item)
+        yield from (_edge(plan, sizes, layouts, node, items) for items in together.values())
+        if node.id in plan.bodies:
+            yield from edges(plan.bodies[node.id], sizes.bodies[node.id], layouts.bodies[node.id] if layouts else None)
+
+
+def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input]) -> Edge:
+    source, names = plan.graph.nodes[items[0].column.node].name, tuple(item.column.name for item in items)
+    size = sum(sizes.read(node, item) for item in items)
+    if layouts is None or plan.placement is None or items[0].column not in layouts.held or node.id not in layouts.needed:
+        return Edge(source, node.name, names, size)
+    ranks = plan.placement.pools
+    held, needed = (on_one_rank(layout, ranks) for layout in (layouts.held[items[0].column], layouts.needed[node.id]))
+    moved = int(size * copies(held, needed, ranks, setting(node, "epochs")))
+    why = "pool" if held.pool != needed.pool else "split" if moved else "stays"
+    return Edge(source, node.name, names, size, moved, held.pool, needed.pool, why)
+
+
+def copies(held: Layout, needed: Layout, ranks: Mapping[str, int], epochs: int) -> float:
+    """How often a row is expected to go to a rank that does not hold it. Splits that differ have nothing to do with one another. An
+    update looks at its rows once, to leave out those that are not finite, and then draws their ranks anew in each epoch."""
+    count, elsewhere = ranks[needed.pool], held.pool != needed.pool
+    if not elsewhere and alike(held, needed):
+        return 0.0
+    if needed.by == "all ranks":
+        return float(count if elsewhere else count - 1)
+    reached = 1 - (1 - 1 / count) ** epochs if needed.by == "minibatch" else 1 / count  # the chance that a rank needs the row
+    return count * reached + (needed.by == "minibatch") if elsewhere else (count - 1) * reached
+
+
+def weights(graph: Graph, placement: Placement, sizes: Mapping[str, int | None]) -> Iterator[Weights]:
+    """For each role whose trainer and generator are on two pools. ``sizes``: bytes of a role's weights as its trainer holds them."""
+    for role, source in placement.trainers.items():
+        target = placement.generators.get(role)
+        after = [node.name for node in graph.nodes if role in node.writes]
+        if target is not None and target != source and after:
+            before = tuple(node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role)
+            size = sizes.get(role)
+            yield Weights(role, after[-1], before, source, target, None if size is None else size * placement.pools[target])

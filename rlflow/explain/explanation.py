@@ -1,0 +1,101 @@
+"""All that a plan says, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlflow.errors import Problem
+from rlflow.explain.edges import Edge, Weights, edges, weights
+from rlflow.explain.layouts import Layouts
+from rlflow.explain.memory import Held, Kept
+from rlflow.explain.sizes import Assumed, Sizes
+from rlflow.explain.waves import Pair, Step, pairs, steps
+from rlflow.graph.model import Graph
+from rlflow.placement import Placement
+from rlflow.plan import COST, Did, Plan, room_of
+from rlflow.simulate import Simulation, simulate
+
+PROCESS = "this process"  # where everything is without pools
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What one iteration would be. ``recorded`` are bytes of columns that the run's records read, which one rank gets; ``time`` is in
+    units of ``plan.COST``."""
+
+    graph: Graph
+    placement: Placement | None
+    assumed: Assumed
+    rows: int
+    steps: tuple[Step, ...]
+    edges: tuple[Edge, ...]
+    weights: tuple[Weights, ...]
+    pairs: tuple[Pair, ...]
+    recorded: int
+    memory: tuple[Held, ...]
+    did: tuple[Did, ...]
+    time: Simulation
+    warnings: tuple[Problem, ...] = ()
+    response_tokens: int = 0
+
+    @property
+    def moved(self) -> int:
+        return sum(edge.moved for edge in self.edges)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values under stable keys; docs/runs.md says what each is."""
+        placed = self.placement or Placement({})
+        halves = {"trainer": placed.trainers, "generator": placed.generators}
+        roles = {role: {half: where.get(role) for half, where in halves.items()} for role in {**placed.trainers, **placed.generators}}
+        return {
+            "flow": self.graph.name, "pools": dict(placed.pools), "roles": roles,
+            "assumed": asdict(self.assumed) | {"response_tokens": self.response_tokens, "rows": self.rows},
+            "nodes": [asdict(step) for step in self.steps], "edges": [asdict(edge) for edge in self.edges],
+            "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
+            "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
+            "memory": [asdict(held) for held in self.memory], "passes": {did.name: did.what for did in self.did},
+            "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
+                     "critical": [step.node for step in self.time.critical], "costs": {str(op): cost for op, cost in COST.items()}},
+            "warnings": [{"code": warning.code, "text": str(warning)} for warning in self.warnings],
+        }
+
+
+def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
+    """Everything in one process. ``halves``: role → whether it has a trainer, and a generator."""
+    trainers, generators = ({role: PROCESS for role, has in halves.items() if has[number]} for number in (0, 1))
+    return Placement({PROCESS: 1}, trainers, generators)
+
+
+def explain(
+    plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, Kept], frozen: Mapping[str, Kept], warnings: Sequence[Problem] = ()
+) -> Explanation:
+    """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is kept; ``frozen``: reward
+    models of their own folder, which every rank holds."""
+    sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
+    layouts = Layouts.of(plan, sizes) if plan.placement else None
+    moved = {role: kept.weight_bytes for role, kept in models.items()}
+    return Explanation(
+        plan.graph, plan.placement, assumed, max(sizes.rows.values()), tuple(steps(plan, layouts)), tuple(edges(plan, sizes, layouts)),
+        tuple(weights(plan.graph, plan.placement, moved)) if plan.placement else (), tuple(pairs(plan, room)),
+        sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
+        simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest)
+
+
+def passes(plan: Plan) -> Iterator[Did]:
+    """What each pass did, those over the bodies of repeats too."""
+    yield from plan.did
+    for i, body in plan.bodies.items():
+        yield from (Did(f"{did.name} of {plan.graph.nodes[i].name}", did.what) for did in passes(body))
+
+
+def memory(where: Placement, models: Mapping[str, Kept], frozen: Mapping[str, Kept]) -> Iterator[Held]:
+    """By pool, in the order of the roles; each entry is held by each rank."""
+    for pool in where.pools:
+        for role, kept in models.items():
+            if where.trainers.get(role) == pool:
+                yield from (Held(pool, role, "trainer", name, size) for name, size in kept.trainer().items())
+            if where.generators.get(role) == pool:
+                yield from (Held(pool, role, "generator", name, size) for name, size in kept.generator().items())
+        yield from (Held(pool, name, "reward", "weights", kept.weight_bytes) for name, kept in frozen.items())

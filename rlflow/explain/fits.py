@@ -1,0 +1,114 @@
+"""What of a placement cannot be meant: said before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from rlflow.errors import Problem, listed
+from rlflow.explain.sizes import Sizes, setting
+from rlflow.graph.model import Graph, Node, Op
+from rlflow.placement import GENERATORS, HALVES, REST, Placement
+from rlflow.plan import Plan
+from rlflow.trace.compile import all_nodes
+
+
+def half_problems(
+    graph: Graph, halves: Mapping[str, tuple[bool, bool]], given: Mapping[str, Iterable[str]], owned: Mapping[str, Mapping[str, set[str]]]
+) -> Iterator[Problem]:
+    """Flags of a role for a half that it has not. ``halves``: role → whether it has a trainer, and a generator; a role without either is
+    no model. ``given``: role → its own flags. ``owned``: role → half → settings that only this half of its backend has. Roles that
+    nothing uses at these settings are not judged."""
+    used = {node.role for node in all_nodes(graph.nodes) if node.role}
+    for role in sorted(used.intersection(given)):
+        has = dict(zip(HALVES, halves.get(role, (False, False)), strict=True))
+        for flag in given[role]:
+            half = next((half for half in HALVES if flag in (half, f"{half}.pool") or flag in owned.get(role, {}).get(half, set())), None)
+            if (half is not None and not has[half]) or (flag == "pool" and not any(has.values())):
+                yield _no_half(graph, role, flag, has)
+
+
+def _no_half(graph: Graph, role: str, flag: str, has: Mapping[str, bool]) -> Problem:
+    present = [half for half, there in has.items() if there]
+    what = f"a {' and a '.join(present)} alone" if present else "no model of its own: its rewards run where their rows lie"
+    message = f"--{role}.{flag} belongs to a half that role '{role}' of flow '{graph.name}' has not"
+    return Problem("no-half", message, found=f"--{role}.{flag}", expected=f"flags for what the role has: {what}",
+                   remedy=f"leave --{role}.{flag} out")
+
+
+def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
+    """Repeats whose tries bring fewer groups than they want. Nothing waits for the rest: a run trains on what there is."""
+    for node in graph.nodes:
+        if node.op is Op.REPEAT and (most := sizes.rows[node.axis] * setting(node, "tries")) < (wanted := setting(node, "groups")):
+            yield Problem("repeat-short", f"{node.name} can never keep the groups that it wants", node.place,
+                          found=f"{sizes.rows[node.axis]} prompts, {setting(node, 'tries')} tries: at most {most} of {wanted} groups",
+                          expected=f"at least {wanted} prompts over all tries", severity="warning",
+                          remedy=f"groups={most} or fewer, or more tries or --prompts")
+
+
+def unused_pools(placement: Placement) -> Iterator[Problem]:
+    """Pools on which no half of any role is placed."""
+    used = {*placement.trainers.values(), *placement.generators.values()}
+    for pool in placement.pools:
+        if used and pool not in used:
+            yield Problem("pool-unused", f"no role uses pool '{pool}'", found=f"roles on {listed(sorted(used))}",
+                          expected="at least one half of a role on each pool", severity="warning",
+                          remedy=f"leave {pool} out of --pools, or place a half there: --ROLE.trainer.pool {pool}")
+
+
+def idle_ranks(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
+    """Pools with more ranks than any of their nodes can fill, and updates whose minibatches are smaller than their pool."""
+    assert plan.placement is not None
+    most: dict[str, tuple[int, str]] = {}
+    small: list[Problem] = []
+    for node, size, pool in _placed(plan, sizes):
+        units = size.groups[node.axis] if node.rows == "group" else size.rows[node.axis]
+        most[pool] = max(most.get(pool, (0, "")), (units, "groups" if node.rows == "group" else "rows"))
+        if node.op is Op.UPDATE and dict(node.settings).get("minibatch"):
+            small += _small(node, setting(node, "minibatch"), pool, plan.placement.pools[pool])
+    for pool, (units, what) in most.items():
+        if units < (ranks := plan.placement.pools[pool]):
+            yield Problem("idle-ranks", f"pool '{pool}' has more ranks than an iteration can fill", found=f"{ranks} ranks, at most {units} "
+                          f"{what} at once", expected=f"at most {units} ranks", severity="warning",
+                          remedy=f"--pools with {pool}={units}, or more --prompts")
+    yield from small
+
+
+def _placed(plan: Plan, sizes: Sizes) -> Iterator[tuple[Node, Sizes, str]]:
+    """Nodes that spread the rows of a model over its pool, those within repeats too."""
+    assert plan.placement is not None
+    for i in plan.live:
+        node = plan.graph.nodes[i]
+        if plan.placement.pool_of(node) is not None and node.dispatch == "DP_COMPUTE":
+            yield node, sizes, plan.home[i]
+        if i in plan.bodies:
+            yield from _placed(plan.bodies[i], sizes.bodies[i])
+
+
+def _small(node: Node, minibatch: int, pool: str, ranks: int) -> Iterator[Problem]:
+    if minibatch < ranks:
+        yield Problem("small-minibatch", f"a minibatch of {node.name} has fewer rows than pool '{pool}' has ranks", node.place,
+                      found=f"minibatch={minibatch}, {ranks} ranks", expected=f"at least {ranks} rows in a step", severity="warning",
+                      remedy=f"minibatch={ranks} or more, or fewer ranks: {ranks - minibatch} have nothing to do in any step")
+
+
+def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) -> Iterator[Problem]:
+    """A role can only sample ahead of its own training where its generator is on another pool than its trainer."""
+    ahead = [use.name for use in graph.roles if use.trained and use.generates] if staleness >= 1 else []
+    if placement is None and ahead:
+        yield Problem("staleness", "a run in one process has one pool, so its rollouts are never stale", found=f"--staleness {staleness}",
+                      expected=f"pools that can overlap: the generator of {listed(ahead)} on one, its trainer on another",
+                      remedy=f"--pools {REST}=1,{GENERATORS}=1, or leave --staleness out")
+    for role in ahead if placement else ():
+        pool = placement.trainers.get(role) if placement else None
+        if placement and pool is not None and pool == placement.generators.get(role):
+            yield Problem("staleness", f"the trainer and the generator of role '{role}' take turns on pool '{pool}', so its rollouts are "
+                          "never stale", found=f"--staleness {staleness}, both halves on '{pool}'", expected="two pools that can overlap",
+                          remedy=_apart(role, pool, placement))
+
+
+def _apart(role: str, pool: str, placement: Placement) -> str:
+    other = next((name for name in placement.pools if name != pool), None)
+    if other is not None:
+        return f"--{role}.generator.pool {other}"
+    ranks = placement.pools[pool]
+    return f"--pools {REST}={max(ranks // 2, 1)},{GENERATORS}={max(ranks - ranks // 2, 1)}, or leave --staleness out"

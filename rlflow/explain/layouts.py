@@ -1,0 +1,114 @@
+"""On which ranks of its pool each node reads its rows, and where what it gives then lies: what a run decides from lengths, decided here
+as if every response were as long as the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rlflow.columns import Level
+from rlflow.explain.sizes import Sizes
+from rlflow.graph.model import Column, Input, Node, Op
+from rlflow.plan import Plan
+
+SPREAD = ("prompts", "rows", "groups")  # each row on one rank, tokens even
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows over the ranks of a pool. by: ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``; split: equal
+    where rows lie alike; of: the node for which the split was made."""
+
+    pool: str
+    by: str
+    split: tuple[object, ...]
+    of: str
+
+    def __str__(self) -> str:
+        return self.by if self.by.endswith(("0", "ranks")) else f"by {self.by}"
+
+
+@dataclass
+class Layouts:
+    """Layouts of one plan. ``needed`` by node id; ``held`` by column; ``bodies`` those of its repeats. Scalars go along with calls."""
+
+    plan: Plan
+    sizes: Sizes
+    needed: dict[int, Layout] = field(default_factory=dict)
+    held: dict[Column, Layout] = field(default_factory=dict)
+    bodies: dict[int, Layouts] = field(default_factory=dict)
+
+    @staticmethod
+    def of(plan: Plan, sizes: Sizes, data: Mapping[str, Layout] | None = None) -> Layouts:
+        """``data``: where the columns of the data lie already, for the body of a repeat."""
+        made = Layouts(plan, sizes)
+        for i in plan.live:
+            made._add(plan.graph.nodes[i], data or {})
+        return made
+
+    def _add(self, node: Node, data: Mapping[str, Layout]) -> None:
+        if node.op is Op.STATE:
+            return
+        if node.op is Op.REPEAT:
+            self._add_repeat(node)
+            return
+        layout = self._fresh(node, "groups" if self.plan.graph.axes[0].grouped else "prompts") if node.op is Op.DATA else self._need(node)
+        if node.op is not Op.DATA:
+            self.needed[node.id] = layout
+        for output in node.outputs:
+            if output.kind is None or output.kind.level is not Level.SCALAR:
+                self.held[Column(node.id, output.name)] = data.get(output.name, layout)
+
+    def _add_repeat(self, node: Node) -> None:
+        """Kept rows stay where the body left them."""
+        body = self.plan.bodies[node.id]
+        given = {item.column.name: self.held[item.column] for item in node.inputs if item.column in self.held}
+        inner = self.bodies[node.id] = Layouts.of(body, self.sizes.bodies[node.id], given)
+        for item in body.graph.results:
+            if item.column in inner.held:
+                self.held[Column(node.id, item.parameter)] = inner.held[item.column]
+
+    def _need(self, node: Node) -> Layout:
+        pool = self.plan.home[node.id]
+        if node.op is Op.UPDATE:
+            return Layout(pool, "minibatch", (pool, node.name), node.name)
+        if node.op is Op.STAGE and node.dispatch != "DP_COMPUTE":
+            by = "all ranks" if node.dispatch == "ALL" else "rank 0"  # a mode of the author's own splits and merges there
+            return Layout(pool, by, (pool, by), node.name)
+        whole = node.op is Op.STAGE and node.rows == "group"
+        home = self._home(node, pool)
+        if home is not None and home.by in SPREAD and not (whole and home.by == "rows"):
+            return home
+        return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
+
+    def _home(self, node: Node, pool: str) -> Layout | None:
+        """That of the largest column that lies on the pool."""
+        here = [item for item in self._read(node) if item.column in self.held and self.held[item.column].pool == pool]
+        largest = max(here, key=lambda item: self.sizes.read(node, item), default=None)
+        return None if largest is None else self.held[largest.column]
+
+    def _read(self, node: Node) -> tuple[Input, ...]:
+        return tuple(item for item in node.inputs if node.op is not Op.GENERATE or item.parameter == "prompt_tokens")
+
+    def _fresh(self, node: Node, by: str) -> Layout:
+        """Rows spread evenly by what of their lengths the node knows: two nodes that know the same spread them alike."""
+        pool, columns = self.plan.home[node.id], [output.name for output in node.outputs] if node.op is Op.DATA else []
+        names = {*columns, *(item.parameter for item in self._read(node))}
+        lengths = tuple(name for name in ("tokens", "prompt_tokens") if name in names) or self._first_ragged(node)
+        return Layout(pool, by, (pool, node.axis, by == "groups", lengths), node.name)
+
+    def _first_ragged(self, node: Node) -> tuple[str, ...]:
+        for item in self._read(node):
+            kind = self.plan.graph.nodes[item.column.node].output(item.column.name).kind
+            if kind is not None and kind.level in (Level.TOKEN, Level.PROMPT):
+                return ("tokens" if kind.level is Level.TOKEN else "prompt_tokens",)
+        return ()
+
+
+def alike(one: Layout, other: Layout) -> bool:
+    return one.split == other.split
+
+
+def on_one_rank(layouts: Layout, ranks: Mapping[str, int]) -> Layout:
+    """With one rank all splits are the same."""
+    return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

@@ -1,0 +1,151 @@
+"""What a model takes on a rank, from its folder's config.json and the headers of its safetensors: no weight is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+FLOAT = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+NO_LINEAR = ("embed", "wte", "wpe", "lm_head", "score", "norm")  # in the names of matrices that get no adapter
+GROWTH = 1.5  # buffers of a key-value cache have up to half as much room again
+ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Something in the memory of each rank of a pool. bytes: None where they cannot be told from the folder."""
+
+    pool: str
+    role: str
+    half: str
+    what: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model folder: its config (of the text model, where it has several) and the shape of each weight by name, tied ones once."""
+
+    config: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @staticmethod
+    def of(folder: Path) -> ModelFacts:
+        config = json.loads((folder / "config.json").read_text())
+        shapes = dict(_shapes(folder))
+        if config.get("tie_word_embeddings", True) and len(shapes) > 1:
+            shapes.pop("lm_head.weight", None)
+        return ModelFacts(config.get("text_config") or config, shapes)
+
+    @cached_property
+    def parameters(self) -> int | None:
+        """None where the folder has no safetensors."""
+        return sum(map(prod, self.shapes.values())) or None
+
+    @property
+    def hidden(self) -> int:
+        return int(self._number("hidden_size") or 0)
+
+    @property
+    def unused_head(self) -> int:
+        """Numbers of a language-model head of its own, which a model with another head does not train."""
+        return prod(self.shapes.get("lm_head.weight", (0,)))
+
+    def adapters(self, rank: int, attention: bool) -> int:
+        """Numbers of low-rank adapters beside each linear layer, or each of the attention."""
+        matrices = (shape for name, shape in self.shapes.items() if len(shape) == 2 and not any(part in name for part in NO_LINEAR)
+                    and ("att" in name or not attention))
+        return sum(rank * sum(shape) for shape in matrices)
+
+    @property
+    def cache_numbers(self) -> int | None:
+        """Keys and values of one token; None where the config does not say how many layers and heads there are."""
+        layers, heads, hidden = (self._number(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+        if not (layers and heads and hidden):
+            return None
+        return 2 * layers * (self._number("num_key_value_heads") or heads) * (self._number("head_dim") or hidden // heads)
+
+    def _number(self, name: str) -> int | None:
+        found = self.config.get(name, self.config.get(ALIASES.get(name, name)))
+        return found if isinstance(found, int) else None
+
+
+def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        if file.name != "value_head.safetensors":
+            with safe_open(file, framework="numpy") as opened:
+                yield from ((name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys())  # noqa: SIM118
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a role's halves keep a model: its folder's facts (None: no folder), the head, whether it is trained, the arithmetic's dtype,
+    the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known)."""
+
+    facts: ModelFacts | None
+    head: str = "logprobs"
+    trained: bool = False
+    dtype: str = "float32"
+    lora: int = 0
+    attention: bool = False
+    batch_tokens: int = 0
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Of the weights as a trainer holds them: in float32 where bfloat16 ones are trained, adapters beside them apart."""
+        master = self.trained and not self.lora and self.dtype == "bfloat16"
+        return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
+
+    @property
+    def _weights(self) -> int | None:
+        """Numbers of the model. One that gives scores has a head for them in the place of that for tokens."""
+        if self.facts is None or self.facts.parameters is None:
+            return None
+        return self.facts.parameters + (self._new_head - self.facts.unused_head if self.head == "scores" else 0)
+
+    @property
+    def _new_head(self) -> int:
+        """Numbers of a head that the folder's model has not: a value head has a bias."""
+        assert self.facts is not None
+        there = self.head == "logprobs" or any(name.endswith("score.weight") for name in self.facts.shapes)
+        return 0 if there else self.facts.hidden + (self.head == "values")
+
+    @property
+    def learning_bytes(self) -> int | None:
+        """Of all that learns: as long as the gradient, and as each moment of AdamW."""
+        if self.facts is None or self._weights is None:
+            return None
+        if self.lora:
+            numbers = self.facts.adapters(self.lora, self.attention) + self._new_head
+        elif self.head == "values":
+            numbers = self._weights - self.facts.unused_head + self._new_head
+        else:
+            numbers = self._weights
+        return numbers * max(FLOAT[self.dtype], 4)
+
+    def trainer(self) -> dict[str, int | None]:
+        """What a trainer holds, by name; nothing where there is no folder."""
+        if self.facts is None:
+            return {}
+        found: dict[str, int | None] = {"weights": self.weight_bytes}
+        if self.trained:
+            learning = self.learning_bytes
+            found |= {"adapters": learning} if self.lora else {}
+            found |= {"gradient": learning, "optimizer": None if learning is None else 2 * learning}
+        return found
+
+    def generator(self) -> dict[str, int | None]:
+        """What a generator holds: its own copy, and at most so much cache while it samples."""
+        if self.facts is None:
+            return {}
+        found: dict[str, int | None] = {"weights": None if self._weights is None else self._weights * FLOAT[self.dtype]}
+        numbers = self.facts.cache_numbers
+        cache = int(numbers * self.batch_tokens * GROWTH) * FLOAT[self.dtype] if numbers and self.batch_tokens else None
+        return found | {"cache, at most": cache}

@@ -1,0 +1,74 @@
+"""When nodes can run: waves of the order graph, and pairs that can run at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+
+from rlflow.explain.layouts import Layouts
+from rlflow.graph.model import Node, Op
+from rlflow.plan import Plan
+from rlflow.simulate import INSTANT
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node of the plan. wave: the number of those before it on the longest chain, within its repeat; split_of: the node for which
+    its split was made; within: the repeat that it belongs to."""
+
+    name: str
+    op: str
+    wave: int
+    pool: str | None
+    lane: str
+    dispatch: str
+    layout: str
+    split_of: str | None = None
+    within: str | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two nodes that do not wait for one another. lane: the one whose only place they take in turn, None where they overlap."""
+
+    first: str
+    second: str
+    lane: str | None = None
+
+
+def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[Step]:
+    """Wave by wave, each in program order; the body of a repeat after it."""
+    for wave, nodes in enumerate(waves(plan)):
+        for node in nodes:
+            yield _step(plan, layouts, node, wave, within)
+            if node.id in plan.bodies:
+                yield from steps(plan.bodies[node.id], layouts.bodies[node.id] if layouts else None, node.name)
+
+
+def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: str | None) -> Step:
+    layout = layouts.needed.get(node.id) if layouts else None
+    dispatch = {Op.UPDATE: "UPDATE", Op.REPEAT: ""}.get(node.op, node.dispatch)
+    pool = plan.home.get(node.id) if node.op is not Op.REPEAT else None
+    return Step(node.name, node.op.value, wave, pool, plan.lane[node.id], dispatch, str(layout or ""),
+                layout.of if layout and layout.of != node.name else None, within)
+
+
+def waves(plan: Plan) -> list[list[Node]]:
+    """Nodes that run something, by the longest chain before them."""
+    running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
+    return [[plan.graph.nodes[i] for i in sorted(wave)] for wave in nx.topological_generations(plan.graph.order.subgraph(running))]
+
+
+def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
+    """Pairs of nodes in program order of which neither waits for the other, those within repeats too."""
+    running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
+    before = {i: nx.ancestors(plan.graph.order, i) for i in running}
+    for place, one in enumerate(running):
+        for other in running[place + 1 :]:
+            if one not in before[other] and other not in before[one]:
+                lane = plan.lane[one] if plan.lane[one] == plan.lane[other] and room.get(plan.lane[one]) == 1 else None
+                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane)
+    for body in plan.bodies.values():
+        yield from pairs(body, room)

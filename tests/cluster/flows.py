@@ -1,0 +1,90 @@
+"""A flow with a stage of every kind, for pools: modes, chance, groups, text, metrics, and a mode of its own."""
+
+from dataclasses import dataclass
+
+import torch
+
+from rlflow import ALL, RANK0, Batch, flow, group, group_mean, loss, register_dispatch, row, scalar, stage, text, token
+
+
+def by_parity(batch, ranks):
+    """Even rows to the first rank, odd ones to the second."""
+    return [batch.rows(torch.arange(len(batch)) % ranks == rank) for rank in range(ranks)]
+
+
+def interleaved(outputs, batch):
+    joined = Batch.concat(outputs)
+    order = torch.cat([torch.arange(start, len(batch), len(outputs)) for start in range(len(outputs))]).argsort()
+    return Batch(batch.axis, joined.rows(order).data)
+
+
+PARITY = register_dispatch("PARITY", by_parity, interleaved)
+
+
+@dataclass(frozen=True)
+class Settings:
+    samples: int = 3
+    max_tokens: int = 7
+
+
+@stage(gives={"noise": row(torch.float32)})
+def noisy(tokens, *, generator):
+    return torch.stack([torch.rand(1, generator=each)[0] for each in generator])
+
+
+@stage(gives={"shown": text})
+def upper(completion):
+    return [item.upper() for item in completion]
+
+
+@stage(gives="advantages", rows="group")
+def centred(scores, group, mask):
+    return torch.where(mask, (scores - group_mean(scores, group))[:, None], 0.0), {"spread_max": scores}
+
+
+@stage(gives={"best": group(torch.float32)}, rows="group")
+def best(scores, group):
+    return torch.stack([scores[group == number].max() for number in group.tolist()])
+
+
+@stage(gives={"total": scalar(torch.float32)}, dispatch=RANK0)
+def total(advantages, mask):
+    return torch.where(mask, advantages, 0.0).double().sum()
+
+
+@stage(gives={"ranks": scalar(torch.float32)}, dispatch=ALL)
+def every(total):
+    return total
+
+
+@stage(gives={"doubled": token(torch.float32)}, dispatch=PARITY)
+def double(advantages, mask):
+    return 2 * advantages, {"rows": torch.ones(len(mask))}
+
+
+@stage(gives={"report": row(torch.float32)})
+def report(noise: row(torch.float32), shown: text, best: group(torch.float32), doubled: token(torch.float32), total: scalar(torch.float32),
+           mask):
+    return noise + best + torch.where(mask, doubled, 0.0).sum(1) + total + torch.tensor([float(len(item)) for item in shown])
+
+
+@loss
+def policy_loss(new, logprobs, advantages):
+    return -(new.logprobs - logprobs).exp() * advantages, {}
+
+
+@flow
+def kinds(prompts, actor, reward, hp=Settings()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= noisy(batch)
+    batch |= upper(batch)
+    batch |= centred(batch)
+    batch |= best(batch)
+    batch |= total(batch)
+    batch |= every(batch)
+    batch |= double(batch)
+    batch |= report(batch)
+    actor.update(batch, policy_loss, minibatch=5)
+    return batch

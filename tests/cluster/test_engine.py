@@ -1,0 +1,127 @@
+"""The engine on a pool of three ranks beside the engine in this process: every kind of stage, the same columns, metrics and state."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import rlflow
+from rlflow import StageError
+from rlflow.author.load import load
+from rlflow.cluster import engine as cluster_engine
+from rlflow.cluster.layout import Sharded
+
+pytestmark = pytest.mark.slow
+flows = load(Path(__file__).parent / "flows.py")
+COLUMNS = (
+    "tokens", "mask", "completion", "scores", "logprobs", "noise", "shown", "advantages", "best", "total", "doubled", "report", "group",
+)
+
+
+@pytest.fixture(scope="module")
+def pooled(ray_address):
+    """The objects of a run on three ranks, with seven prompts an iteration."""
+    roles = rlflow.roles(flows.kinds, backend="null", prompts=7, pools="all=3", ray_address=ray_address)
+    yield roles
+    roles.close()
+
+
+@pytest.fixture(scope="module")
+def alone():
+    roles = rlflow.roles(flows.kinds, backend="null", prompts=7)
+    yield roles
+    roles.close()
+
+
+def held(roles):
+    return {name: pool.call("held").result() for name, pool in roles.prepared.engine.pools.items()}
+
+
+def outcome(roles, rows=7):
+    prepared = roles.prepared
+    return prepared.executor.run(prepared.plan, prepared.prompts.take(rows))
+
+
+def test_every_column_is_the_one_of_a_single_process(pooled, alone):
+    there, here = flows.kinds(pooled.take(), **pooled), flows.kinds(alone.take(), **alone)
+    assert isinstance(there.data["logprobs"], Sharded)
+    fetched = pooled.prepared.engine.fetch(there.select(*COLUMNS))
+    for name in COLUMNS:
+        one, other = fetched[name], here[name]
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+    total = float(here["total"])
+    assert [float(value) for value in there["ranks"]] == [total] * 3  # an ALL stage ran on every rank
+    pooled.prepared.engine.finished()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_metrics_are_those_of_a_single_process(pooled, alone, rows):
+    there, here = outcome(pooled, rows), outcome(alone, rows)
+    assert there.metrics.keys() == here.metrics.keys()
+    for name, value in here.metrics.items():
+        assert there.metrics[name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
+    assert there.summary == here.summary
+
+
+def test_nothing_stays_on_the_workers(pooled):
+    outcome(pooled)
+    assert held(pooled) == {"all": [0, 0, 0]}
+
+
+def test_the_driver_sees_no_column_above_64_kib(pooled, monkeypatch):
+    opened = cluster_engine.opened
+
+    def small_only(payload):
+        batch = opened(payload)
+        assert all(data.nbytes <= 64 << 10 for data in batch.data.values()), batch
+        return batch
+
+    monkeypatch.setattr(cluster_engine, "opened", small_only)
+    prompts = pooled.prepared.prompts.take(900)
+    found = pooled.prepared.executor.run(pooled.prepared.plan, prompts)
+    assert found.records["tokens"].data["tokens"].nbytes > 64 << 10
+    with pytest.raises(ValueError, match=r"column 'tokens' of \d+ bytes, expected at most 65536"):
+        pooled.prepared.engine.fetch(found.records["tokens"])
+
+
+WRONG = {
+    "row count": ("return scores[1:]", r"found shape \[\d\], expected \[\d\] \(row level\) \(rank \d of pool 'all'\)"),
+    "raises": ("raise RuntimeError('no such luck')", r"RuntimeError: no such luck \(rank \d of pool 'all'\)"),
+    "late": ("time.sleep(5)", r"no answer to 'stage' from rank 0 of pool 'all', rank 1 of pool 'all' after 0.5 s"),
+}
+
+
+def test_what_goes_wrong_names_its_rank_and_nothing_stays(tmp_path, pooled, ray_address):
+    """Last: it ends the run of this module, since a process has one at a time."""
+    pooled.close()
+    bodies = "\n".join(f"    if mode == {name!r}:\n        {body}" for name, (body, _) in WRONG.items())
+    (tmp_path / "wrong.py").write_text(f"""
+import time
+import torch
+from rlflow import flow, loss, row, scalar, stage
+
+@stage(gives={{"extra": row(torch.float32)}}, timeout=0.5)
+def bad(scores, mode: scalar(torch.float32)):
+    mode = {list(WRONG)!r}[int(mode)]
+{bodies}
+
+@loss
+def policy_loss(new, extra: row(torch.float32)):
+    return new.logprobs, {{}}
+
+@flow(state=lambda hp: {{"mode": 0.0}})
+def wrong(prompts, actor, reward):
+    batch = actor.generate(prompts, max_tokens=4)
+    batch |= reward(batch)
+    batch |= bad(batch)
+    actor.update(batch, policy_loss)
+""")
+    roles = rlflow.roles(str(tmp_path / "wrong.py"), backend="null", prompts=6, pools="all=2", ray_address=ray_address)
+    try:
+        for number, (_, message) in enumerate(WRONG.values()):
+            roles.state["mode"] = float(number)
+            with pytest.raises(StageError, match=message):
+                outcome(roles)
+            assert held(roles) == {"all": [0, 0]}
+    finally:
+        roles.close()

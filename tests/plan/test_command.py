@@ -1,0 +1,79 @@
+"""`rlflow plan` as a user meets it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow.cli.main import main
+
+NULL = ["--backend", "null"]
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None
+from rlflow.cli.main import main
+sys.argv = ["rlflow", "plan", "ppo", "--pools", "train=4,rollout=4", "--backend", "null"]
+main()
+"""
+
+
+@pytest.fixture
+def called(monkeypatch, capsys):
+    """Exit code, output and errors of `rlflow plan`."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["rlflow", "plan", *words])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        return exit.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_every_section_is_printed(called):
+    code, out, err = called("ppo", *NULL, "--pools", "train=4,rollout=4")
+    assert (code, err) == (0, "")
+    titles = [line for line in out.splitlines() if re.match(r"[a-z]", line)]
+    assert titles == ["flow ppo: 64 prompts, 64 rows an iteration; pools train (4 ranks), rollout (4 ranks)", "nodes", "columns", "weights",
+                      "at the same time", "passes", "time, in units of the default costs", "assumed"]  # fmt: skip
+    assert "\x1b" not in out
+
+
+def test_the_keys_of_the_json_are_those_that_the_page_names(called):
+    code, out, _ = called("ppo", *NULL, "--pools", "train=4,rollout=4", "--json", "--prompts", "2")
+    found = json.loads(out)
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    table = page[page.index("`--json` prints one object:"):].partition("| ---")[2].partition("\n\n")[0]
+    assert code == 0
+    assert list(found) == [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]
+    assert found["roles"]["actor"] == {"trainer": "train", "generator": "rollout"}
+    assert {warning["code"] for warning in found["warnings"]} == {"idle-ranks"}
+    assert found["time"]["costs"]["generate"] == 10.0
+
+
+def test_what_does_not_fit_exits_2_and_prints_nothing_else(called):
+    code, out, err = called("grpo", *NULL, "--pools", "all=2", "--staleness", "1")
+    assert (code, out) == (2, "")
+    assert "take turns on pool 'all'" in err
+
+
+def test_settings_of_a_file_count(called, tmp_path):
+    (tmp_path / "run.toml").write_text('backend = "null"\nprompts = 5\n[pools]\ntrain = 1\nrollout = 1\n')
+    _, out, _ = called("grpo", "--config", str(tmp_path / "run.toml"), "--prompts", "6")
+    assert out.startswith("flow grpo: 6 prompts, 48 rows an iteration; pools train (1 rank), rollout (1 rank)\n")
+
+
+def test_a_model_that_a_run_would_refuse_is_refused(called):
+    assert "'nowhere' is no Hugging Face model folder" in called("ppo", "--model", "nowhere", "--data", "chain_sum")[2]
+    assert "role 'actor' has no model" in called("ppo", "--data", "chain_sum")[2]
+
+
+@pytest.mark.slow
+def test_a_plan_needs_no_ray(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RAY], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "by minibatch" in done.stdout
+    assert list(tmp_path.iterdir()) == []

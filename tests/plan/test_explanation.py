@@ -1,0 +1,117 @@
+"""What a plan says of nodes, columns and weights, against numbers worked out by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ALGORITHMS = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[a-z]*.py"))
+PPO = "ppo --pools train=4,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16 --data.max_prompt 10 --hp.epochs 2"
+
+
+@pytest.fixture(scope="module")
+def ppo(planned_as):
+    return planned_as(PPO)
+
+
+def by_name(found):
+    return {step.name: step for step in found.steps}
+
+
+def edge(found, source, target, column):
+    [one] = [e for e in found.edges if (e.source, e.target) == (source, target) and column in e.columns]
+    return one
+
+
+def test_waves_are_the_longest_chains(ppo):
+    assert {name: step.wave for name, step in by_name(ppo).items()} == {
+        "actor.generate": 0, "reward": 1, "actor.logprobs": 1, "reference.logprobs": 1, "critic.values": 1, "truncated_weights": 2,
+        "charge_kl": 2, "gae": 3, "normalise": 4, "critic.update": 4, "actor.update": 5,
+    }  # fmt: skip
+
+
+def test_each_node_runs_in_its_pool_with_a_layout(ppo):
+    told = {name: (step.pool, step.dispatch, step.layout, step.split_of) for name, step in by_name(ppo).items()}
+    assert told["actor.generate"] == ("rollout", "DP_COMPUTE", "by prompts", "prompts")
+    assert told["reward"] == ("rollout", "DP_COMPUTE", "by prompts", "prompts")
+    assert told["critic.values"] == ("train", "DP_COMPUTE", "by rows", None)
+    assert told["gae"] == ("train", "DP_COMPUTE", "by rows", "actor.logprobs")
+    assert told["normalise"] == ("train", "RANK0", "rank 0", None)
+    assert told["actor.update"] == ("train", "UPDATE", "by minibatch", None)
+
+
+@pytest.mark.parametrize(("source", "target", "column", "size", "moved"), [
+    ("prompts", "actor.generate", "prompt_tokens", 8 * 10 * 8, 0),  # 8 prompts of 10 int64
+    ("prompts", "actor.logprobs", "prompt_tokens", 16 * 10 * 8, 16 * 10 * 8),  # repeated for 16 rows, to the other pool
+    ("actor.generate", "actor.logprobs", "tokens", 16 * (16 * 8 + 4), 16 * (16 * 8 + 4)),  # with a temperature each
+    ("actor.generate", "gae", "mask", 16 * 16, 16 * 16),
+    ("actor.logprobs", "charge_kl", "logprobs", 16 * 16 * 4, 0),  # stays where it was made
+    ("gae", "normalise", "advantages", 16 * 16 * 4, 16 * 16 * 4 * 3 // 4),  # all but rank 0's share of four
+    ("gae", "critic.update", "returns", 16 * 16 * 4, int(16 * 16 * 4 * 3 * (1 - (3 / 4) ** 2))),  # ranks drawn anew in two epochs
+])  # fmt: skip
+def test_bytes_of_an_edge(ppo, source, target, column, size, moved):
+    found = edge(ppo, source, target, column)
+    assert (found.bytes, found.moved) == (size, moved)
+    assert found.why == ("stays" if not moved else "pool" if found.from_pool != found.to_pool else "split")
+
+
+def test_with_one_rank_nothing_moves_within_a_pool(planned_as):
+    assert {e.why for e in planned_as(PPO.replace("train=4,rollout=2", "all=1")).edges} == {"stays"}
+
+
+def test_what_can_run_at_once_and_what_takes_turns(ppo):
+    told = {(pair.first, pair.second): pair.lane for pair in ppo.pairs}
+    assert told["reward", "actor.logprobs"] is None
+    assert told["actor.logprobs", "critic.values"] == "train"
+    assert ("actor.generate", "reward") not in told
+
+
+def test_nodes_that_may_overlap_do_so_in_virtual_time(ppo):
+    assert ppo.time.together("reward", "actor.logprobs")
+    assert not ppo.time.together("actor.logprobs", "critic.values")
+    assert ppo.time.bound <= ppo.time.makespan
+
+
+def test_the_body_of_a_repeat_is_told_with_it(planned_as):
+    found = planned_as("dapo --pools train=2,rollout=2 --prompts 8 --hp.groups 4 --hp.samples 2 --hp.max_tokens 8")
+    inside = [step.name for step in found.steps if step.within]
+    assert inside == ["actor.generate", "reward", "mixed"]
+    assert {step.within for step in found.steps if step.within} == {"repeat.sampled"}
+    assert edge(found, "repeat.sampled", "actor.logprobs", "tokens").bytes == 4 * 2 * (8 * 8 + 4)  # what is kept, not what is sampled
+    assert edge(found, "actor.generate", "mixed", "group").bytes == 8 * 2 * 8
+    assert edge(found, "repeat.sampled", "compare", "group").from_pool == "rollout"  # kept rows stay where they were sampled
+
+
+def test_in_one_process_there_are_bytes_and_no_moves(planned_as):
+    found = planned_as(PPO.replace("--pools train=4,rollout=2", ""))
+    assert found.moved == 0
+    assert {step.pool for step in found.steps} == {None}
+    assert found.weights == ()
+    assert edge(found, "actor.generate", "actor.logprobs", "tokens").bytes == 16 * (16 * 8 + 4)
+
+
+def test_pairs_come_as_two_rows_and_are_not_torn(planned_as):
+    found = planned_as("dpo --pools all=2 --prompts 4")
+    assert found.rows == 8
+    assert by_name(found)["reference.logprobs"].layout == "by groups"
+    assert by_name(found)["reference.logprobs"].split_of == "pairs"
+
+
+@pytest.mark.parametrize(("algorithm", "pools"), [
+    *((algorithm, "--pools train=2,rollout=3") for algorithm in ALGORITHMS),
+    *((algorithm, pools) for algorithm in ("dapo", "dpo", "ppo") for pools in ("", "--pools all=3")),
+])  # fmt: skip
+def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
+    found = planned_as(f"{algorithm} {pools}")
+    told = json.loads(json.dumps(found.as_json()))
+    placed = {step["name"]: step for step in told["nodes"]}
+    ranks = told["pools"] or {None: 1}
+    for node in told["nodes"]:
+        assert node["pool"] in ranks or node["op"] == "repeat"
+        assert not pools or node["layout"] or node["op"] == "repeat"
+    for edge in told["edges"]:
+        assert 0 <= edge["moved"] <= edge["bytes"] * (max(ranks.values()) + 1)
+        assert (edge["why"] == "stays") == (edge["moved"] == 0)
+        assert edge["to_pool"] == placed[edge["target"]]["pool"] or not edge["to_pool"]
+    assert told["time"]["bound"] <= told["time"]["makespan"]
+    assert set(told["time"]["critical"]) <= set(placed)

@@ -1,0 +1,71 @@
+"""Faults that other systems had at run time: refused by a plan, or impossible. Each fixture says which."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rlflow.errors import PlanError
+
+FIXTURES = Path(__file__).parent / "fixtures"
+TWO = "--pools train=2,rollout=2"
+
+
+def marked(fixture, code):
+    """The line of a fixture that is meant."""
+    lines = (FIXTURES / f"{fixture}.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# <- {code}"))
+
+
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_no_stage_that_is_left_out_lets_a_pool_run_two_model_nodes_at_once(planned_as, recompute):
+    found = planned_as(f"rlinf_166 --pools all=2 --hp.recompute {recompute}")
+    of_models = {step.name for step in found.steps if step.name.partition(".")[0] in ("actor", "reference")}
+    assert ("actor.logprobs" in of_models) == (recompute == "true")
+    assert {step.lane for step in found.steps if step.name in of_models} == {"all"}
+    assert all(pair.lane == "all" for pair in found.pairs if {pair.first, pair.second} <= of_models)
+    spans = sorted((span for span in found.time.spans if span.node in of_models), key=lambda span: span.start)
+    assert len(spans) == len(of_models) >= 3
+    assert all(one.end <= other.start for one, other in zip(spans, spans[1:], strict=False))
+
+
+def test_sampling_ahead_on_the_trainers_own_pool_is_refused(planned_as):
+    with pytest.raises(PlanError) as refused:
+        planned_as(f"slime_180 {TWO} --staleness 1 --actor.generator.pool train")
+    [problem] = refused.value.problems
+    assert (problem.code, problem.found) == ("staleness", "--staleness 1, both halves on 'train'")
+    assert problem.message == "the trainer and the generator of role 'actor' take turns on pool 'train', so its rollouts are never stale"
+    assert problem.remedy == "--actor.generator.pool rollout"
+    found = planned_as(f"slime_180 {TWO} --staleness 1")
+    assert [(each.from_pool, each.to_pool) for each in found.weights] == [("train", "rollout")]
+
+
+def test_an_asynchronous_iteration_is_the_synchronous_one(planned_as):
+    ahead, strict = (planned_as(f"miles_1735::corrected {TWO} --staleness {bound}") for bound in (1, 0))
+    assert (ahead.graph, ahead.steps, ahead.edges) == (strict.graph, strict.steps, strict.edges)
+
+
+def test_rows_of_older_weights_without_a_correction_are_refused_at_their_line(planned_as):
+    with pytest.raises(PlanError) as refused:
+        planned_as(f"miles_1735::uncorrected {TWO} --staleness 1")
+    [problem] = refused.value.problems
+    assert (problem.code, problem.place.line) == ("stale-uncorrected", marked("miles_1735", "stale-uncorrected"))
+    assert "batch |= truncated_weights(batch, cap=2.0)" in problem.remedy
+    assert "take `weights` and multiply the value by it" in problem.remedy
+    planned_as(f"miles_1735::uncorrected {TWO}")  # at 0 there is nothing to correct
+
+
+def test_a_repeat_that_cannot_be_filled_is_told_and_waits_for_nothing(planned_as):
+    found = planned_as("replay_capacity --prompts 8")
+    [warning] = found.warnings
+    assert (warning.code, warning.place.line) == ("repeat-short", marked("replay_capacity", "repeat-short"))
+    assert warning.found == "8 prompts, 3 tries: at most 24 of 64 groups"
+    assert "actor.update" in {span.node for span in found.time.spans}
+    assert planned_as("replay_capacity --prompts 22").warnings == ()
+
+
+def test_every_fixture_is_tried_and_says_what_becomes_of_it():
+    here = Path(__file__).read_text()
+    for path in FIXTURES.glob("*.py"):
+        assert re.search(rf"\b{path.stem}\b", here)
+        assert re.search(r"It cannot arise here|Refused where", path.read_text())

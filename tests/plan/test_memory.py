@@ -1,0 +1,87 @@
+"""Estimates of memory against models that are really loaded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import rlflow.tasks
+from rlflow.backends.local import Trainer
+from rlflow.backends.local.settings import TrainerSettings
+from rlflow.explain.memory import Kept, ModelFacts
+from rlflow.training.protocols import ModelSpec
+
+FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return ModelFacts.of(FOLDER)
+
+
+def size(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize(("head", "dtype", "lora", "targets"), [
+    ("logprobs", "float32", 0, "all-linear"),
+    ("logprobs", "bfloat16", 0, "all-linear"),
+    ("values", "float64", 0, "all-linear"),
+    ("scores", "float32", 0, "all-linear"),
+    ("values", "float32", 4, "all-linear"),
+    ("logprobs", "float32", 4, "all-linear"),
+    ("logprobs", "bfloat16", 4, "attention"),
+])  # fmt: skip
+def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
+    if lora:
+        pytest.importorskip("peft")
+    trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets))
+    told = Kept(facts, head, True, dtype, lora, targets == "attention").trainer()
+    learning = trainer.network.parameters().values()
+    assert told["weights"] == size(tensor for _, tensor in trainer.network._own())
+    assert told["gradient"] == size(learning)
+    assert told["optimizer"] == 2 * size(learning)
+    assert told.get("adapters") == (size(learning) if lora else None)
+
+
+def test_the_cache_of_a_token(facts):
+    trainer = Trainer(ModelSpec(FOLDER, "logprobs", False, "cpu", "float32"))
+    with torch.no_grad():
+        cache = trainer.network.module(input_ids=torch.ones(1, 7, dtype=torch.int64), use_cache=True).past_key_values
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    assert facts.cache_numbers == held // 7
+    assert Kept(facts, batch_tokens=100).generator()["cache, at most"] == int(held // 7 * 100 * 1.5) * 4
+
+
+def test_what_a_folder_does_not_say_is_not_known(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    kept = Kept(ModelFacts.of(tmp_path), trained=True)
+    assert kept.trainer() == {"weights": None, "gradient": None, "optimizer": None}
+    assert kept.generator() == {"weights": None, "cache, at most": None}
+
+
+def test_halves_lie_on_their_pools(planned_as):
+    found = planned_as(f"ppo --model {FOLDER} --data chain_sum --pools train=2,rollout=3 --actor.lora 4")
+    held = {(entry.pool, entry.role, entry.half, entry.what): entry.bytes for entry in found.memory}
+    assert {key[:3] for key in held} == {
+        ("train", "actor", "trainer"), ("train", "critic", "trainer"), ("train", "reference", "trainer"), ("rollout", "actor", "generator"),
+    }  # fmt: skip
+    assert ("train", "reference", "trainer", "gradient") not in held
+    assert held["train", "actor", "trainer", "gradient"] < held["train", "critic", "trainer", "gradient"]
+    [moved] = found.weights
+    assert (moved.after, moved.before) == ("actor.update", ("actor.generate",))
+    assert moved.bytes == 3 * held["train", "actor", "trainer", "weights"]  # each rank gets all
+
+
+def test_a_reward_model_is_held_by_every_rank(planned_as):
+    line = f"grpo --model {FOLDER} --data chain_sum --reward {FOLDER} --pools train=1,rollout=1"
+    assert {entry.pool for entry in planned_as(line).memory if entry.half == "reward"} == {"train", "rollout"}
+
+
+def test_a_flow_that_never_samples_has_a_generator_to_be_evaluated(planned_as):
+    found = planned_as(f"sft --model {FOLDER} --data chain_sum --pools train=1,rollout=1")
+    assert ("rollout", "generator") in {(entry.pool, entry.half) for entry in found.memory}
+    assert found.weights[0].before == ()
+    [warning, unused] = planned_as(f"sft --model {FOLDER} --data chain_sum --pools a=1,b=1 --actor.trainer.pool a").warnings
+    assert (warning.code, unused.code) == ("evaluation-undecided", "pool-unused")
+    assert warning.remedy == "--actor.generator.pool a, or --held-out 0"

@@ -1,0 +1,44 @@
+"""What a plan says of columns that move is what a run on pools moves."""
+
+from collections import Counter
+
+import pytest
+
+import rlflow
+from rlflow.author.load import load_flow
+
+pytest.importorskip("ray")
+from rlflow.cluster import engine
+
+FLAGS = "--pools train=2,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16"
+TARGETS = {"actor": {"generate": "actor.generate", "forward": "actor.logprobs", "facts": "actor.update", "update": "actor.update"},
+           "reward": {"reward": "reward"}}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_columns_that_move(planned_as, monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # a Ray of its own, whatever else runs here
+    moved, within, asked = Counter(), set(), engine.ClusterEngine._ask
+
+    def watched(self, pool, rank, op, batch, rows, arguments, group, key=0):
+        target = TARGETS.get(arguments.get("role"), {}).get(op) or arguments.get("function")
+        for transfer in engine.request(batch, rows, pool.at(rank)).transfers if target else ():
+            if transfer.at.pool == pool.name:
+                within.update((target, name) for name in transfer.names)
+            elif self.iteration == 1:
+                held = next(shard for data in batch.data.values() for shard in data.layout.shards if shard.key == transfer.key)
+                count = len(transfer.rows) if transfer.rows is not None else held.rows
+                moved.update({(target, transfer.at.pool, pool.name, name): count for name in transfer.names})
+        return asked(self, pool, rank, op, batch, rows, arguments, group, key)
+
+    monkeypatch.setattr(engine.ClusterEngine, "_ask", watched)
+    rlflow.run(load_flow("grpo"), backend="null", pools="train=2,rollout=2", prompts=8, iterations=2, out=str(tmp_path),
+               **{"hp.samples": 2, "hp.max_tokens": 16})
+    found = planned_as(f"grpo {FLAGS}").edges
+    told = {(edge.target, edge.from_pool, edge.to_pool, name): edge.moved * 16 // edge.bytes
+            for edge in found if edge.why == "pool" for name in edge.columns}  # fmt: skip
+    assert len(told) == 11
+    assert moved == told
+    split = {(edge.target, name) for edge in found if edge.why == "split" for name in edge.columns}
+    assert split == {("actor.update", "logprobs")}
+    assert split <= within
