@@ -46,8 +46,8 @@ class Ward:
         return f"{self.at} ({about})"
 
     def under_way(self) -> str:
-        ran = ", ".join(f"{what} for {seconds + self.silent:.0f} s" for what, seconds in self.doing)
-        return f"it ran {ran}" if ran else "it ran nothing"
+        ran = ", ".join(f"{what} for {seconds:.0f} s" for what, seconds in self.doing)
+        return f"when last heard of it ran {ran or 'nothing'}"
 
 
 @dataclass
