@@ -45,8 +45,9 @@ def guard_token() -> None:
     path.chmod(0o600)
 
 
-def start(address: str | None, ranks: int) -> None:
+def start(address: str | None, ranks: int, insecure: bool = False) -> None:
     """Join the Ray at ``address``, or start one here with room for ``ranks`` workers. Raises PlanError."""
+    refuse_open(insecure)
     guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": f"rlflow-{secrets.token_hex(4)}"}
@@ -66,6 +67,15 @@ def start(address: str | None, ranks: int) -> None:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
                            found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
                            remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def refuse_open(insecure: bool) -> None:
+    """Raises PlanError where Ray is told to do without its token: who reaches its ports then runs code as this user."""
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode != "token" and not insecure:
+        raise PlanError.of("ray-open", "Ray without a token lets everybody who reaches its ports run code as this user",
+                           found=f"RAY_AUTH_MODE={mode}", expected="RAY_AUTH_MODE=token, or unset",
+                           remedy="unset it, or say --insecure true where the network is closed")
 
 
 def reach(address: str) -> None:

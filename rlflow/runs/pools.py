@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlflow.cluster import launch
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.models import RemoteModel, RemoteTrainer
 from rlflow.cluster.pool import Pool
+from rlflow.cluster.reaper import reaping
 from rlflow.cluster.setup import DataShape, FlowSource, Setup
 from rlflow.cluster.watch import Watch
 from rlflow.cluster.worker import Worker
@@ -39,7 +41,9 @@ def on_pools(
     """Start the pools of ``--pools`` and load the models there. Raises PlanError; what was started then is ended."""
     placement = placed(program, given, evaluated)
     with ExitStack() as started:
-        launch.start(given.options.ray_address, sum(placement.pools.values()))
+        if given.options.ray_address is None:
+            started.enter_context(reaping(secrets.token_hex(8)))
+        launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure)
         started.callback(launch.leave)
         folder = started.enter_context(launch.scratch())
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
