@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
-STARTED_SECONDS, LEFT_SECONDS = 120.0, 30.0
+STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
 REWARD = "def length(completion):\n    return float(len(completion))\n"
 
 
