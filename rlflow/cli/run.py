@@ -49,6 +49,10 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     if uses_packaged(values):
         task, model = packaged(flow.name)[0], given.options.model
         reporter.note(f"task: packaged '{task}': {given.options.data}, model {model} (--model or --data for others)")
+    if given.options.pools:
+        address = given.options.ray_address
+        where = f"the Ray at {address}" if address else "a Ray of its own, which takes some seconds to start"
+        reporter.note(f"pools: {given.options.pools} on {where}")
     prepared = prepare(flow, hp, given)
     if prepared.prompts.data.worded:
         reporter.note(prepared.prompts.data.worded)
@@ -79,7 +83,9 @@ def help_text(file: str, flow: Flow) -> str:
               "  system TEXT, template TEXT  a system message before a chat; text around a plain prompt, such as 'Q: {prompt} A:'",
               "  max_prompt TOKENS, split NAME  longer prompts are dropped; of a folder with several; other names are the task's", ""]
     lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
-              "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD", *_backends()]
+              "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
+              "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: where it runs, whole or by half",
+              *_backends()]
     return "\n".join(lines)
 
 

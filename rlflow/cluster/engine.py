@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -29,6 +30,7 @@ from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.worker import Worker
 from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
+from rlflow.execution.apply import RemoteError
 from rlflow.execution.engine import HERE, Engine, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged
@@ -182,8 +184,9 @@ class ClusterEngine(Engine):
     def finished(self) -> None:
         """Everything goes, of an iteration that raised too, but what is there for later ones."""
         self._gone.clear()
-        for pool in self.pools.values():
-            pool.call("clear", self.iteration, seconds=60.0, group="control").result()
+        with contextlib.suppress(RemoteError):  # a worker that is gone has nothing left, and whoever needs it next says so
+            for pool in self.pools.values():
+                pool.call("clear", self.iteration, seconds=60.0, group="control").result()
 
     # -- splits ------------------------------------------------------------------------------------------------------------------
 

@@ -9,12 +9,14 @@ import ray
 from numpy.typing import NDArray
 
 from rlflow.batch import Batch
+from rlflow.checkpoints.process import Process
+from rlflow.cluster import pulse  # the module: Ray carries this class over with all that it names
 from rlflow.cluster.wire import pack, unpack
 
 Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
 _actor: Any = ray.remote  # its own types know neither actors' concurrency groups nor restarts
 
-GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2}  # models of one worker share its cores: one at a time
+GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2, "beat": 1}  # models of one worker share its cores: one at a time
 
 
 @_actor(num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
@@ -25,14 +27,25 @@ class Host:
 
     def make(self, kind: type, *args: Any) -> None:
         """Make the object. Not in the constructor: what that raises reaches nobody as it is."""
+        pulse.die_with_parent()
         self.held = kind(*args)
 
+    def present(self) -> pulse.Presence:
+        """Who this is, for those who watch it."""
+        return pulse.Presence(Process.this(), ray.get_runtime_context().get_node_id(), pulse.show_stacks())
+
+    def beat(self) -> tuple[tuple[str, float], ...]:
+        """That threads of this process run, and what is under way for how many seconds."""
+        return pulse.MARKS.now()
+
     def do(self, method: str, *args: Any) -> Any:
-        return getattr(self.held, method)(*args)
+        with pulse.MARKS.during(method):
+            return getattr(self.held, method)(*args)
 
     def do_batch(self, method: str, payload: Payload) -> Payload:
         """A method from batch to batch."""
-        return packed(getattr(self.held, method)(opened(payload)))
+        with pulse.MARKS.during(method):
+            return packed(getattr(self.held, method)(opened(payload)))
 
 
 def packed(batch: Batch) -> Payload:

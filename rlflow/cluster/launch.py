@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from rlflow.cluster.pool import Pool, make_pool
 from rlflow.cluster.setup import Setup
+from rlflow.cluster.watch import Ward, end
 from rlflow.cluster.worker import Worker
 from rlflow.errors import PlanError
 
@@ -25,6 +26,7 @@ STORE = 512 << 20  # bytes of shared memory for columns and weights on their way
 REACH_SECONDS = 10.0  # how long a running Ray may take to answer
 PLACED_SECONDS = 30.0  # how long a cluster may take to give what a pool needs
 STARTED_SECONDS = 600.0  # how long a worker may take to load its models
+CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards, which otherwise end with them
 
 
 def token_file() -> Path:
@@ -43,8 +45,9 @@ def guard_token() -> None:
     path.chmod(0o600)
 
 
-def start(address: str | None, ranks: int) -> None:
+def start(address: str | None, ranks: int, insecure: bool = False) -> None:
     """Join the Ray at ``address``, or start one here with room for ``ranks`` workers. Raises PlanError."""
+    refuse_open(insecure)
     guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": f"rlflow-{secrets.token_hex(4)}"}
@@ -64,6 +67,15 @@ def start(address: str | None, ranks: int) -> None:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
                            found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
                            remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def refuse_open(insecure: bool) -> None:
+    """Raises PlanError where Ray is told to do without its token: who reaches its ports then runs code as this user."""
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode != "token" and not insecure:
+        raise PlanError.of("ray-open", "Ray without a token lets everybody who reaches its ports run code as this user",
+                           found=f"RAY_AUTH_MODE={mode}", expected="RAY_AUTH_MODE=token, or unset",
+                           remedy="unset it, or say --insecure true where the network is closed")
 
 
 def reach(address: str) -> None:
@@ -134,14 +146,18 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]) -> None:
-    """End what was started here: rewards' processes, workers, placement groups."""
-    for pool in pools.values():
+def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[Ward]) -> None:
+    """End what was started here: rewards' processes, workers, placement groups. A worker that Ray cannot end is killed."""
+    actors = [actor for pool in pools.values() for actor in pool.actors]
+    with contextlib.suppress(Exception):
+        ray.wait([actor.do.options(concurrency_group="control").remote("close") for actor in actors], num_returns=len(actors),
+                 timeout=CLOSED_SECONDS, fetch_local=False)
+    for actor in actors:
         with contextlib.suppress(Exception):
-            pool.call(Worker.close, seconds=10.0, group="control").result()
-        for actor in pool.actors:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
+            ray.kill(actor)
+    for ward in wards:
+        with contextlib.suppress(Exception):
+            end(ward.presence)
     for group in groups.values():
         with contextlib.suppress(Exception):
             remove_placement_group(group)

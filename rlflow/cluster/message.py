@@ -58,6 +58,11 @@ class Call:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     forget: tuple[int, ...] = ()  # keys that nobody needs any more
 
+    def __str__(self) -> str:
+        """For whoever asks what a worker does."""
+        of = self.arguments.get("function") or self.arguments.get("role")
+        return f"{self.op}{f' of {of}' if of else ''} in iteration {self.iteration}"
+
 
 @dataclass(frozen=True)
 class Answer:

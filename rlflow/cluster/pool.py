@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -21,6 +21,7 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 SECONDS = 300.0  # how long a call may take where nothing else is said
+LOOK_SECONDS = 0.25  # how often one that waits looks whether a worker is gone
 
 
 class Late(RemoteError):
@@ -31,51 +32,90 @@ class Dead(RemoteError):
     """A worker is gone."""
 
 
+class Watcher(Protocol):
+    """Who knows how the workers are."""
+
+    @property
+    def verdict(self) -> str | None:
+        """What ended the run on the workers, once it is known."""
+
+    def cause(self) -> str | None:
+        """The verdict, after a look at every worker: what has just failed may be no more than what follows from a worker's death."""
+
+    def late(self, at: Iterable[Where]) -> str:
+        """What those do who should have answered."""
+
+
 class Future(Generic[R]):
     """The answers of several workers, in the order of ``at``; ``merge`` makes one result of them."""
 
-    def __init__(self, what: str, at: Sequence[Where], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R]) -> None:
+    def __init__(
+        self, what: str, at: Sequence[Where], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R],
+        watcher: Watcher | None = None,
+    ) -> None:
         self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, merge
-        self._limit = time.monotonic() + seconds
+        self._watcher, self._limit = watcher, time.monotonic() + seconds
 
     def done(self) -> bool:
         return len(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0]) == len(self.refs) if self.refs else True
 
     def result(self) -> R:
-        """Wait for all, or for the first that fails. Raises RemoteError with the rank, and Late with the ranks that have not answered
-        at the deadline."""
-        try:
-            answers = ray.get(list(self.refs), timeout=max(self._limit - time.monotonic(), 0.0))
-        except RayError:  # a deadline that has passed is one too
-            answers = self._one_by_one()
-        return self._merge(answers)
+        """Wait for all, or for the first that fails. Raises RemoteError with the rank, Late with the ranks that have not answered at the
+        deadline, and Dead as soon as it is known that a worker is gone, be it another one."""
+        while True:
+            if self._watcher is not None and self._watcher.verdict is not None:
+                raise Dead(self._watcher.verdict)
+            left = self._limit - time.monotonic()
+            try:
+                return self._merge(ray.get(list(self.refs), timeout=min(max(left, 0.0), LOOK_SECONDS)))
+            except GetTimeoutError:
+                if left <= 0:
+                    raise self._late() from None
+            except RayError:
+                raise self._failure() from None
 
-    def _one_by_one(self) -> list[Any]:
-        """The same as each comes, which finds out whose answer is missing."""
-        waiting = dict(zip(self.refs, self.at, strict=True))
-        answers: dict[Any, Any] = {}
-        while waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=max(self._limit - time.monotonic(), 0.0))
-            if not ready:
-                late = ", ".join(map(str, waiting.values()))
-                raise Late(f"no answer to '{self.what}' from {late} after {self.seconds:g} s")
-            answers[ready[0]] = _answer(self.what, ready[0], waiting.pop(ready[0]))
-        return [answers[ref] for ref in self.refs]
+    def _waiting(self) -> list[Where]:
+        ready = set(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0])
+        return [at for ref, at in zip(self.refs, self.at, strict=True) if ref not in ready]
+
+    def _late(self) -> Late:
+        waiting = self._waiting()
+        doing = self._watcher.late(waiting) if self._watcher is not None else ""
+        return Late(f"no answer to '{self.what}' from {', '.join(map(str, waiting))} after {self.seconds:g} s{doing}")
+
+    def _failure(self) -> BaseException:
+        """What the first rank raised that raised anything."""
+        ready, _ = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)
+        failed = [(at, error) for ref, at in zip(self.refs, self.at, strict=True)
+                  if ref in ready and (error := _error(ref)) is not None]  # fmt: skip
+        problem = next((error for _, error in failed if _passed(error)), None)
+        if problem is not None:
+            return problem
+        cause = self._watcher.cause() if self._watcher is not None else None
+        return Dead(cause) if cause is not None else translated(failed[0][1], failed[0][0], self.what)
 
 
-def _answer(what: str, ref: Any, at: Where) -> Any:
+def _error(ref: Any) -> BaseException | None:
+    """What an answer that is there is instead."""
     try:
-        return ray.get(ref, timeout=SECONDS)
+        ray.get(ref, timeout=SECONDS)
     except RayTaskError as error:
-        raise translated(error.cause, at) from error.cause
-    except (RayActorError, GetTimeoutError) as error:
-        raise Dead(f"{at} is gone while '{what}' ran there: {str(error).splitlines()[0]}") from error
+        return error.cause or error
+    except RayError as error:
+        return error
+    return None
 
 
-def translated(cause: BaseException, at: Where) -> BaseException:
-    """What a worker raised: problems of the author's as they are, others with the rank."""
-    passed = getattr(cause, "problems", None) is not None or type(cause).__module__ == "rlflow.execution.apply"
-    return cause if passed else RemoteError(f"{type(cause).__name__}: {cause} ({at})")
+def _passed(cause: BaseException) -> bool:
+    """Whether it says by itself what is wrong and where: problems of the author's, and what the engine knows."""
+    return getattr(cause, "problems", None) is not None or type(cause).__module__ == "rlflow.execution.apply"
+
+
+def translated(cause: BaseException, at: Where, what: str) -> RemoteError:
+    """What a worker raised, with the rank."""
+    if isinstance(cause, RayActorError | GetTimeoutError):
+        return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
+    return RemoteError(f"{type(cause).__name__}: {cause} ({at})")
 
 
 class Pool(Generic[W]):
@@ -84,6 +124,7 @@ class Pool(Generic[W]):
     def __init__(self, name: str, actors: Sequence[Any]) -> None:
         self.name, self.actors = name, tuple(actors)
         self.making: list[Any] = []
+        self.watcher: Watcher | None = None
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -103,7 +144,7 @@ class Pool(Generic[W]):
         return self.future("the start", list(enumerate(self.making)), seconds, list)
 
     def future(self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R]) -> Future[R]:
-        return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge)
+        return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge, self.watcher)
 
     def call(
         self, method: Callable[Concatenate[W, P], R] | str, *args: Any, seconds: float = SECONDS, group: str = "cpu"

@@ -17,6 +17,7 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
+from rlflow.cluster.pulse import MARKS
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
@@ -99,8 +100,9 @@ class Worker:
     def run(self, call: Call, *transfers: Payload) -> Answer:
         """Carry out one operation of the driver's."""
         self.shelf.forget(call.forget)
-        batch = self.shelf.batch(call.inputs, transfers)
-        return OPERATIONS[call.op](self, call, batch)
+        with MARKS.during(str(call)):
+            batch = self.shelf.batch(call.inputs, transfers)
+            return OPERATIONS[call.op](self, call, batch)
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""

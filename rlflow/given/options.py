@@ -33,5 +33,7 @@ class Options:
     backend: str = "local"  # trainer and generator of every role: local, null, or a dotted module
     pools: str | None = None  # NAME=RANKS,…: runs on pools of Ray workers; without, in this process
     ray_address: str | None = None  # a running Ray to join: auto or HOST:PORT; without, --pools starts one on this machine
+    insecure: bool = False  # use a Ray that asks for no token
+    heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
     staleness: int = 0  # iterations that rollouts may lag behind the newest weights
     threads: Annotated[int, Ge(0)] = 0  # torch threads; 0: one per core

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,9 @@ from rlflow.cluster import launch
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.models import RemoteModel, RemoteTrainer
 from rlflow.cluster.pool import Pool
+from rlflow.cluster.reaper import reaping
 from rlflow.cluster.setup import DataShape, FlowSource, Setup
+from rlflow.cluster.watch import Watch
 from rlflow.cluster.worker import Worker
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
@@ -37,13 +40,17 @@ def on_pools(
     """Start the pools of ``--pools`` and load the models there. Raises PlanError; what was started then is ended."""
     placement = placed(program, given, evaluated)
     with ExitStack() as started:
-        launch.start(given.options.ray_address, sum(placement.pools.values()))
+        if given.options.ray_address is None:
+            started.enter_context(reaping(secrets.token_hex(8)))
+        launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure)
         started.callback(launch.leave)
         folder = started.enter_context(launch.scratch())
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         pools = launch.make_workers(setups(program, given, data, options, placement, updates, threads, folder), groups, threads)
-        started.callback(launch.stop, pools, groups)
+        watch = Watch(given.options.heartbeat)
+        started.callback(launch.stop, pools, groups, watch.wards)
+        watch.start(pools, roles_of(placement))
         engine = engine_of(program, given, prompts, placement, pools)
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
@@ -51,6 +58,7 @@ def on_pools(
         ahead = sampling_ahead(made, engine, given, prompts)
         if ahead is not None:
             started.callback(ahead.close)
+        started.callback(watch.close)  # first: lanes may be waiting for workers
         return Made(made, engine, lanes, lambda: reasons(pools), started.pop_all().close, ahead)
 
 
@@ -58,6 +66,14 @@ def sampling_ahead(made: Plan, engine: Engine, given: Given, prompts: Prompts) -
     """What samples ahead with ``--staleness`` above 0."""
     options = given.options
     return Ahead(made, engine, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
+
+
+def roles_of(placement: Placement) -> dict[str, str]:
+    """The roles on each pool, in words."""
+    found: dict[str, list[str]] = {pool: [] for pool in placement.pools}
+    for role, pool in [*placement.trainers.items(), *placement.generators.items()]:
+        found[pool] += [role] if role not in found[pool] else []
+    return {pool: ", ".join(roles) for pool, roles in found.items()}
 
 
 def placed(program: Program, given: Given, evaluated: str | None) -> Placement:

@@ -25,7 +25,8 @@ from rlflow.runs.session import carried_on
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
-MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_bad")
+MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_bad",
+              "heartbeat", "insecure")
 
 
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:

@@ -8,7 +8,8 @@ from pathlib import Path
 from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
-from rlflow.execution.apply import Stopped
+from rlflow.errors import StageError
+from rlflow.execution.apply import RemoteError, Stopped
 from rlflow.given.flags import Given
 from rlflow.runs import directory, state
 from rlflow.runs.directory import Records
@@ -60,6 +61,9 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
     except KeyboardInterrupt:
         ended = "interrupted"
         raise Interrupted(f"stopped at once; {_saved(writer, folder)}") from None
+    except RemoteError as raised:  # between stages: an evaluation, a save
+        error = str(raised)
+        raise StageError("(none)", prepared.engine.iteration, 0, error) from raised
     except Exception as raised:
         error = str(raised)
         raise

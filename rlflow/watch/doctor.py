@@ -63,6 +63,7 @@ def sections() -> list[tuple[str, list[str]]]:
         ("machine", [f"cores: {cores()}", f"memory: {memory()}", f"disk here: {shutil.disk_usage('.').free / GIB:.1f} GiB free",
                      f"GPU: {gpus(torch)}"]),
         ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
+        ("Ray's token: who has it and reaches Ray's ports runs code as this user", [token_line()]),
     ]
 
 
@@ -158,6 +159,21 @@ def memory() -> str:
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
     return f"{int(found['MemAvailable']) / 2**20:.1f} of {int(found['MemTotal']) / 2**20:.1f} GiB free{share}"
+
+
+def token_line() -> str:
+    """Whether Ray asks for a token, and who can read it."""
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode != "token":
+        return f"not asked for: RAY_AUTH_MODE={mode}; unset it"
+    if "RAY_AUTH_TOKEN" in os.environ:
+        return "in the environment, RAY_AUTH_TOKEN: no other user can read that"
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    try:
+        rights = path.stat().st_mode & 0o777
+    except OSError:
+        return f"{path}: none yet; the first run with --pools makes one"
+    return f"{path}: private" if not rights & 0o077 else f"{path}: others can read it ({rights:o}): chmod 600 {path}"
 
 
 def _control(name: str) -> str:

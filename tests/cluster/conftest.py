@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+os.environ["RAY_AUTH_MODE"] = "token"  # as a Ray that a run starts has it; read when Ray is imported
+
 
 @pytest.fixture(scope="session")
 def ray_address():

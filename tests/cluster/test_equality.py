@@ -7,8 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 import rlflow
-from rlflow.runs import resume
-from rlflow.watch.reporter import Quiet
 
 SMALL = {"prompts": 6, "iterations": 2, "held_out": 16, "threads": 1, "save_every": 0}
 TIMES = ("seconds", "response/tokens_per_second")
@@ -46,15 +44,3 @@ def test_two_ranks_take_the_same_steps(tmp_path, ray_address, dtype, limit):
                         **{"hp.minibatch": 20})
     assert [line["actor.update/steps"] for line in there] == [line["actor.update/steps"] for line in here]
     assert 0 < apart(weights["actor"], others["actor"]) <= limit
-
-
-@pytest.mark.slow
-def test_a_run_on_pools_goes_on_where_it_was_saved(tmp_path, ray_address):
-    whole, weights = run("ppo", tmp_path / "whole", iterations=3)
-    cut = rlflow.run("ppo", out=str(tmp_path / "cut"), pools="train=1,rollout=1", ray_address=ray_address, **SMALL | {"iterations": 2})
-    result = resume.resume(cut.folder, {"iterations": 3}, Quiet())
-    assert result.iterations == 3
-    last = json.loads((cut.folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert {name: value for name, value in last.items() if name not in TIMES} == whole[-1]
-    saved = load_file(cut.folder / "final" / "actor" / "model.safetensors")
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in weights["actor"].items())

@@ -37,20 +37,26 @@ def test_rows_are_of_the_weights_that_the_staleness_says(ray_address):
         roles.close()
 
 
+def told(folder):
+    """What a run has to say of its iterations, and its last weights."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+    return kept, load_file(folder / "final" / "actor" / "model.safetensors")
+
+
 def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(tmp_path, ray_address):
-    settings = {"prompts": 6, "held_out": 0, "threads": 1, "save_every": 2, "staleness": 1, "ray_address": ray_address, **POOLS}
-    whole = rlflow.run("grpo", out=str(tmp_path / "whole"), iterations=4, **settings)
-    cut = rlflow.run("grpo", out=str(tmp_path / "cut"), iterations=4, **settings)
-    for newer in (cut.folder / "checkpoints").glob("step-*4"):  # as if it had been killed after the checkpoint of iteration 2
+    run = rlflow.run("grpo", out=str(tmp_path), iterations=4, prompts=6, held_out=0, threads=1, save_every=2, staleness=1,
+                     ray_address=ray_address, **POOLS)
+    whole, weights = told(run.folder)
+    for newer in (run.folder / "checkpoints").glob("step-*4"):  # as if it had been killed after the checkpoint of iteration 2
         newer.rename(tmp_path / "gone")
-    (cut.folder / "checkpoints" / "latest").unlink(missing_ok=True)
-    resume.resume(cut.folder, {}, Quiet())
-    lines = [[json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()] for run in (whole, cut)]
-    kept = [[{name: value for name, value in line.items() if name not in TIMES} for line in run] for run in lines]
-    assert kept[0] == kept[1]
-    one, other = (load_file(run.folder / "final" / "actor" / "model.safetensors") for run in (whole, cut))
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    assert [line["policy/kl_sampler"] < 1e-9 for line in kept[0]] == [True, False, False, False]
+    (run.folder / "checkpoints" / "latest").unlink(missing_ok=True)
+    (run.folder / "final").rename(tmp_path / "final")
+    resume.resume(run.folder, {}, Quiet())
+    again, others = told(run.folder)
+    assert again == whole
+    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+    assert [line["policy/kl_sampler"] < 1e-9 for line in whole] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(("pools", "message"), [("all=2", "take turns on pool"), (None, "one pool")])

@@ -14,6 +14,7 @@ import pytest
 
 from rlflow.cli.main import main
 from rlflow.watch import status
+from rlflow.watch.doctor import token_line
 from rlflow.watch.follow import follow
 from rlflow.watch.listening import decoded
 from rlflow.watch.plain import Plain
@@ -209,6 +210,21 @@ def test_doctor_says_what_is_there_and_what_listens(tmp_path):
         assert any(line.startswith(start) for line in lines), start
     assert any(line.startswith(f"127.0.0.1:{port}  this machine only  pid {process.pid}") for line in lines)
     assert lines[-1] == "set()"  # nothing heavy was imported
+
+
+def test_doctor_says_whether_rays_token_is_private(tmp_path, monkeypatch):
+    token = tmp_path / "auth_token"
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    assert token_line().startswith(f"{token}: none yet")
+    token.write_text("secret")
+    token.chmod(0o644)
+    assert token_line() == f"{token}: others can read it (644): chmod 600 {token}"
+    token.chmod(0o600)
+    assert token_line() == f"{token}: private"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert token_line().startswith("not asked for: RAY_AUTH_MODE=disabled")
 
 
 def test_addresses_of_the_kernel_are_read(monkeypatch):

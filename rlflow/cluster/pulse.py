@@ -1,0 +1,74 @@
+"""What a worker lets others see of it: that it lives, what it does since when, and where its threads are."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlflow.checkpoints.process import Process
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A worker's process. stacks: descriptor of its memory file that SIGUSR2 has its stacks written to, which another process of this
+    user on the same machine opens by /proc; -1 where there is none."""
+
+    process: Process
+    node: str
+    stacks: int = -1
+
+
+class Marks:
+    """What is under way, by thread: of calls within a call the innermost."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, list[tuple[str, float]]] = {}
+
+    @contextlib.contextmanager
+    def during(self, what: str) -> Iterator[None]:
+        held = self._open.setdefault(threading.get_ident(), [])
+        with self._lock:
+            held.append((what, time.monotonic()))
+        try:
+            yield
+        finally:
+            with self._lock:
+                held.pop()
+
+    def now(self) -> tuple[tuple[str, float], ...]:
+        """(what, for how many seconds) of each thread that does something."""
+        moment = time.monotonic()
+        with self._lock:
+            return tuple((held[-1][0], moment - held[0][1]) for held in self._open.values() if held)
+
+
+MARKS = Marks()
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it ends, also while it is stopped and notices nothing (Linux)."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(1)
+
+
+def show_stacks() -> int:
+    """Have SIGUSR2 write the stacks of all threads, without the interpreter's lock. The descriptor of the file."""
+    if not hasattr(os, "memfd_create"):
+        return -1
+    file = os.memfd_create("stacks")
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
+    return file

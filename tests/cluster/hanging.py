@@ -1,0 +1,63 @@
+"""A flow in which a fault happens to one rank: the process dies, is stopped, spins in Python, or keeps the interpreter's lock."""
+
+import ctypes
+import os
+import signal
+from dataclasses import dataclass
+
+import torch
+
+from rlflow import flow, loss, stage
+
+
+@dataclass(frozen=True)
+class Settings:
+    fault: str = ""  # what happens
+    place: str = ""  # where: judge, policy_loss
+    call: int = 0  # in which call of that place, counted over all ranks, from 1
+    count: str = ""  # a file that grows by a byte with each call
+
+
+def spin():
+    while True:
+        pass
+
+
+FAULTS = {
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "hold": lambda: ctypes.PyDLL(None).pause(),  # PyDLL keeps the lock
+    "spin": spin,
+}
+
+
+def happen(here, fault, place, call, count):
+    if here != place or not fault:
+        return
+    file = os.open(count, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, b".")
+    number = os.lseek(file, 0, os.SEEK_CUR)  # of several ranks each has its own
+    os.close(file)
+    if number == call:
+        FAULTS[fault]()
+
+
+@stage(gives="advantages", timeout=6)
+def judge(scores, mask, *, fault, place, call, count):
+    happen("judge", fault, place, call, count)
+    return torch.where(mask, scores[:, None], 0.0)
+
+
+@loss
+def policy_loss(new, advantages, *, fault, place, call, count):
+    happen("policy_loss", fault, place, call, count)
+    return -new.logprobs * advantages
+
+
+@flow
+def hanging(prompts, actor, reward, hp=Settings()):
+    settings = {"fault": hp.fault, "place": hp.place, "call": hp.call, "count": hp.count}
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= judge(batch, **settings)
+    actor.update(batch, policy_loss, minibatch=8, **settings)

@@ -1,0 +1,74 @@
+"""However a run on pools ends, none of its processes is left, and so none of its shared memory, which has no name to outlast them."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
+STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
+REWARD = "def length(completion):\n    return float(len(completion))\n"
+
+
+def marked(mark):
+    """Processes that have this mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            name = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""  # empty of one that waits to be collected
+            if name and mark in (entry / "environ").read_bytes():
+                found.append(f"{entry.name} {name[:60].decode()}")
+        except OSError:
+            continue
+    return found
+
+
+def until(condition, seconds):
+    """What the condition gives once it holds, or at the deadline."""
+    limit = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return found
+
+
+def twice(process):
+    process.send_signal(signal.SIGINT)
+    until(lambda: b"stopping" in Path(process.args[-1], "said").read_bytes() or process.poll() is not None, 60)
+    process.send_signal(signal.SIGINT)
+
+
+ENDS = {
+    "killed early": (0, lambda process: process.kill()),
+    "killed at work": (1, lambda process: process.kill()),
+    "ctrl-C twice": (1, twice),
+    "terminated": (1, lambda process: process.terminate()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ENDS)
+def test_nothing_is_left(tmp_path, how):
+    at_work, end = ENDS[how]
+    mark, said, seed = uuid.uuid4().hex, tmp_path / "said", random.randrange(1 << 16)
+    (tmp_path / "judge.py").write_text(REWARD)
+    words = [sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--backend", "null", "--pools", "all=2", "--iterations", "100000",
+             "--prompts", "8", "--hp.samples", "2", "--reward", f"{tmp_path}/judge.py:length", "--held-out", "0", "--out", str(tmp_path)]
+    with said.open("wb") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, MARK: mark}, start_new_session=True)
+        try:
+            assert until(lambda: len(marked(mark.encode())) > 2, STARTED_SECONDS), said.read_text()
+            if at_work:
+                assert until(lambda: list(tmp_path.glob("grpo-*/samples.jsonl")), STARTED_SECONDS), said.read_text()
+            time.sleep(random.Random(seed).random() * 2)  # a moment that nobody chose
+            end(process)
+            assert until(lambda: process.poll() is not None, 60), "the driver goes on"
+            assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (seed, marked(mark.encode()), said.read_text())
+        finally:
+            process.kill()
+            process.wait()

@@ -1,0 +1,45 @@
+"""Ray is used with its token: without, runs are refused here, and by a Ray that has one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rlflow.cluster import launch
+from rlflow.errors import PlanError
+
+JOIN = """
+import sys
+from rlflow.cluster.launch import start
+start(sys.argv[1], 1, insecure=True)
+"""
+
+
+def test_a_ray_without_a_token_must_be_asked_for(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(PlanError, match="RAY_AUTH_MODE=disabled") as refused:
+        launch.start("127.0.0.1:1", 1)
+    assert "--insecure" in str(refused.value)
+
+
+@pytest.mark.parametrize("rights", [0o644, 0o600])
+def test_the_token_is_made_private(tmp_path, monkeypatch, rights):
+    path = tmp_path / "ray" / "auth_token"
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    launch.guard_token()
+    first = path.read_text()
+    path.chmod(rights)
+    launch.guard_token()
+    assert path.read_text() == first
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
+def test_a_caller_without_the_token_is_refused(ray_address, tmp_path):
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run([sys.executable, "-c", JOIN, ray_address], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode != 0
+    assert "Unauthenticated" in done.stderr
+    assert "PlanError" in done.stderr

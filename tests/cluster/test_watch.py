@@ -1,0 +1,71 @@
+"""A worker that dies, is stopped or hangs ends the run with its name, soon, and is gone; the run goes on where it was saved."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rlflow
+from rlflow.errors import StageError
+from rlflow.runs import resume
+from rlflow.watch.reporter import Quiet
+
+HANGING = str(Path(__file__).with_name("hanging.py"))
+HEARTBEAT = 3.0
+SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 1, "pools": "all=2", "heartbeat": HEARTBEAT}
+
+
+def run(tmp_path, ray_address, name, **keywords):
+    return rlflow.run(HANGING, out=str(tmp_path), name=name, ray_address=ray_address, **SMALL, **keywords,
+                      **{"hp.count": str(tmp_path / "calls")})
+
+
+def failing(tmp_path, ray_address, **keywords):
+    """What a run says that fails, and how many seconds after its last call of the place that hangs."""
+    with pytest.raises(StageError) as failure:
+        run(tmp_path, ray_address, "failing", **keywords)
+    return str(failure.value), time.time() - (tmp_path / "calls").stat().st_mtime
+
+
+def gone(text):
+    return all(not Path(f"/proc/{pid}").exists() for pid in re.findall(r"pid (\d+)", text))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "place", "said"), [
+    ("stop", "policy_loss", "is stopped"),  # the other rank waits for it in a collective
+    ("hold", "judge", "lets none of its threads run"),
+])
+def test_a_silent_worker_is_named_and_killed(tmp_path, ray_address, fault, place, said):
+    backend = "local" if place == "policy_loss" else "null"
+    text, seconds = failing(tmp_path, ray_address, backend=backend, **{"hp.fault": fault, "hp.place": place, "hp.call": 3})
+    assert re.search(rf"rank [01] of pool 'all' \(pid \d+ on .*, actor\) {said}.*without an answer for \d s", text)
+    assert fault == "stop" or "hanging.py:29 in <lambda>" in text  # its stack; of one that was stopped it may come too late
+    assert "failed in iteration" in text
+    assert seconds < HEARTBEAT + 10
+    assert gone(text)
+
+
+@pytest.mark.slow
+def test_a_stage_that_spins_is_alive_and_ends_at_its_own_deadline(tmp_path, ray_address):
+    text, _ = failing(tmp_path, ray_address, backend="null", **{"hp.fault": "spin", "hp.place": "judge", "hp.call": 2})
+    assert re.search(r"stage 'judge' .* no answer to 'stage' from rank [01] of pool 'all' after 6 s", text)
+    assert "in spin" in text
+    assert "stage of judge in iteration" in text
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_died_goes_on_as_if_it_had_not(tmp_path, ray_address):
+    text, seconds = failing(tmp_path, ray_address, **{"hp.fault": "die", "hp.place": "policy_loss", "hp.call": 7})
+    assert "has died" in text
+    assert seconds < 10
+    resumed = resume.resume(tmp_path / "failing", {}, Quiet())
+    whole = run(tmp_path, ray_address, "whole")
+    assert resumed.iterations == whole.iterations == 3
+    one, other = (load_file(result.folder / "final/actor/model.safetensors") for result in (resumed, whole))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert os.path.getsize(tmp_path / "calls") > 7
