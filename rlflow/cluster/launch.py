@@ -8,13 +8,13 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rlflow.cluster.pool import Pool, make_pool
 from rlflow.cluster.setup import Setup
@@ -23,6 +23,7 @@ from rlflow.cluster.worker import Worker
 from rlflow.errors import PlanError
 
 STORE = 512 << 20  # bytes of shared memory for columns and weights on their way, on a local Ray
+PORTS = (20000, 30000)  # of which a pool on several machines takes one to meet at
 REACH_SECONDS = 10.0  # how long a running Ray may take to answer
 PLACED_SECONDS = 30.0  # how long a cluster may take to give what a pool needs
 STARTED_SECONDS = 600.0  # how long a worker may take to load its models
@@ -129,21 +130,23 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
     return (ranks[rank],)
 
 
-def meeting(folder: Path, pool: str) -> str:
-    """Where the ranks of a pool on one machine meet."""
-    return str(folder / f"{pool}.meeting")
+def meetings(groups: Mapping[str, PlacementGroup]) -> dict[str, str]:
+    """Where the ranks of each pool meet: in a file of the machine that they are on, or at an address of the first one's."""
+    run = secrets.token_hex(8)
+    return {pool: _meeting(group, f"{tempfile.gettempdir()}/rlflow-{run}-{pool}.meeting") for pool, group in groups.items()}
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
+def ray_nodes() -> list[dict[str, Any]]:
+    return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-@contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="rlflow-") as folder:
-        yield Path(folder)
+def _meeting(group: PlacementGroup, file: str) -> str:
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    if len(set(nodes.values())) == 1:
+        return file
+    address = next(node["NodeManagerAddress"] for node in ray_nodes() if node["NodeID"] == nodes[0])
+    return f"{address}:{PORTS[0] + secrets.randbelow(PORTS[1] - PORTS[0])}"
+
 
 
 def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[Ward]) -> None:

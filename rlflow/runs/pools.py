@@ -44,10 +44,12 @@ def on_pools(
             started.enter_context(reaping(secrets.token_hex(8)))
         launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure)
         started.callback(launch.leave)
-        folder = started.enter_context(launch.scratch())
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
-        pools = launch.make_workers(setups(program, given, data, options, placement, updates, threads, folder), groups, threads)
+        meetings = launch.meetings(groups)
+        started.callback(forget, meetings)
+        told = setups(program, given, data, options, placement, updates, threads, meetings)
+        pools = launch.make_workers(told, groups, threads)
         watch = Watch(given.options.heartbeat)
         started.callback(launch.stop, pools, groups, watch.wards)
         watch.start(pools, roles_of(placement))
@@ -60,6 +62,12 @@ def on_pools(
             started.callback(ahead.close)
         started.callback(watch.close)  # first: lanes may be waiting for workers
         return Made(made, engine, lanes, lambda: reasons(pools), started.pop_all().close, ahead)
+
+
+def forget(meetings: Mapping[str, str]) -> None:
+    """Remove the files in which the ranks of pools on this machine met."""
+    for meeting in meetings.values():
+        Path(meeting).unlink(missing_ok=True)
 
 
 def sampling_ahead(made: Plan, engine: Engine, given: Given, prompts: Prompts) -> Ahead | None:
@@ -85,7 +93,7 @@ def placed(program: Program, given: Given, evaluated: str | None) -> Placement:
 
 def setups(
     program: Program, given: Given, data: Judged, options: Options, placement: Placement, updates: Mapping[str, int], threads: int,
-    folder: Path,
+    meetings: Mapping[str, str],
 ) -> dict[str, list[Setup]]:
     """What each rank of each pool is told."""
     source, shape = FlowSource.of(program.flow), DataShape(data.columns, data.scorer)
@@ -93,7 +101,7 @@ def setups(
     return {
         pool: [
             Setup(rlflow.__version__, source, hp, given, options, identity(program.graph), shape, placement, pool, rank, ranks,
-                  updates, threads, launch.meeting(folder, pool))
+                  updates, threads, meetings[pool])
             for rank in range(ranks)
         ]
         for pool, ranks in placement.pools.items()
