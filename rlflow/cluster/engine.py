@@ -28,7 +28,7 @@ from rlflow.cluster.route import Request, request
 from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.worker import Worker
-from rlflow.columns import Kind, Level
+from rlflow.columns import Level
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.execution.apply import RemoteError
 from rlflow.execution.engine import HERE, Engine, Terms, whole
@@ -131,9 +131,7 @@ class ClusterEngine(Engine):
         return self.models[role].frozen()
 
     def packed(self, batch: Batch) -> bytes:
-        pool = self._nearest(batch, HERE)
-        payload: Payload = self.on_one(pool, 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
-        return payload.tobytes()
+        return self._gathered(batch).tobytes()
 
     def unpacked(self, payload: bytes, axis: Axis, role: str, iteration: int) -> Batch:
         pool = self.pools[self.placement.generators[role]]
@@ -162,9 +160,12 @@ class ClusterEngine(Engine):
         there = Batch(batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, Sharded)})
         if not there.data:
             return batch
-        pool = self._nearest(there, HERE)
-        answer = self.on_one(pool, 0, "fetch", there, torch.arange(len(batch)), {}, HERE, "io")
-        return Batch(batch.axis, batch.data | opened(answer.value).data)
+        return Batch(batch.axis, batch.data | opened(self._gathered(there)).data)
+
+    def _gathered(self, batch: Batch) -> Payload:
+        """All rows, put together by a worker that holds most of them."""
+        payload: Payload = self.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
+        return payload
 
     def summarise(self, records: Mapping[str, Batch]) -> Summary:
         """By one worker, on the columns that are recorded: the driver sees the result alone."""
@@ -307,12 +308,8 @@ class ClusterEngine(Engine):
             lengths = {level: _lengths(parts, len(axis)) for level, parts in held.items()}
             for name, (kind, _) in first.columns.items():
                 size = sum(answers[rank].columns[name][1] for rank in ranks)
-                columns[name] = Sharded(_widest(name, answers), layout, lengths.get(kind.level.value), name, size)
+                columns[name] = Sharded(kind, layout, lengths.get(kind.level.value), name, size)
         return Batch(axis, columns)
-
-
-def _widest(name: str, answers: Mapping[int, Answer]) -> Kind:
-    return next(iter(answers.values())).columns[name][0]
 
 
 def _lengths(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Tensor:

@@ -148,7 +148,6 @@ def _meeting(group: PlacementGroup, file: str) -> str:
     return f"{address}:{PORTS[0] + secrets.randbelow(PORTS[1] - PORTS[0])}"
 
 
-
 def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[Ward]) -> None:
     """End what was started here: rewards' processes, workers, placement groups. A worker that Ray cannot end is killed."""
     actors = [actor for pool in pools.values() for actor in pool.actors]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -155,8 +155,3 @@ def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:
         found = [data.lengths for data in columns.values() if data.lengths is not None][:1]
     total: Tensor = sum(found[1:], found[0].clone()) if found else torch.ones(rows, dtype=torch.int64)
     return total
-
-
-def small(value: Any) -> bool:
-    """Whether the driver may hold it: it is no column on workers."""
-    return not isinstance(value, Sharded)

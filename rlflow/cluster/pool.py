@@ -210,5 +210,3 @@ def make_pool(name: str, kind: type[W], ranks: int, arguments: Callable[[int], t
     pool: Pool[W] = Pool(name, actors)
     pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank)) for rank, actor in enumerate(actors)]
     return pool
-
-

@@ -237,10 +237,6 @@ class Worker:
     def reasons(self) -> dict[str, str]:
         return self.rewards.reasons()
 
-    def ready(self) -> dict[str, Any]:
-        """Who and where this is."""
-        return {"pid": os.getpid(), "rank": self.setup.rank, "pool": self.setup.pool, "host": os.uname().nodename}
-
     def close(self) -> None:
         self.rewards.close()
 

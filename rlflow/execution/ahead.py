@@ -72,7 +72,7 @@ class Ahead:
             if number not in self.queue:
                 weights = weights or {role: self.engine.frozen(role) for role in roles}
                 cursor = self.stream.state()
-                prompts = self.engine.spread(self.stream.take(self.prompts), self.plan.home.get(self.nodes[0].id), number)
+                prompts = self._prompts(number)
                 self.queue[number] = Entry(cursor, prompts, self._thread.submit(self._sample, number, prompts, weights))
         return self.queue[iteration]
 
@@ -100,11 +100,15 @@ class Ahead:
         """Go on from what ``saved`` gave; leaves the stream behind the last of its prompts."""
         for number, entry in saved.items():
             self.stream.load(entry["cursor"])
-            prompts = self.engine.spread(self.stream.take(self.prompts), self.plan.home.get(self.nodes[0].id), int(number))
+            prompts = self._prompts(int(number))
             rows = {node.id: self._again(node, prompts, entry["rows"][str(node.id)], int(number)) for node in self.nodes}
             ready: Future[Sampled] = Future()
             ready.set_result(Sampled(rows))
             self.queue[int(number)] = Entry(entry["cursor"], prompts, ready)
+
+    def _prompts(self, iteration: int) -> Batch:
+        """The next prompts of the data, where they are sampled from."""
+        return self.engine.spread(self.stream.take(self.prompts), self.plan.home.get(self.nodes[0].id), iteration)
 
     def _again(self, node: Node, prompts: Batch, payload: bytes, iteration: int) -> Batch:
         axis = prompts.axis.repeat(Sampling(**self.plan.program.settings[node.name]).samples)
