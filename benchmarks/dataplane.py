@@ -17,7 +17,9 @@ import torch
 
 from rlflow import Batch
 from rlflow.batch import Axis, Data
-from rlflow.cluster.split import Piece, balanced, keep_or_balance, merge_order, route, units_of_rows
+from rlflow.cluster.layout import Layout, Shard, Sharded, Where
+from rlflow.cluster.route import request
+from rlflow.cluster.split import balanced, keep_or_balance, merge_order, units_of_rows
 from rlflow.cluster.wire import pack, unpack
 from rlflow.columns import standard_kind
 
@@ -62,16 +64,23 @@ def wire(rows: int, longest: int) -> None:
         print(f"  {name:<16} {took * 1e3:9.3f} ms {len(frame) / took / 1e9:9.2f} GB/s")
 
 
+def held(split: list[torch.Tensor], rows: int) -> Batch:
+    """A column on the ranks of a pool, as the driver knows it."""
+    shards = [Shard(Where("all", rank), rank, len(part), lambda *_: None) for rank, part in enumerate(split)]
+    scores = Sharded(standard_kind("scores"), Layout.of(shards, split, rows), None, "scores", 4 * rows)  # type: ignore[arg-type]
+    return Batch(Axis.fresh(rows), {"scores": scores})
+
+
 def split(rows: int, longest: int) -> None:
     tokens = torch.randint(0, longest + 1, (rows,), generator=torch.Generator().manual_seed(0))
     units, even = units_of_rows(None, rows), list(torch.arange(rows).tensor_split(RANKS))
     found = balanced(units, tokens, RANKS)
-    pieces = [Piece(rank, part) for rank, part in enumerate(even)]
+    batch = held(even, rows)
     calls = {
         "units_of_rows": lambda: units_of_rows(None, rows),
         "balanced": lambda: balanced(units, tokens, RANKS),
         "keep_or_balance": lambda: keep_or_balance(found, units, tokens),
-        "route": lambda: [route(pieces, part) for part in found],
+        "request": lambda: [request(batch, part, Where("all", rank)) for rank, part in enumerate(found)],
         "merge_order": lambda: merge_order(found),
     }
     print(f"{rows} rows on {RANKS} ranks")

@@ -6,9 +6,7 @@ may not be torn: single rows, or whole groups.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -121,45 +119,6 @@ def check_counts(split: Sequence[Tensor], given: Sequence[int]) -> None:
 def _some(rows: Tensor, limit: int = 5) -> str:
     named = ", ".join(str(row) for row in rows[:limit].tolist())
     return f"row {named}" if len(rows) == 1 else f"{len(rows)} rows ({named}{', …' if len(rows) > limit else ''})"
-
-
-# -- routing ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """A shard of a column: ``source`` says where it is, ``rows`` (int64) which logical rows lie in it, in their order there."""
-
-    source: Hashable
-    rows: Tensor
-
-
-class Fetch(NamedTuple):
-    """Rows to take from a piece: its number, the rows counted within it, and where each goes in the result."""
-
-    piece: int
-    local: Tensor
-    places: Tensor
-
-
-def route(pieces: Sequence[Piece], wanted: Tensor) -> list[Fetch]:
-    """From which piece which rows go where, so that place i of the result gets logical row ``wanted[i]`` (int64; a row may be wanted
-    twice), in the order of the pieces and without those from which nothing is needed.
-
-    A row that lies in several pieces is taken from the first of them: put the nearest first. Raises ValueError where a row is in none.
-    """
-    sizes = torch.tensor([len(piece.rows) for piece in pieces], dtype=torch.int64)
-    held = torch.cat([piece.rows for piece in pieces]) if pieces else torch.zeros(0, dtype=torch.int64)
-    missing = torch.unique(wanted[~torch.isin(wanted, held)])
-    if len(missing):
-        raise ValueError(f"route: {_some(missing)} of {len(wanted)} wanted lie in none of {len(pieces)} pieces, "
-                         f"which hold {len(held)} rows: {', '.join(f'{p.source!r}: {len(p.rows)}' for p in pieces[:16])}")
-    held, order = held.sort(stable=True)
-    flat = order[torch.searchsorted(held, wanted)]
-    owner = torch.searchsorted(sizes.cumsum(0), flat, right=True)
-    local = flat - (sizes.cumsum(0) - sizes)[owner]
-    places = torch.split(owner.argsort(stable=True), torch.bincount(owner, minlength=len(pieces)).tolist())
-    return [Fetch(number, local[where], where) for number, where in enumerate(places) if len(where)]
 
 
 def merge_order(split: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rlflow.cluster.assign import assigned, lower_bound
 from rlflow.cluster.split import (
-    Piece,
     balanced,
     check_counts,
     check_split,
@@ -17,7 +16,6 @@ from rlflow.cluster.split import (
     loads,
     merge_order,
     off_balance,
-    route,
     units_of_rows,
 )
 
@@ -213,51 +211,3 @@ def test_a_wrong_row_count_names_the_ranks_and_the_counts():
         check_counts(split, [3, 1, 0])
     with pytest.raises(ValueError, match="found results of 2 ranks, expected 3"):
         check_counts(split, [2, 1])
-
-
-# -- routing ---------------------------------------------------------------------------------------------------------------------
-
-
-def fetched(shards, pieces, wanted):
-    """What a consumer has after following the route; NaN where nothing was put."""
-    out = torch.full((len(wanted),), math.nan)
-    placed = torch.zeros(len(wanted), dtype=torch.int64)
-    for piece, local, places in route(pieces, wanted):
-        out[places] = shards[pieces[piece].source][local]
-        placed[places] += 1
-    assert placed.eq(1).all()
-    return out
-
-
-@FEW
-@given(st.integers(0, 97), st.lists(RANKS, min_size=1, max_size=4), st.integers(0, 999))
-def test_rows_routed_through_several_splits_are_the_rows_of_the_whole(count, ranks, seed):
-    whole = torch.randn(count, generator=torch.Generator().manual_seed(seed))
-    shards, pieces = {"start": whole}, [Piece("start", torch.arange(count))]
-    for step, each in enumerate(ranks):
-        split = random_split(count, each, seed + step)
-        shards = {(step, rank): fetched(shards, pieces, part) for rank, part in enumerate(split)}
-        pieces = [Piece((step, rank), part) for rank, part in enumerate(split)]
-        assert all(torch.equal(shards[step, rank], whole[part]) for rank, part in enumerate(split))
-    wanted = torch.cat([shuffled(count, seed)[: count // 2], shuffled(count, seed + 1)])  # some twice
-    assert torch.equal(fetched(shards, pieces, wanted), whole[wanted])
-
-
-def test_the_same_split_reads_one_whole_shard_and_another_only_what_it_needs():
-    pieces = [Piece("a", torch.tensor([4, 0])), Piece("b", torch.tensor([3, 1, 2]))]
-    plain = [(fetch.piece, fetch.local.tolist(), fetch.places.tolist()) for fetch in route(pieces, torch.tensor([3, 1, 2]))]
-    assert plain == [(1, [0, 1, 2], [0, 1, 2])]
-    plain = [(fetch.piece, fetch.local.tolist(), fetch.places.tolist()) for fetch in route(pieces, torch.tensor([0, 2, 4]))]
-    assert plain == [(0, [1, 0], [0, 2]), (1, [2], [1])]
-
-
-def test_a_row_in_several_pieces_comes_from_the_first():
-    pieces = [Piece("near", torch.tensor([1])), Piece("far", torch.tensor([0, 1, 2]))]
-    assert [(fetch.piece, fetch.local.tolist()) for fetch in route(pieces, torch.tensor([2, 1]))] == [(0, [0]), (1, [2])]
-
-
-@pytest.mark.parametrize("pieces", [[], [Piece("a", torch.tensor([0, 1])), Piece("b", torch.zeros(0, dtype=torch.int64))]])
-def test_a_row_that_lies_nowhere_is_an_error(pieces):
-    with pytest.raises(ValueError, match=rf"route: row 7 of 1 wanted lie in none of {len(pieces)} pieces, which hold"):
-        route(pieces, torch.tensor([7]))
-    assert route(pieces, torch.zeros(0, dtype=torch.int64)) == []
