@@ -23,12 +23,12 @@ from rlflow.data.scorer import Judged
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import Engine
 from rlflow.execution.lanes import Lanes
-from rlflow.given.backends import device_of, halves
+from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
-from rlflow.placement import Placement, parse_pools, place
+from rlflow.placement import Placement
 from rlflow.plan import Plan, plan, room_of
-from rlflow.runs.prepare import Made, model_uses
+from rlflow.runs.prepare import Made, model_uses, placed
 from rlflow.trace.compile import Options, Program
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
@@ -38,7 +38,8 @@ def on_pools(
     program: Program, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int], evaluated: str | None
 ) -> Made:
     """Start the pools of ``--pools`` and load the models there. Raises PlanError; what was started then is ended."""
-    placement = placed(program, given, evaluated)
+    placement = placed(program.graph, given, evaluated)
+    assert placement is not None
     with ExitStack() as started:
         if given.options.ray_address is None:
             started.enter_context(reaping(secrets.token_hex(8)))
@@ -82,13 +83,6 @@ def roles_of(placement: Placement) -> dict[str, str]:
     for role, pool in [*placement.trainers.items(), *placement.generators.items()]:
         found[pool] += [role] if role not in found[pool] else []
     return {pool: ", ".join(roles) for pool, roles in found.items()}
-
-
-def placed(program: Program, given: Given, evaluated: str | None) -> Placement:
-    """Where the halves of the roles go. The role that is evaluated samples, even where its flow never does."""
-    uses = {use.name: halves(program.graph, use) for use in model_uses(program.graph)}
-    needs = {name: (half.trainer, half.generator or name == evaluated) for name, half in uses.items()}
-    return place(program.graph, needs, parse_pools(given.options.pools or ""), {name: given.role(name) for name in needs})
 
 
 def setups(

@@ -24,12 +24,12 @@ from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.explain.fits import overlap_problems
 from rlflow.given import rewards as bound
-from rlflow.given.backends import check_settings, device_of, halves, make_models, model_folder
+from rlflow.given.backends import Halves, check_settings, device_of, halves, make_models, model_folder
 from rlflow.given.dataset import divided, open_dataset
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
-from rlflow.placement import parse_pools, place
+from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.evaluate import Evaluation
@@ -76,12 +76,18 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
 
 def check_fits(program: Program, given: Given) -> None:
     """Raises PlanError for pools and a staleness that cannot be, before anything is loaded."""
-    graph, staleness = program.graph, given.options.staleness
-    needs = {use.name: halves(graph, use) for use in model_uses(graph)}
-    flags = {name: given.role(name) for name in needs}
-    placement = place(graph, needs, parse_pools(given.options.pools), flags) if given.options.pools else None
-    if problems := [*stale_problems(program, staleness), *overlap_problems(graph, placement, staleness)]:
+    placement, staleness = placed(program.graph, given), given.options.staleness
+    if problems := [*stale_problems(program, staleness), *overlap_problems(program.graph, placement, staleness)]:
         raise PlanError(*problems)
+
+
+def placed(graph: Graph, given: Given, evaluated: str | None = None) -> Placement | None:
+    """Where the halves of the roles go, None for one process. The role that is evaluated samples, even where its flow never does."""
+    if not given.options.pools:
+        return None
+    needs = {use.name: halves(graph, use) for use in model_uses(graph)}
+    needs = {name: Halves(half.trainer, half.generator or name == evaluated) for name, half in needs.items()}
+    return place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})
 
 
 def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:
