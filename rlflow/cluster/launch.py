@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,23 @@ def place_pools(pools: Mapping[str, int], gpus: bool) -> dict[str, PlacementGrou
                            expected=", ".join(f"{name}: {ranks}" for name, ranks in pools.items()),
                            remedy="fewer ranks in --pools, or a larger cluster")
     groups = {name: placement_group([dict(each) for _ in range(ranks)], strategy="PACK") for name, ranks in pools.items()}
+    try:
+        wait_for_room(groups)
+    except PlanError:
+        for group in groups.values():
+            remove_placement_group(group)
+        raise
+    return groups
+
+
+def wait_for_room(groups: Mapping[str, PlacementGroup]) -> None:
+    """Until the cluster has given what pools need, anew where a node is lost. Raises PlanError where it does not."""
     for name, group in groups.items():
         if not group.wait(PLACED_SECONDS):
-            for other in groups.values():
-                remove_placement_group(other)
+            kind = "GPU" if "GPU" in group.bundle_specs[0] else "CPU"
             raise PlanError.of("no-room", f"pool '{name}' found no room in {PLACED_SECONDS:g} s",
-                               found=f"{resources('available_resources').get(kind, 0):g} {kind}s free", expected=f"{pools[name]} {kind}s",
-                               remedy="wait until other jobs end, or fewer ranks in --pools")
-    return groups
+                               found=f"{resources('available_resources').get(kind, 0):g} {kind}s free",
+                               expected=f"{len(group.bundle_specs)} {kind}s", remedy="wait until other jobs end, or fewer ranks in --pools")
 
 
 def resources(which: str) -> dict[str, float]:
@@ -112,7 +121,7 @@ def resources(which: str) -> dict[str, float]:
 
 
 def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], threads: int) -> dict[str, Pool[Worker]]:
-    """The workers of all pools, loaded side by side."""
+    """The workers of pools, which begin to load side by side; ``Pool.made`` waits for them."""
     environment = {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
     made = {}
     for name, ranks in setups.items():
@@ -120,10 +129,13 @@ def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, Placeme
         if "GPU" in groups[name].bundle_specs[0]:
             resources["num_gpus"] = 1
         made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], **resources)
-    waiting = [pool.made(STARTED_SECONDS) for pool in made.values()]
-    for future in waiting:
-        future.result()
     return made
+
+
+def wait_for_models(pools: Iterable[Pool[Worker]]) -> None:
+    """Until all workers have loaded. Raises what kept one from it."""
+    for future in [pool.made(STARTED_SECONDS) for pool in pools]:
+        future.result()
 
 
 def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
@@ -152,8 +164,8 @@ def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]
     """End what was started here: rewards' processes, workers, placement groups. A worker that Ray cannot end is killed."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
     with contextlib.suppress(Exception):
-        ray.wait([actor.do.options(concurrency_group="control").remote("close") for actor in actors], num_returns=len(actors),
-                 timeout=CLOSED_SECONDS, fetch_local=False)
+        closing = [pool.send(rank, "close", group="control") for pool in pools.values() for rank in range(len(pool))]
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSED_SECONDS, fetch_local=False)
     for actor in actors:
         with contextlib.suppress(Exception):
             ray.kill(actor)

@@ -123,6 +123,7 @@ class Pool(Generic[W]):
 
     def __init__(self, name: str, actors: Sequence[Any]) -> None:
         self.name, self.actors = name, tuple(actors)
+        self.era = 0  # grows when what the workers were asked before is void
         self.making: list[Any] = []
         self.watcher: Watcher | None = None
 
@@ -135,13 +136,18 @@ class Pool(Generic[W]):
     def at(self, rank: int) -> Where:
         return Where(self.name, rank)
 
-    def send(self, rank: int, method: str, *args: Any, group: str = "cpu") -> Any:
-        """Start a method on one rank; the reference of its result. References among ``args`` arrive as their values."""
-        return self.actors[rank].do.options(concurrency_group=group).remote(method, *args)
+    def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
+        """Start a method on one rank; the reference of its result, or of each of its several. References among ``args`` arrive as
+        their values."""
+        return self.actors[rank].do.options(concurrency_group=group, num_returns=answers).remote(method, *args, era=self.era)
 
     def made(self, seconds: float) -> Future[list[None]]:
         """The objects are there, or what kept one from being made."""
         return self.future("the start", list(enumerate(self.making)), seconds, list)
+
+    def take_over(self, other: Pool[W]) -> None:
+        """Stand for the workers of another pool from now on, which nobody watches yet."""
+        self.actors, self.making, self.era, self.watcher = other.actors, other.making, other.era, None
 
     def future(self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R]) -> Future[R]:
         return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge, self.watcher)

@@ -84,6 +84,11 @@ class Worker:
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
 
+    def copy(self, key: int) -> tuple[Payload, int]:
+        """A whole shard, for an object of its own, and its bytes."""
+        payload = packed(self.shelf.get(key))
+        return payload, payload.nbytes
+
     def forget(self, keys: tuple[int, ...]) -> None:
         self.shelf.forget(keys)
 
@@ -219,6 +224,11 @@ class Worker:
         assert trainer is not None
         return pack_tensors(trainer.state())
 
+    def commit(self, role: str) -> tuple[Payload, int]:
+        """The state, for an object outside of this process, and its bytes."""
+        payload = self.state(role)
+        return payload, payload.nbytes
+
     def restore(self, role: str, state: Payload) -> None:
         trainer = self.engine.models[role].trainer
         assert trainer is not None
@@ -227,7 +237,7 @@ class Worker:
     def renumber(self, role: str, version: int) -> None:
         """The model has this many updates behind it; a generator beside it takes its weights before it samples."""
         model = self.engine.models[role]
-        model.version, model.sampled_version = version, -1 if version else 0
+        model.version, model.sampled_version = version, -1
 
     def save(self, role: str, folder: str) -> None:
         trainer = self.engine.models[role].trainer

@@ -42,7 +42,8 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
     warnings += list(short_repeats(program.graph, sizes))
     models = {use.name: kept(use, given) for use in uses}
-    return explain(made, placement or here(sampling), assumed, models, dict(reward_models(program.graph, uses, given)), warnings)
+    return explain(made, placement or here(sampling), assumed, models, dict(reward_models(program.graph, uses, given)), warnings,
+                   given.options.commit_every)
 
 
 def placed(
