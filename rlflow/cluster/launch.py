@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,8 +47,9 @@ def guard_token() -> None:
     path.chmod(0o600)
 
 
-def start(address: str | None, ranks: int, insecure: bool = False) -> None:
-    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers. Raises PlanError."""
+def start(address: str | None, ranks: int, insecure: bool = False, commits: int = 0) -> None:
+    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes beside what is on its way.
+    Raises PlanError."""
     refuse_open(insecure)
     guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -63,11 +65,17 @@ def start(address: str | None, ranks: int, insecure: bool = False) -> None:
             ray.init(address=address, **quiet)
         else:
             ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
-                     object_store_memory=STORE, **quiet)
+                     object_store_memory=store_bytes(commits), **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
                            found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
                            remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def store_bytes(commits: int) -> int:
+    """Of a local Ray's store: what is on its way, and commits as far as shared memory has room for them. Ray takes the rest to disk."""
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    return max(STORE, min(STORE + commits, free * 9 // 10))
 
 
 def refuse_open(insecure: bool) -> None:

@@ -28,6 +28,7 @@ from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
 from rlflow.placement import Placement
 from rlflow.plan import Plan, plan, room_of
+from rlflow.runs.planned import kept
 from rlflow.runs.prepare import Made, model_uses, placed
 from rlflow.trace.compile import Options, Program
 
@@ -43,7 +44,7 @@ def on_pools(
     with ExitStack() as started:
         if given.options.ray_address is None:
             started.enter_context(reaping(secrets.token_hex(8)))
-        launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure)
+        launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
         started.callback(launch.leave)
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
@@ -62,6 +63,13 @@ def on_pools(
         started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
         workers = Workers(fleet, engine, tuple(use.name for use in made.graph.roles if use.trained), ahead)
         return Made(made, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
+
+
+def room_for_commits(program: Program, given: Given) -> int:
+    """Bytes that two commits take at most, the last one and the next, as far as models are known."""
+    if not given.options.commit_every:
+        return 0
+    return 2 * sum(kept(use, given).commit_bytes or 0 for use in model_uses(program.graph) if use.trained)
 
 
 def sampling_ahead(made: Plan, engine: ClusterEngine, given: Given, prompts: Prompts) -> Ahead | None:
