@@ -139,13 +139,12 @@ def memory(entries: Sequence[Held]) -> Table:
 
 
 def commits(found: Explanation) -> Iterator[str]:
-    if found.commits is None:
-        return
-    sizes, every = found.commits.bytes, found.commits.every
+    """Where anything is known of them."""
+    sizes, every = (found.commits.bytes, found.commits.every) if found.commits else ({}, 0)
     known = [size for size in sizes.values() if size is not None]
-    when = "every iteration" if every == 1 else f"every {every} iterations"
-    yield f"{when}: {', '.join(f'{role} {amount(size)}' for role, size in sizes.items())}"
     if known:
+        when = "every iteration" if every == 1 else f"every {every} iterations"
+        yield f"{when}: {', '.join(f'{role} {amount(size)}' for role, size in sizes.items())}"
         yield f"{decimal(sum(known))} in all, twice that while the next is taken; and rows that are sampled ahead"
 
 

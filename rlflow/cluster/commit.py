@@ -5,7 +5,7 @@ The driver owns the objects and never opens them: workers make them as results o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +68,11 @@ class Commit:
         """Whether all of it is outside of the workers; waited for as long as that."""
         wait([copy.size for copy in self.copies], seconds)
         return self.complete
+
+    def then(self, action: Callable[[], object]) -> None:
+        """Do something as each part is there, in a thread of Ray's. What is copied holds no reference to this commit."""
+        for copy in self.copies:
+            copy.size.add_done_callback(lambda _: action())
 
     @property
     def complete(self) -> bool:

@@ -5,6 +5,7 @@ At most ``--commit-every`` finished iterations are done again, and the one that 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,8 +26,15 @@ R = TypeVar("R")
 class Commit(Protocol):
     """State outside of the workers."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is there."""
+
     def settled(self, seconds: float) -> bool:
-        """Whether all of it is there; waited for as long as that."""
+        """The same, waited for as long as that."""
+
+    def then(self, action: Callable[[], object]) -> None:
+        """Do something as each part of it is there, maybe in another thread."""
 
 
 class Workers(Protocol):
@@ -64,6 +72,7 @@ class Recovery:
         self.workers = loop.prepared.workers if self.every else None
         self.last: Moment | None = None
         self.next: Moment | None = None
+        self._turn = threading.Lock()
         self.furthest = -1  # iteration that began
         self.deaths = 0  # since then
 
@@ -83,19 +92,30 @@ class Recovery:
             return
         if iteration > self.furthest:
             self.furthest, self.deaths = iteration, 0
-        newest = self.next or self.last
+        with self._turn:
+            newest = self.next or self.last
         if newest is not None and iteration < newest.iteration + self.every:
             return
         self._settle()
         prepared = self.loop.prepared
-        self.next = Moment(iteration, self.workers.commit(iteration), self.loop.cursor(iteration), dict(prepared.engine.state),
-                           self.loop.account())
+        commit = self.workers.commit(iteration)
+        self.next = Moment(iteration, commit, self.loop.cursor(iteration), dict(prepared.engine.state), self.loop.account())
+        commit.then(self._take_next)
+
+    def _take_next(self) -> None:
+        """Have the next moment be the last one, and the last one gone, once it is complete."""
+        with self._turn:
+            if self.next is not None and self.next.commit.complete:
+                self.last, self.next = self.next, None
 
     def _settle(self) -> None:
-        """Have the newest commit that is complete be the last one."""
-        if self.next is not None and self.next.commit.settled(COPIED_SECONDS):
-            self.last = self.next
-        self.next = None
+        """Wait for the next moment; it is forgotten where it does not come to be complete."""
+        with self._turn:
+            moment = self.next
+        if moment is not None:
+            moment.commit.settled(COPIED_SECONDS)
+            self._take_next()
+            self.next = None
 
     def _back_after(self, error: StageError | RemoteError) -> int:
         """The iteration to go on with. Raises the error with the reason where there is none."""

@@ -1,4 +1,5 @@
-"""A flow whose workers die: fault.json beside this file says in which call of a place, counted over all ranks from 1."""
+"""A flow whose workers die: fault.json beside this file says in which calls of a place, counted over all ranks from 1, and of which signal.
+"""
 
 import json
 import os
@@ -14,13 +15,14 @@ HERE = Path(__file__).parent
 
 
 def happen(place, pid=None):
-    """Count a call of a place, and kill the worker at those that the file names."""
+    """Count a call of a place, and send the worker a signal at those that the file names."""
     file = os.open(HERE / f"{place}.calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, b".")
     number = os.lseek(file, 0, os.SEEK_CUR)  # of several ranks each has its own
     os.close(file)
-    if number in json.loads((HERE / "fault.json").read_text()).get(place, ()):
-        os.kill(pid or os.getpid(), signal.SIGKILL)
+    fault = json.loads((HERE / "fault.json").read_text())
+    if number in fault.get(place, ()):
+        os.kill(pid or os.getpid(), fault.get("signal", signal.SIGKILL))
 
 
 def counted(kind, name, place):

@@ -36,8 +36,18 @@ class Said(Quiet):
         self.notes.append(text)
 
 
+PLACES = ("generate", "forward", "reward", "stage", "update")
+
+
 class Ended:
     """A run that has ended: its folder, what it said, and the processes of all workers that it ever had."""
+
+    @classmethod
+    def read(cls, folder):
+        """What another process ran."""
+        self = cls.__new__(cls)
+        self.folder, (self.notes, self.failure) = folder / "run", json.loads((folder / "said.json").read_text())
+        return self
 
     def __init__(self, folder, faults, keywords):
         folder.mkdir()
@@ -52,6 +62,7 @@ class Ended:
             started(prepared, flow, given, said)
         except StageError as error:
             self.failure = str(error)
+        (folder / "said.json").write_text(json.dumps([self.notes, self.failure]))
         self.processes = [ward.presence.process for ward in prepared.workers.fleet.wards]
         self.meetings = [Path(meeting) for meeting in prepared.workers.fleet.meetings.values()]
 
@@ -71,6 +82,13 @@ class Ended:
         groups = load_latest(self.folder).snapshot.tensors
         return {**groups, "final": load_file(self.folder / "final" / "actor" / "model.safetensors")}
 
+    def same(self, other):
+        """Whether both ended alike, bit for bit."""
+        one, two = self.tensors, other.tensors
+        names = {group: set(members) for group, members in one.items()}
+        return self.told == other.told and names == {group: set(members) for group, members in two.items()} and all(
+            torch.equal(tensor, two[group][name]) for group, members in one.items() for name, tensor in members.items())
+
 
 @pytest.fixture(scope="module")
 def straight(ray_address, tmp_path_factory):
@@ -89,11 +107,7 @@ def straight(ray_address, tmp_path_factory):
 def assert_same(run, whole):
     assert run.failure == ""
     assert run.told == whole.told
-    one, other = run.tensors, whole.tensors
-    assert one.keys() == other.keys()
-    for group, members in other.items():
-        assert one[group].keys() == members.keys()
-        assert all(torch.equal(tensor, one[group][name]) for name, tensor in members.items()), group
+    assert run.same(whole)
 
 
 def assert_nothing_left(run):
@@ -102,9 +116,10 @@ def assert_nothing_left(run):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a pool that is started anew loads its models, and here three times
 @pytest.mark.parametrize(("pools", "faults", "back"), [
-    # in a collective; in the evaluation after two iterations; in the last iteration
-    (TWO, {"update": [7], "generate": [16], "stage": [15]}, ["iterations 0 to 1", "iterations 0 to 1", "iterations 2 to 3"]),
+    # in a collective; in the evaluation after two iterations
+    (TWO, {"update": [7], "generate": [16]}, ["iterations 0 to 1", "iterations 0 to 1"]),
     # while iteration 1 trains, and while the rows of the next one are there or being sampled
     (AHEAD, {"generate": [3], "update": [7]}, ["iterations? [01]", "iterations? [123]"]),
 ], ids=["two ranks", "sampling ahead"])  # fmt: skip
@@ -122,6 +137,7 @@ def test_a_run_whose_workers_died_ends_as_if_they_had_not(straight, tmp_path, ra
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_worker_that_dies_again_and_again_is_given_up_and_the_run_can_be_resumed(tmp_path, ray_address):
     small = {"pools": "all=1", "backend": "null", "save_every": 1, "ray_address": ray_address}
     run = Ended(tmp_path / "died", {"stage": list(range(2, 100))}, small)
