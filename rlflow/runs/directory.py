@@ -73,7 +73,10 @@ class Records:
     def _open_lines(self, start: int) -> None:
         """Go on with what was written before an iteration."""
         for name in ("metrics.jsonl", "samples.jsonl"):
-            keep_before(self.folder / name, start)
+            try:
+                keep_before(self.folder / name, start)
+            except OSError as error:
+                self._complain(name, error)
         self._metrics = (self.folder / "metrics.jsonl").open("a")
         self._samples = (self.folder / "samples.jsonl").open("a")
 
@@ -84,7 +87,7 @@ class Records:
         self._open_lines(iteration)
         path = Path(self._timeline.name)
         events = [line.rstrip(",") for line in path.read_text().splitlines()[1:]]
-        kept = [event for event in events if json.loads(event)["args"].get("iteration", -1) < iteration]
+        kept = [event for event in events if _event_before(event, iteration)]
         self._timeline, self._events = path.open("w"), len(kept)
         self._put(self._timeline, "[" + "".join(("\n" if not i else ",\n") + event for i, event in enumerate(kept)))
 
@@ -133,12 +136,12 @@ class Records:
             if flush:
                 file.flush()
         except OSError as error:
-            self._complain(file, error)
+            self._complain(Path(file.name).name, error)
 
-    def _complain(self, file: IO[str], error: OSError) -> None:
+    def _complain(self, name: str, error: OSError) -> None:
         if not self._said:
             self._said = True
-            self._say(f"{Path(file.name).name} cannot be written, the run goes on: {error.strerror}")
+            self._say(f"{name} cannot be written, the run goes on: {error.strerror}")
 
     def close(self) -> None:
         self._put(self._timeline, "\n]\n")
@@ -149,7 +152,7 @@ class Records:
         try:
             file.close()
         except OSError as error:
-            self._complain(file, error)
+            self._complain(Path(file.name).name, error)
 
 
 def without_secrets(graph: Graph) -> Graph:
@@ -179,6 +182,14 @@ def keep_before(path: Path, iteration: int) -> None:
     aside = path.with_suffix(".aside")
     aside.write_text("".join(kept))
     aside.replace(path)
+
+
+def _event_before(line: str, iteration: int) -> bool:
+    """Whether a line of the timeline is of an earlier iteration, or of none. One that is half written is not."""
+    try:
+        return int(json.loads(line)["args"].get("iteration", -1)) < iteration
+    except ValueError:
+        return False
 
 
 def _event(span: Span, iteration: int, origin: float, lane: int) -> dict[str, Any]:
