@@ -1,6 +1,6 @@
 """What commits cost a run on pools: seconds per iteration with `--commit-every` 0, 1 and 10. Interleaved by blocks, medians.
 
-    python benchmarks/commits.py [--rounds 7] [--pools all=2]
+    python benchmarks/commits.py [--rounds 7] [--pools all=1] [--prompts 16]
 
 Every setting has the same workers, which take turns by blocks of ten iterations. Processor seconds are those of the driver and of all
 workers: on a machine that does other things too they are what to compare. The last line is one commit alone, while nothing else runs.
@@ -63,9 +63,10 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--pools", default="all=2")
+    parser.add_argument("--pools", default="all=1")
+    parser.add_argument("--prompts", type=int, default=16)
     options = parser.parse_args()
-    made = prepared("ppo", pools=options.pools, held_out=8, iterations=1000, threads=1)
+    made = prepared("ppo", pools=options.pools, prompts=options.prompts, held_out=8, iterations=1000, threads=1)
     try:
         run = Run(made)
         run.block(1)  # warms up
