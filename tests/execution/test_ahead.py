@@ -1,6 +1,8 @@
 """Sampling ahead of the weights: numbers decide what samples with which weights, no row is lost or doubled, and a run that is cut goes on
 the same. On one process, with an engine that keeps what its generator would otherwise lose: the version to sample with."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -9,8 +11,9 @@ import torch
 from rlflow import StageError, flow, group, loss, repeat, stage
 from rlflow.backends.null import Score
 from rlflow.cluster.wire import pack, unpack
+from rlflow.execution import ahead
 from rlflow.execution.ahead import Ahead
-from rlflow.execution.apply import SkipIteration
+from rlflow.execution.apply import SkipIteration, Stopped
 from rlflow.execution.engine import Engine
 from rlflow.plan import plan
 
@@ -151,7 +154,7 @@ class Run:
     def total(self, name):
         return sum(metrics.get(f"repeat.body/{name}", 0) for metrics in self.told.values() if not isinstance(metrics, str))
 
-    def keys(self, loss="policy_loss"):
+    def trained(self, loss="policy_loss"):
         return [tuple(key) for _, name, keys, _ in self.rows for key in keys if name == loss]
 
     def oldest(self):
@@ -189,9 +192,9 @@ def test_kept_groups_are_trained_on_once_or_dropped_and_within_the_bound(run, pr
     made = run(kept, staleness, hp=Settings(groups=groups)).steps()
     assert all(version >= number - staleness for number, version in made.oldest().items())
     assert all(len(version) == 1 for *_, versions in made.rows for version in versions)
-    trained, left = [position for position, sample in made.keys() if sample == 0], made.left()
+    trained, left = [position for position, sample in made.trained() if sample == 0], made.left()
     found = wanted(prompts, made.world.stream.position, 0.2)
-    assert len(made.keys()) == len(set(made.keys())) == 2 * len(trained)
+    assert len(made.trained()) == len(set(made.trained())) == 2 * len(trained)
     assert trained == sorted(trained)
     assert {*trained, *left} <= found
     assert len(found) - len(trained) - len(left) == made.total("dropped")
@@ -217,9 +220,9 @@ def test_weights_that_nothing_has_changed_do_not_age_what_they_sampled(run):
 
 def test_prompts_that_something_else_reads_are_taken_in_every_iteration(run):
     made = run(beside, 6, hp=Settings(groups=1)).steps()
-    every = made.keys("scored_loss")
+    every = made.trained("scored_loss")
     assert len(every) == len(set(every)) == 2 * PROMPTS * ITERATIONS
-    assert len(made.keys()) == len(set(made.keys())) == 2 * ITERATIONS
+    assert len(made.trained()) == len(set(made.trained())) == 2 * ITERATIONS
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
@@ -246,8 +249,8 @@ def test_an_iteration_that_is_skipped_loses_and_doubles_nothing(run, prompts, st
     made = run(kept, staleness, hp=Settings(groups=5, tries=1, bar=0.6)).steps()
     assert "none of 5 groups was kept in 1 tries" in made.told.values()
     assert made.world.stream.position == PROMPTS * ITERATIONS
-    assert {position for position, _ in made.keys()} == wanted(prompts, PROMPTS * ITERATIONS, 0.6)
-    assert len(made.keys()) == len(set(made.keys()))
+    assert {position for position, _ in made.trained()} == wanted(prompts, PROMPTS * ITERATIONS, 0.6)
+    assert len(made.trained()) == len(set(made.trained()))
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
@@ -262,7 +265,7 @@ def test_rows_whose_score_is_missing_are_left_out_and_no_others(run, staleness):
 
     made.engine.scorers["reward"] = score
     made.steps()
-    keys = made.keys("scored_loss")
+    keys = made.trained("scored_loss")
     assert keys == [(position, sample) for position in range(PROMPTS * ITERATIONS) for sample in range(2)]
     assert [told["actor.update/left_out"] for told in made.told.values()] == missing
     assert sum(missing) == sum((position + sample) % 4 == 0 for position, sample in keys) > 0
@@ -273,8 +276,8 @@ def test_a_group_whose_score_is_missing_is_not_kept_and_no_other_is_lost(run, pr
     made.engine.scorers["reward"] = lambda batch: (torch.where(batch.axis.keys[:, 0] % 3 == 0, torch.nan, Score()(batch)[0]), {})
     made.steps()
     found = {position for position in wanted(prompts, made.world.stream.position, 0.2) if position % 3}
-    trained = {position for position, _ in made.keys()}
-    assert len(made.keys()) == len(set(made.keys()))
+    trained = {position for position, _ in made.trained()}
+    assert len(made.trained()) == len(set(made.trained()))
     assert {*trained, *made.left()} <= found
     assert len(found) - len({*trained, *made.left()}) == made.total("dropped")
 
@@ -291,3 +294,24 @@ def test_what_a_body_raises_is_told_with_the_iteration_that_it_was_for(run):
     made.step(0)
     with pytest.raises(StageError, match="stage 'reward' failed in iteration 1 .*no more"):
         made.step(1)
+
+
+def test_closed_while_a_body_runs_it_ends_with_the_call_that_runs(run, monkeypatch):
+    made, begun, go = run(kept, 1), threading.Event(), threading.Event()
+
+    def score(batch):
+        begun.set()
+        assert go.wait(60)
+        return Score()(batch)[0], {}
+
+    made.engine.scorers["reward"] = score
+    monkeypatch.setattr(ahead, "CLOSING_SECONDS", 0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(made.ahead.advance, 0)
+        assert begun.wait(60)
+        made.ahead.close()
+        go.set()
+        with pytest.raises(Stopped):
+            waiting.result(60)
+    assert made.world.stream.position == PROMPTS
+    assert not made.rows
