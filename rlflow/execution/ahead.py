@@ -109,20 +109,17 @@ class Ahead:
         rows: dict[int, Batch] = {}
         try:
             for node in self.nodes:
+                start = time.monotonic()
                 if node.op is Op.GENERATE:
-                    rows[node.id] = self._generate(engine, node, prompts.given(), outcome)
+                    settings, terms = self.plan.program.settings[node.name], Terms(None, node.timeout)
+                    rows[node.id] = engine.generate(str(node.role), prompts.given(), settings, node.call, terms)
                 else:
                     rows[node.id] = self._repeat(engine, node, prompts, (made, oldest), outcome)
+                outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
         except SkipIteration as skip:
             return Entry(cursor, Sampled(prompts.so_far(), skipped=str(skip)))
         given = prompts.given() if self.always_reads else prompts.so_far()
         return Entry(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans)))
-
-    def _generate(self, engine: Engine, node: Node, prompts: Batch, outcome: Outcome) -> Batch:
-        start, settings = time.monotonic(), self.plan.program.settings[node.name]
-        rows = engine.generate(str(node.role), prompts, settings, node.call, Terms(None, node.timeout))
-        outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
-        return rows
 
     def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:
         """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
