@@ -1,6 +1,7 @@
 """Commits: what trained roles are and what was sampled ahead, as objects of Ray outside of the workers, and the way back to them.
 
-The driver owns the objects and never opens them: workers make them as results of calls and get them back as arguments of others.
+The driver owns the objects and never opens them: workers make them as results of calls and get them back as arguments of others. Rows
+are few bytes, which it keeps packed.
 """
 
 from __future__ import annotations
@@ -10,21 +11,14 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from rlflow.batch import Axis, Batch
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
-from rlflow.cluster.layout import Sharded
-from rlflow.cluster.message import Answer
 from rlflow.cluster.models import MOVE_SECONDS
 from rlflow.cluster.pool import Dead, Pool
 from rlflow.cluster.watch import Death
 from rlflow.cluster.worker import Worker
-from rlflow.execution.ahead import Ahead, Queued
+from rlflow.execution.ahead import Ahead
 from rlflow.execution.apply import RemoteError
-from rlflow.graph.model import Node
 
 FOUND_SECONDS = 30.0  # how long a failed call waits for the watch to say who died
 
@@ -44,39 +38,26 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Sampled rows outside of the workers: those of each rank, as they lie on the ranks of a pool."""
-
-    split: tuple[Tensor, ...]
-    copies: Mapping[int, Copy]
-
-
-@dataclass(frozen=True)
 class Commit:
-    """states: of each trained role. versions: how many updates are behind each role. queue: what is sampled ahead, by iteration."""
+    """states: of each trained role. versions: how many updates are behind each role. queue: what is sampled ahead, and its rows packed."""
 
     states: Mapping[str, Copy]
     versions: Mapping[str, int]
-    queue: Mapping[int, Queued]
-
-    @property
-    def copies(self) -> list[Copy]:
-        rows = [rows for each in self.queue.values() for rows in each.copies.values()]
-        return [*self.states.values(), *(copy for each in rows for copy in each.copies.values())]
+    queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
 
     def settled(self, seconds: float) -> bool:
         """Whether all of it is outside of the workers; waited for as long as that."""
-        wait([copy.size for copy in self.copies], seconds)
+        wait([copy.size for copy in self.states.values()], seconds)
         return self.complete
 
     def then(self, action: Callable[[], object]) -> None:
         """Do something as each part is there, in a thread of Ray's. What is copied holds no reference to this commit."""
-        for copy in self.copies:
+        for copy in self.states.values():
             copy.size.add_done_callback(lambda _: action())
 
     @property
     def complete(self) -> bool:
-        return all(copy.size.done() and copy.size.exception() is None for copy in self.copies)
+        return all(copy.size.done() and copy.size.exception() is None for copy in self.states.values())
 
 
 @dataclass
@@ -89,11 +70,12 @@ class Workers:
     ahead: Ahead | None = None
 
     def commit(self, iteration: int) -> Commit:
-        """Begin to copy the state before an iteration. What is asked of a worker's models from now on comes after."""
+        """Begin to copy the state before an iteration. What is asked of a worker's models from now on comes after. Waits for rows that are
+        being sampled: raises what keeps them from it."""
         trainers = {role: self.engine.models[role].trainer for role in self.roles}
         states = {role: Copy.of(trainer.pool, 0, "commit", role, group="model") for role, trainer in trainers.items() if trainer}
         versions = {role: model.version for role, model in self.engine.models.items()}
-        return Commit(states, versions, self.ahead.queued(iteration) if self.ahead else {})
+        return Commit(states, versions, self.ahead.saved(iteration) if self.ahead else None)
 
     def death(self, error: BaseException) -> Death | None:
         """Whose death is behind an error; None where nobody died, or not all processes of a pool could be ended."""
@@ -117,31 +99,10 @@ class Workers:
             trainer.pool.call("restore", role, copy.ref, seconds=MOVE_SECONDS, group="model").result()
         for role, version in commit.versions.items():
             self.engine.models[role].version, self.engine.models[role].sampled_version = version, -1
-        if self.ahead is not None:
-            self.ahead.put_back(commit.queue, self._rows)
-
-    def _rows(self, node: Node, copies: Rows, axis: Axis, iteration: int) -> Batch:
-        return put_back(self.engine, str(node.role), copies, axis, iteration)
+        if self.ahead is not None and commit.queue is not None:
+            self.ahead.restore(*commit.queue)
 
 
 def chain(error: BaseException | None) -> list[BaseException]:
     """An error and what it came of."""
     return [error, *chain(error.__cause__ or error.__context__)] if error is not None else []
-
-
-def copied(engine: ClusterEngine, rows: Batch) -> Rows:
-    """Begin to copy rows that a pool sampled."""
-    layout = next(data.layout for data in rows.data.values() if isinstance(data, Sharded))
-    copies = {shard.at.rank: Copy.of(engine.pools[shard.at.pool], shard.at.rank, "copy", shard.key, group="io") for shard in layout.shards}
-    return Rows(layout.held, copies)
-
-
-def put_back(engine: ClusterEngine, role: str, rows: Rows, axis: Axis, iteration: int) -> Batch:
-    """The rows on the ranks of the role's pool on which they were."""
-    pool = engine.pools[engine.placement.generators[role]]
-    refs = [(rank, pool.send(rank, "load", engine.key(), copy.ref, iteration, group="io")) for rank, copy in rows.copies.items()]
-    answers: list[Answer] = pool.future("load", refs, MOVE_SECONDS, list).result()
-    split = [torch.zeros(0, dtype=torch.int64)] * len(pool)
-    for rank, held in zip(rows.copies, rows.split, strict=True):
-        split[rank] = held
-    return engine.kept(pool, dict(zip(rows.copies, answers, strict=True)), split, axis)

@@ -56,6 +56,7 @@ def start(address: str | None, ranks: int, insecure: bool = False, commits: int 
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": f"rlflow-{secrets.token_hex(4)}"}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for after a death
     if ray.is_initialized():
         raise PlanError.of("ray-twice", "this process is connected to a Ray already", found="an earlier ray.init or another run",
                            expected="a process of its own for each cluster run", remedy="ray.shutdown() first")

@@ -84,11 +84,6 @@ class Worker:
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
 
-    def copy(self, key: int) -> tuple[Payload, int]:
-        """A whole shard, for an object of its own, and its bytes."""
-        payload = packed(self.shelf.get(key))
-        return payload, payload.nbytes
-
     def forget(self, keys: tuple[int, ...]) -> None:
         self.shelf.forget(keys)
 

@@ -7,11 +7,10 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 
 import rlflow
 from rlflow.cluster import launch
-from rlflow.cluster.commit import Workers, copied
+from rlflow.cluster.commit import Workers
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.models import RemoteModel, RemoteTrainer
@@ -57,7 +56,7 @@ def on_pools(
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
         made = plan(program, placement)
-        ahead = sampling_ahead(made, engine, given, prompts)
+        ahead = sampling_ahead(made, engine, lanes, given, prompts)
         if ahead is not None:
             started.callback(ahead.close)
         started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
@@ -72,13 +71,10 @@ def room_for_commits(program: Program, given: Given) -> int:
     return 2 * sum(kept(use, given).commit_bytes or 0 for use in model_uses(program.graph) if use.trained)
 
 
-def sampling_ahead(made: Plan, engine: ClusterEngine, given: Given, prompts: Prompts) -> Ahead | None:
+def sampling_ahead(made: Plan, engine: ClusterEngine, lanes: Lanes, given: Given, prompts: Prompts) -> Ahead | None:
     """What samples ahead with ``--staleness`` above 0."""
     options = given.options
-    if not options.staleness:
-        return None
-    copy = partial(copied, engine) if options.commit_every else None
-    return Ahead(made, engine, prompts, options.staleness, options.iterations, options.prompts, copy=copy)
+    return Ahead(made, engine, lanes, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
 
 
 def roles_of(placement: Placement) -> dict[str, str]:

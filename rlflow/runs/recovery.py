@@ -99,7 +99,7 @@ class Recovery:
         self._settle()
         prepared = self.loop.prepared
         commit = self.workers.commit(iteration)
-        self.next = Moment(iteration, commit, self.loop.cursor(iteration), dict(prepared.engine.state), self.loop.account())
+        self.next = Moment(iteration, commit, prepared.prompts.state(), dict(prepared.engine.state), self.loop.account())
         commit.then(self._take_next)
 
     def _take_next(self) -> None:
