@@ -94,6 +94,12 @@ class Records:
         """answers.jsonl: held-out prompts with what the model answered before and after."""
         (self.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
+    def bounds(self, words: str, values: Mapping[str, Any]) -> None:
+        """bounds.txt and bounds.json: what bounded the run, to read and for tools."""
+        for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
+            with (self.folder / name).open("w") as file:
+                self._put(file, text + "\n")
+
     def timeline(self, iteration: int, outcome: Outcome) -> None:
         """Chrome trace events, one per node: Perfetto and chrome://tracing open the file."""
         self._origin = self._origin if self._origin is not None else min((s.start for s in outcome.spans), default=0.0)

@@ -14,6 +14,7 @@ from rlflow.given.flags import Given
 from rlflow.runs import directory, state
 from rlflow.runs.directory import Records
 from rlflow.runs.loop import Loop, Prepared, Result, Start
+from rlflow.runs.report import bounded
 from rlflow.runs.signals import StopSignals
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
 
@@ -70,6 +71,7 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
     finally:
         try:
             writer.close()
+            records.bounds(bounded(loop.totals), loop.totals.as_json())
             records.close()
             prepared.close()
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
