@@ -22,6 +22,19 @@ class Span:
         return self.end - self.start
 
 
+@dataclass(frozen=True)
+class RankSpan:
+    """When a rank of a pool carried out an operation for a node of an iteration, by the same clock."""
+
+    node: str
+    pool: str
+    rank: int
+    start: float
+    end: float
+    iteration: int = 0
+    op: str = ""
+
+
 TICK = 1e-9  # what clocks and sums of seconds may differ by
 
 

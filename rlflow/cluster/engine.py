@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,10 +36,12 @@ from rlflow.execution.engine import HERE, Engine, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged
 from rlflow.placement import Placement
+from rlflow.spans import RankSpan
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
 
 FETCHED = 64 << 10  # bytes of a column that the driver may look into
+REMEMBERED = 1 << 16  # calls of ranks that nobody has asked for yet
 
 
 @dataclass
@@ -54,6 +57,7 @@ class ClusterEngine(Engine):
         self._keys = itertools.count(1)
         self._gone: deque[tuple[Where, int]] = deque()
         self._sampling = threading.Lock()
+        self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
 
     # -- calls of the contract ---------------------------------------------------------------------------------------------------
 
@@ -182,6 +186,9 @@ class ClusterEngine(Engine):
         summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
+    def ran(self) -> list[RankSpan]:
+        return [self._ran.popleft() for _ in range(len(self._ran))]
+
     def finished(self) -> None:
         """Everything goes, of an iteration that raised too, but what is there for later ones."""
         self._gone.clear()
@@ -255,7 +262,15 @@ class ClusterEngine(Engine):
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
         future = pool.future(op, list(refs.items()), terms.seconds, list)
-        return dict(zip(refs, future.result(), strict=True))
+        answers = dict(zip(refs, future.result(), strict=True))
+        self._note(pool, op, answers, terms)
+        return answers
+
+    def _note(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
+        """When each rank ran, by this process's own clock."""
+        shift, iteration = time.monotonic() - time.time(), self.iteration if terms.iteration is None else terms.iteration
+        self._ran.extend(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, iteration, op)
+                         for rank, answer in answers.items())
 
     def _ask(
         self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -101,8 +102,9 @@ class Worker:
         """Carry out one operation of the driver's."""
         self.shelf.forget(call.forget)
         with MARKS.during(str(call)):
+            start = time.time()
             batch = self.shelf.batch(call.inputs, transfers)
-            return OPERATIONS[call.op](self, call, batch)
+            return replace(OPERATIONS[call.op](self, call, batch), ran=(start, time.time()))
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""

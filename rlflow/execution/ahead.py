@@ -119,7 +119,7 @@ class Ahead:
         for node in self.nodes:
             start = time.monotonic()
             seed = chance.derived(self.engine.seed, iteration, node.call)
-            terms = Terms(None, node.timeout, iteration=iteration, weights=weights[str(node.role)])
+            terms = Terms(None, node.timeout, iteration=iteration, weights=weights[str(node.role)], node=node.name)
             sampling = Sampling(**self.plan.program.settings[node.name])
             rows[node.id] = self.engine.sample(str(node.role), prompts, sampling, seed, terms)
             spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))

@@ -20,6 +20,7 @@ from rlflow.execution import chance
 from rlflow.execution.apply import SkipIteration, apply_stage
 from rlflow.execution.summary import Summary, summarise
 from rlflow.execution.tally import Tallies, Tally, known
+from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer
 
 Metrics = dict[str, float]
@@ -52,14 +53,15 @@ class Scorer(Protocol):
 @dataclass(frozen=True)
 class Terms:
     """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; of a forward
-    whether the role's next update takes all of its rows in its first step; and of sampling ahead the iteration that it is for and the
-    weights to use, from ``Engine.frozen``."""
+    whether the role's next update takes all of its rows in its first step; of sampling ahead the iteration that it is for and the
+    weights to use, from ``Engine.frozen``; and the node that it is, for who asks what ran."""
 
     pool: str | None = None
     seconds: float = 1800.0
     ahead: bool = False
     iteration: int | None = None
     weights: Any = None
+    node: str = ""
 
 
 HERE = Terms()
@@ -149,6 +151,10 @@ class Engine:
     def fetch(self, batch: Batch) -> Batch:
         """The batch here, where it can be looked into."""
         return batch
+
+    def ran(self) -> list[RankSpan]:
+        """When ranks of pools carried out what, since this was last asked; in one process there are none."""
+        return []
 
     def finished(self) -> None:
         """An iteration has ended, well or not: nothing of it is needed any more."""

@@ -36,7 +36,8 @@ def started(prepared: Prepared, flow: Flow, given: Given, reporter: Reporter) ->
 
 def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
     """Run from ``start`` in a folder whose lock is held. Raises Interrupted, StageError, PlanError."""
-    records = Records(folder, start.iteration, reporter.note)
+    placement = prepared.plan.placement
+    records = Records(folder, start.iteration, reporter.note, placement.pools if placement else ())
     writer = Writer(folder, prepared.options.keep, on_failure=partial(alarm, reporter))
     loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared))
     evaluation = prepared.evaluation

@@ -50,7 +50,7 @@ def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"iteration": 3, "a/loss": 1.5, "a/bad": None}
     assert "\x1b" not in (tmp_path / "samples.jsonl").read_text()
     events = [event for event in json.loads((tmp_path / "timeline.json").read_text()) if event["ph"] == "X"]
-    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [("a", 1e6, 5e5), ("b", 0.0, 2.5e5)]
+    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [("b", 0.0, 2.5e5), ("a", 1e6, 5e5)]
     assert events[0]["tid"] != events[1]["tid"]
 
 
