@@ -1,8 +1,6 @@
 """Several runs on one Ray at once: neither is in the other's way, and each ends as it would alone."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -35,27 +33,18 @@ def told(folder):
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
-def started(folder, prompts, ray_address):
-    """A run with a folder of its own, in which its reward says that it is there."""
-    folder.mkdir()
-    (folder / "meet.py").write_text(MEET)
-    words = [sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--pools", "all=2", "--ray-address", ray_address, "--quiet",
-             "--reward", f"{folder}/meet.py:both", "--out", str(folder), "--name", "run", "--prompts", str(prompts)]
-    words += [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 @pytest.mark.slow
-def test_two_runs_with_pools_of_one_name_share_a_ray_and_end_as_alone(tmp_path, ray_address):
+def test_two_runs_with_pools_of_one_name_share_a_ray_and_end_as_alone(tmp_path, ray_address, launch):
     folders = {6: tmp_path / "six", 7: tmp_path / "seven"}  # by prompts: rows that went astray would show
-    processes = [started(folder, prompts, ray_address) for prompts, folder in folders.items()]
-    try:
-        for process in processes:
-            said, _ = process.communicate(timeout=2 * SECONDS)
-            assert process.returncode == 0, said
-    finally:
-        for process in processes:
-            process.kill()
+    started = []
+    for prompts, folder in folders.items():
+        folder.mkdir()
+        (folder / "meet.py").write_text(MEET)
+        started.append(launch("grpo", pools="all=2", ray_address=ray_address, prompts=prompts, reward=f"{folder}/meet.py:both", out=folder,
+                              name="run", **SMALL))
+    for process in started:
+        said, _ = process.communicate(timeout=2 * SECONDS)
+        assert process.returncode == 0, said
     for prompts, folder in folders.items():
         here = rlflow.run("grpo", out=str(folder), name="alone", prompts=prompts, reward=[f"{folder}/meet.py:both"], **SMALL)
         one, other = told(here.folder), told(folder / "run")
