@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,12 +46,14 @@ REMEMBERED = 1 << 16  # calls of ranks that nobody has asked for yet
 
 @dataclass
 class ClusterEngine(Engine):
-    """``models`` are stand-ins for what is on the pools; ``names`` gives the name under which workers know a stage or a loss."""
+    """``models`` are stand-ins for what is on the pools; ``names`` gives the name under which workers know a stage or a loss,
+    ``judging`` the pools that have what a reward role needs."""
 
     models: Mapping[str, RemoteModel]  # type: ignore[assignment]
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
     names: Mapping[int, str] = field(default_factory=dict)
+    judging: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._keys = itertools.count(1)
@@ -86,7 +88,7 @@ class ClusterEngine(Engine):
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         name = self.placement.trainers.get(role)
-        pool = self.pools[name] if name else self._nearest(batch, terms)
+        pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
         split = self._split(batch, pool)
         answers = self._run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io")
         tallies = merged([answer.tallies for answer in answers.values()])
@@ -198,15 +200,15 @@ class ClusterEngine(Engine):
 
     # -- splits ------------------------------------------------------------------------------------------------------------------
 
-    def _nearest(self, batch: Batch, terms: Terms) -> Pool[Worker]:
-        """The pool that was planned, else the one that holds most of the bytes."""
+    def _nearest(self, batch: Batch, terms: Terms, among: Collection[str] | None = None) -> Pool[Worker]:
+        """The pool that was planned, else of some or all the one that holds most of the bytes."""
         if terms.pool is not None:
             return self.pools[terms.pool]
         held = dict.fromkeys(self.pools, 0)
         for data in batch.data.values():
             for shard in data.layout.shards[:1] if isinstance(data, Sharded) else ():
                 held[shard.at.pool] += data.nbytes
-        return self.pools[max(held, key=lambda name: held[name])]
+        return self.pools[max((name for name in held if among is None or name in among), key=lambda name: held[name])]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
         """The split of the largest column that lies on the pool."""

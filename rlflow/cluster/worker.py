@@ -30,6 +30,7 @@ from rlflow.execution.tally import Tally
 from rlflow.given.backends import Halves, device_of, make_models
 from rlflow.given.rewards import ModelScore, Rewards
 from rlflow.graph.model import RoleUse
+from rlflow.placement import judging
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
@@ -64,7 +65,8 @@ class Worker:
         scorers |= {use.name: ModelScore(engine, use.name) for use in models if use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
-        self.rewards.load_models(device)
+        where = judging(graph, setup.placement)
+        self.rewards.load_models(device, [role for role, pools in where.items() if setup.pool in pools])
         return engine
 
     def _wanted(self, use: RoleUse) -> Halves:
