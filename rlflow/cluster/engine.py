@@ -118,8 +118,10 @@ class ClusterEngine(Engine):
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
         facts = torch.zeros(len(batch), 4, dtype=torch.int64)
-        for rank, answer in self._run(pool, "facts", batch, home, function, terms, "cpu").items():
+        told = self._run(pool, "facts", batch, home, function, terms, "cpu")
+        for rank, answer in told.items():
             facts[home[rank]] = torch.tensor(answer.value)
+        batch = self.kept(pool, told, home, batch.axis)  # what came from another pool comes once
         passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
         plan = rank_steps(facts, loss.rows == "group", len(pool), seed=self.seed_of(call), **passes)
         answers = [
