@@ -98,8 +98,10 @@ class Records:
     def bounds(self, words: str, values: Mapping[str, Any]) -> None:
         """bounds.txt and bounds.json: what bounded the run, to read and for tools."""
         for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
-            with (self.folder / name).open("w") as file:
-                self._put(file, text + "\n")
+            try:
+                (self.folder / name).write_text(text + "\n")
+            except OSError as error:
+                self._complain(name, error)
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
         """Chrome trace events: Perfetto and chrome://tracing open the file."""
@@ -120,12 +122,12 @@ class Records:
             if flush:
                 file.flush()
         except OSError as error:
-            self._complain(file, error)
+            self._complain(Path(file.name).name, error)
 
-    def _complain(self, file: IO[str], error: OSError) -> None:
+    def _complain(self, name: str, error: OSError) -> None:
         if not self._said:
             self._said = True
-            self._say(f"{Path(file.name).name} cannot be written, the run goes on: {error.strerror}")
+            self._say(f"{name} cannot be written, the run goes on: {error.strerror}")
 
     def close(self) -> None:
         self._put(self._timeline, "\n]\n")
@@ -133,7 +135,7 @@ class Records:
             try:
                 file.close()
             except OSError as error:
-                self._complain(file, error)
+                self._complain(Path(file.name).name, error)
 
 
 def without_secrets(graph: Graph) -> Graph:

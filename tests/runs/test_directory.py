@@ -66,6 +66,19 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+def test_what_bounded_a_run_is_kept_unless_the_disk_is_full(tmp_path):
+    said = []
+    records = Records(tmp_path, 0, said.append)
+    records.bounds("a line", {"bound": 1.0})
+    assert ((tmp_path / "bounds.txt").read_text(), json.loads((tmp_path / "bounds.json").read_text())) == ("a line\n", {"bound": 1.0})
+    (tmp_path / "bounds.txt").unlink()
+    (tmp_path / "bounds.txt").symlink_to("/dev/full")
+    records.bounds("a line", {"bound": 2.0})
+    records.close()
+    assert said == ["bounds.txt cannot be written, the run goes on: No space left on device"]
+    assert json.loads((tmp_path / "bounds.json").read_text()) == {"bound": 2.0}
+
+
 def test_sample_rows_pair_each_response_with_its_own_prompt():
     prompts = Batch.of(prompt=["p0", "p1"], answer=["a0", "a1"])
     rows = Axis.repeat(prompts.axis, 2)
