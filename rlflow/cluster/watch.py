@@ -165,7 +165,8 @@ class Watch:
             pool = [other for other in self.wards if other.at.pool == ward.at.pool]  # they may wait for it in a collective
             gone = sum(end(other.presence) or not _stands(other.presence.node) for other in pool) == len(pool)
         finally:
-            silence = f", without an answer for {ward.silent:.0f} s" if ward.silent > self.tick else ""
+            lives = isinstance(found, Found) and found.state
+            silence = f", without an answer for {ward.silent:.0f} s" if lives and ward.silent > self.tick else ""
             state = f"{found}{silence}" if isinstance(found, Found) else "is gone, and its node does not answer"
             left = "" if gone else "; not all processes of its pool could be ended"
             with self._changed:

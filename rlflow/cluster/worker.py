@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -29,6 +30,7 @@ from rlflow.execution.tally import Tally
 from rlflow.given.backends import Halves, device_of, make_models
 from rlflow.given.rewards import ModelScore, Rewards
 from rlflow.graph.model import RoleUse
+from rlflow.placement import judging
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
@@ -63,7 +65,8 @@ class Worker:
         scorers |= {use.name: ModelScore(engine, use.name) for use in models if use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
-        self.rewards.load_models(device)
+        where = judging(graph, setup.placement)
+        self.rewards.load_models(device, [role for role, pools in where.items() if setup.pool in pools])
         return engine
 
     def _wanted(self, use: RoleUse) -> Halves:
@@ -101,8 +104,9 @@ class Worker:
         """Carry out one operation of the driver's."""
         self.shelf.forget(call.forget)
         with MARKS.during(str(call)):
+            start = time.time()
             batch = self.shelf.batch(call.inputs, transfers)
-            return OPERATIONS[call.op](self, call, batch)
+            return replace(OPERATIONS[call.op](self, call, batch), ran=(start, time.time()))
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
@@ -159,10 +163,10 @@ class Worker:
         return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group."""
+        """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group. The rows stay for the update."""
         bad = broken_rows(batch, self._loss(call))
         facts = torch.stack([bad.long(), mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
-        return Answer(value=facts.numpy())
+        return replace(self._keep(call, batch), value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:
         return batch.data["group"].value if "group" in batch else batch.axis.keys[:, 0]

@@ -14,7 +14,7 @@ from rlflow.errors import PlanError
 from rlflow.execution.executor import Outcome
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
-from rlflow.spans import Span
+from rlflow.runs.timeline import Timeline
 from rlflow.watch.secrets import redacted
 
 if TYPE_CHECKING:
@@ -60,15 +60,16 @@ class Records:
     """What a run writes while it goes. Every line is whole when written, so that a stopped run can be read. A disk that is full ends
     no run: that is said once, and what does not fit is written with later lines, as far as a buffer holds it."""
 
-    def __init__(self, folder: Path, start: int = 0, say: Callable[[str], None] = lambda text: None) -> None:
-        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes."""
+    def __init__(
+        self, folder: Path, start: int = 0, say: Callable[[str], None] = lambda text: None, pools: Iterable[str] = ()
+    ) -> None:
+        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes. ``pools``: of the run."""
         self.folder, self._say, self._said = folder, say, False
         self._open_lines(start)
         self._timeline = (folder / (f"timeline-{start}.json" if start else "timeline.json")).open("w")
         self._timeline.write("[")
         self._events = 0
-        self._lanes: dict[str, int] = {}
-        self._origin: float | None = None
+        self._rows = Timeline(pools)
 
     def _open_lines(self, start: int) -> None:
         """Go on with what was written before an iteration."""
@@ -112,15 +113,18 @@ class Records:
         """answers.jsonl: held-out prompts with what the model answered before and after."""
         (self.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
+    def bounds(self, words: str, values: Mapping[str, Any]) -> None:
+        """bounds.txt and bounds.json: what bounded the run, to read and for tools."""
+        for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
+            try:
+                (self.folder / name).write_text(text + "\n")
+            except OSError as error:
+                self._complain(name, error)
+
     def timeline(self, iteration: int, outcome: Outcome) -> None:
-        """Chrome trace events, one per node: Perfetto and chrome://tracing open the file."""
-        self._origin = self._origin if self._origin is not None else min((s.start for s in outcome.spans), default=0.0)
-        for span in outcome.spans:
-            if span.lane not in self._lanes:
-                self._lanes[span.lane] = len(self._lanes) + 1
-                name = {"name": "thread_name", "ph": "M", "pid": 1, "tid": self._lanes[span.lane], "args": {"name": span.lane}}
-                self._event(name)
-            self._event(_event(span, iteration, self._origin, self._lanes[span.lane]))
+        """Chrome trace events: Perfetto and chrome://tracing open the file."""
+        for event in self._rows.events(iteration, outcome.spans, outcome.ranks):
+            self._event(event)
         self._put(self._timeline, "")
 
     def _event(self, event: Mapping[str, Any]) -> None:
@@ -187,15 +191,9 @@ def keep_before(path: Path, iteration: int) -> None:
 def _event_before(line: str, iteration: int) -> bool:
     """Whether a line of the timeline is of an earlier iteration, or of none. One that is half written is not."""
     try:
-        return int(json.loads(line)["args"].get("iteration", -1)) < iteration
+        return int(json.loads(line).get("args", {}).get("iteration", -1)) < iteration
     except ValueError:
         return False
-
-
-def _event(span: Span, iteration: int, origin: float, lane: int) -> dict[str, Any]:
-    start, length = (span.start - origin) * 1e6, (span.end - span.start) * 1e6
-    return {"name": span.node, "cat": span.lane, "ph": "X", "ts": round(start, 1), "dur": round(length, 1), "pid": 1, "tid": lane,
-            "args": {"iteration": iteration, "waits for": list(span.waits_for)}}
 
 
 def final_models(prepared: Prepared, folder: Path) -> None:
