@@ -72,8 +72,10 @@ def test_what_is_done_again_is_written_once(tmp_path):
             written(records, iterations)
         records.close()
     one, two = ({path.name: path.read_text() for path in folder.iterdir()} for folder in folders)
+    ran, again = ([(event["args"]["iteration"], event["name"]) for event in json.loads(each.pop("timeline.json")) if event["ph"] == "X"]
+                  for each in (one, two))  # fmt: skip
     assert one == two
-    assert len(json.loads(one["timeline.json"])) == 3 * 2 + 2
+    assert again == ran == [(number, name) for number in range(3) for name in ("a", "b")]
 
 
 def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
