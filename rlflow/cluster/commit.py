@@ -101,6 +101,7 @@ class Workers:
             self.engine.models[role].version, self.engine.models[role].sampled_version = version, -1
         if self.ahead is not None and commit.queue is not None:
             self.ahead.restore(*commit.queue)
+        self.engine.ran()  # of what is done again nothing is told
 
 
 def chain(error: BaseException | None) -> list[BaseException]:

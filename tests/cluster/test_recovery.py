@@ -72,9 +72,10 @@ class Ended:
     def told(self):
         """Metrics without times, samples, and which nodes ran in which iteration."""
         metrics = [{name: value for name, value in line.items() if name not in TIMES} for line in self.lines("metrics.jsonl")]
-        events = [event for event in json.loads((self.folder / "timeline.json").read_text()) if event["ph"] == "X"]
-        ran = sorted((event["args"]["iteration"], event["name"], event["pid"], event["tid"]) for event in events)
-        return metrics, self.lines("samples.jsonl"), [each[:2] for each in ran if each[1] != "actor.generate"]  # not of rows that were kept
+        events = [event for event in json.loads((self.folder / "timeline.json").read_text()) if "waits for" in event["args"]]
+        ran = sorted((event["args"]["iteration"], event["name"]) for event in events)
+        assert len(set(ran)) == len(ran)
+        return metrics, self.lines("samples.jsonl"), [each for each in ran if each[1] != "actor.generate"]  # not of rows that were kept
 
     @property
     def tensors(self):
