@@ -134,6 +134,8 @@ def rlflow_cases(folder: Path) -> Iterator[Cases]:
     engine, step, batch = roles.prepared.engine, roles.prepared.plan.program.functions["step"], payload()
     held = {pool: engine.spread(batch, pool) for pool in ("two", "four")}
     echoes = {ranks: make_pool(f"echo{ranks}", Echo, ranks, lambda rank: (), None, num_cpus=0) for ranks in (2, 4)}
+    for pool in echoes.values():
+        pool.made(LIMIT).result()
 
     def stage(given: Any, pool: str) -> Callable[[], float]:
         return lambda: timed(lambda: engine.stage(step, given, {}, 0, Terms(pool)))
