@@ -125,6 +125,8 @@ class Pool(Generic[W]):
         self.name, self.actors = name, tuple(actors)
         self.making: list[Any] = []
         self.watcher: Watcher | None = None
+        self._places = tuple(Where(name, rank) for rank in range(len(self.actors)))
+        self._methods: dict[tuple[int, str, str], Any] = {}
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -133,11 +135,20 @@ class Pool(Generic[W]):
         return f"Pool({self.name}, {len(self)} ranks)"
 
     def at(self, rank: int) -> Where:
-        return Where(self.name, rank)
+        return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu") -> Any:
         """Start a method on one rank; the reference of its result. References among ``args`` arrive as their values."""
-        return self.actors[rank].do.options(concurrency_group=group).remote(method, *args)
+        return self._method(rank, "do", group).remote(method, *args)
+
+    def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
+        """Have one rank's object ``run`` a frame; ``transfers``: references, which arrive as their values."""
+        return self._method(rank, "do_run", group).remote(frame, *transfers)
+
+    def _method(self, rank: int, name: str, group: str) -> Any:
+        if (rank, name, group) not in self._methods:
+            self._methods[rank, name, group] = getattr(self.actors[rank], name).options(concurrency_group=group)
+        return self._methods[rank, name, group]
 
     def made(self, seconds: float) -> Future[list[None]]:
         """The objects are there, or what kept one from being made."""

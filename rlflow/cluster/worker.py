@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -73,6 +72,11 @@ class Worker:
 
     # -- columns -----------------------------------------------------------------------------------------------------------------
 
+    def zz_debug(self, code):  # ZZ
+        ns = {"self": self}
+        exec(code, ns)
+        return ns.get("out")
+
     def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Keep a shard that comes from the driver."""
         self.shelf.put(key, opened(payload), iteration)
@@ -97,12 +101,13 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call, *transfers: Payload) -> Answer:
+    def run(self, frame: bytes, *transfers: Payload) -> bytes | Answer:
         """Carry out one operation of the driver's."""
+        call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
-        with MARKS.during(str(call)):
+        with MARKS.during(call):
             batch = self.shelf.batch(call.inputs, transfers)
-            return OPERATIONS[call.op](self, call, batch)
+            return OPERATIONS[call.op](self, call, batch).packed()
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
@@ -115,7 +120,8 @@ class Worker:
 
     def generate(self, call: Call, batch: Batch) -> Answer:
         role, sampling, seed = (call.arguments[name] for name in ("role", "sampling", "seed"))
-        return self._keep(call, self.engine.sample(role, batch, sampling, seed))
+        rows = self.engine.sample(role, batch, sampling, seed)
+        return self._keep(call, Batch(batch.axis.repeat(sampling.samples), rows.data))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
@@ -144,7 +150,7 @@ class Worker:
         keys = call.arguments["keys"]
         if len(pieces) > len(keys):
             raise ValueError(f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks")
-        made = [(self._keep(replace(call, key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
+        made = [(self._keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
                 for key, piece in zip(keys, pieces, strict=False)]
         return Answer(call.key, value=made)
 
