@@ -49,6 +49,10 @@ class Axis:
     grouped: bool = False
 
     def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
         return len(self.keys)
 
     @cached_property

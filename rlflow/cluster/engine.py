@@ -108,7 +108,7 @@ class ClusterEngine(Engine):
         if self.iteration < settings.pop("after"):
             return {}
         pool = self.pools[self.placement.trainers[role]]
-        function = {"function": self.names[id(loss)], "role": role}
+        function: dict[str, Any] = {"function": self.names[id(loss)], "role": role}
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
         facts = torch.zeros(len(batch), 4, dtype=torch.int64)

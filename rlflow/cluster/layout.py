@@ -70,10 +70,8 @@ class Layout:
 
     def whole(self, rows: Tensor) -> int | None:
         """The shard that holds just these rows in this order."""
-        for alike in (lambda held: held is rows, lambda held: torch.equal(held, rows)):
-            if (found := next((number for number, held in enumerate(self.held) if alike(held)), None)) is not None:
-                return found
-        return None
+        found = next((number for number, held in enumerate(self.held) if held is rows), None)  # as a rule, and much faster
+        return found if found is not None else next((number for number, held in enumerate(self.held) if torch.equal(held, rows)), None)
 
     def take(self, index: Tensor) -> Layout:
         return Layout(self.shards, self.shard[index], self.place[index])

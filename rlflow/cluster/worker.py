@@ -72,11 +72,6 @@ class Worker:
 
     # -- columns -----------------------------------------------------------------------------------------------------------------
 
-    def zz_debug(self, code):  # ZZ
-        ns = {"self": self}
-        exec(code, ns)
-        return ns.get("out")
-
     def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Keep a shard that comes from the driver."""
         self.shelf.put(key, opened(payload), iteration)
