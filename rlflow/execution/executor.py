@@ -7,8 +7,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data, other_axis
 from rlflow.columns import Kind, Level
 from rlflow.errors import FlowError, StageError
-from rlflow.execution.ahead import Sampled
 from rlflow.execution.apply import Stopped, failing, shapes
 from rlflow.execution.engine import Engine, Metrics, Terms
 from rlflow.execution.lanes import Lanes
@@ -41,6 +40,18 @@ class Outcome:
     records: dict[str, Any] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     summary: Summary = field(default_factory=Summary)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was done ahead for an iteration: its prompts, the rows of the nodes that sample or repeat, and what these have to say.
+    ``skipped``: why the iteration has nothing to train on, where it has not."""
+
+    prompts: Batch
+    rows: Mapping[int, Batch] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    skipped: str = ""
 
 
 class Store:
@@ -106,32 +117,40 @@ class Executor:
         self.store = Store()
         self.stopping = False
 
-    def run(self, plan: Plan, prompts: Batch, sampled: Future[Sampled] | None = None) -> Outcome:
-        """One iteration; ``sampled``: the rows of its nodes that sample, where that is done ahead.
+    def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
+        """One iteration; ``sampled``: what of it was done ahead.
 
         Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in time: nodes that run end,
         no others start. Once weights are being changed the iteration goes on to its end.
         """
-        outcome = Outcome()
-        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled)
+        outcome = Outcome(dict(sampled.metrics), list(sampled.spans)) if sampled else Outcome()
+        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled.rows if sampled else {})
         self.store = run.store
         try:
             run.until_finished()
             outcome.summary = self.engine.summarise(outcome.records)
         finally:
-            self.engine.finished()
+            if not self.stopping:  # what was done ahead for an iteration that is not done is saved
+                self.engine.finished()
         return outcome
+
+    def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
+        """The body of a repeat, once; what it returns."""
+        run = _Run(self, plan, prompts, outcome, state)
+        run.until_finished()
+        assert run.results is not None
+        return run.results
 
 
 class _Run:
-    """One plan being run: the main plan or, in a thread of its own, the body of a repeat."""
+    """One plan being run: the main plan or, in a thread of its own, the body of a repeat. ``ready``: rows by node that are there."""
 
     def __init__(
         self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data],
-        sampled: Future[Sampled] | None = None,
+        ready: Mapping[int, Batch] = MappingProxyType({}),
     ) -> None:
         self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
-        self.sampled = sampled
+        self.ready = ready
         self.engine = executor.engine
         self.store = Store()
         self.results: Batch | None = None
@@ -172,10 +191,14 @@ class _Run:
     def _start(self, node: Node) -> None:
         self._deadlines.pop(node.id, None)
         self._writing |= bool(node.writes)
-        if node.op in (Op.DATA, Op.STATE):
+        if self._given(node):
             self._job(node)()
         else:
             self.executor.lanes.submit(self.plan.lane[node.id], self._job(node))
+
+    def _given(self, node: Node) -> bool:
+        """Whether nothing is computed for it."""
+        return node.op in (Op.DATA, Op.STATE) or node.id in self.ready
 
     def _job(self, node: Node) -> Callable[[], None]:
         def job() -> None:
@@ -186,7 +209,7 @@ class _Run:
                 self._perform(node)
             except BaseException as raised:
                 error = raised
-            if node.op not in (Op.DATA, Op.STATE) and not (node.op is Op.GENERATE and self.sampled is not None):
+            if not self._given(node):
                 waits = tuple(self.plan.graph.nodes[i].name for i in self.plan.waits_for[node.id])
                 self.outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic(), waits))
             self._ended.put((node.id, error))
@@ -224,6 +247,8 @@ class _Run:
             result: Batch | None = self.engine.spread(self.prompts, self.plan.home.get(node.id))
         elif node.op is Op.STATE:
             result = Batch(self.prompts.axis, self.state)
+        elif node.id in self.ready:
+            result = self.ready[node.id]
         else:
             batch = self.store.gather(self.plan, node)
             with failing(node.name, self.engine.iteration, batch, node.place):
@@ -266,10 +291,6 @@ class _Run:
         return self.plan.program.settings[node.name]
 
     def generate(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
-        if self.sampled is not None:
-            ready = self.sampled.result(timeout=self._seconds(node))
-            self.outcome.spans += [span for span in ready.spans if span.node == node.name]
-            return ready.rows[node.id], {}
         rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
         return rows, {}
 
@@ -304,10 +325,7 @@ class _Run:
         state = {name: batch.data[name] for name in names}
 
         def run_body(prompts: Batch) -> Batch:
-            run = _Run(self.executor, body, prompts, self.outcome, state)
-            run.until_finished()
-            assert run.results is not None
-            return run.results
+            return self.executor.run_body(body, prompts, self.outcome, state)
 
         settings = self._settings(node)
         return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"])
