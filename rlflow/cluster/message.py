@@ -7,7 +7,6 @@ object (an author's settings, scalars) goes along as a pickle, made once per cal
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -72,7 +71,7 @@ class Call(NamedTuple):
     def packed(self, arguments: bytes) -> bytes:
         """``arguments``: those of the call, from ``pickled``, which are the same for all ranks."""
         keys, grouped, sources, scalars = self.inputs
-        inputs = (_raw(keys), grouped, [_source(each) for each in sources], pickle.dumps(dict(scalars)) if scalars else None)
+        inputs = (_raw(keys), grouped, [_source(each) for each in sources], pickled(scalars) if scalars else None)
         frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget))
         return frame
 
@@ -81,12 +80,13 @@ class Call(NamedTuple):
         op, key, (keys, grouped, sources, scalars), iteration, arguments, forget = msgpack.unpackb(frame, use_list=False)
         rows = _index(keys)
         inputs = Inputs(None if rows is None else rows.reshape(-1, 2), grouped, [_opened(*each) for each in sources],
-                        pickle.loads(scalars) if scalars else {})
+                        cloudpickle.loads(scalars) if scalars else {})
         return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget)
 
 
-def pickled(arguments: Mapping[str, Any]) -> bytes:
-    found: bytes = cloudpickle.dumps(dict(arguments))  # type: ignore[no-untyped-call]
+def pickled(values: Mapping[str, Any]) -> bytes:
+    """Values that may be any objects."""
+    found: bytes = cloudpickle.dumps(dict(values))  # type: ignore[no-untyped-call]
     return found
 
 
@@ -130,15 +130,15 @@ class Answer(NamedTuple):
             return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
         lengths = {level: each.tobytes() for level, each in self.lengths.items()}
-        others = pickle.dumps((self.scalars, self.tallies)) if self.scalars or self.tallies else None
-        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, others))
+        tallies = {name: (float(each.total), int(each.count), float(each.highest), each.kind) for name, each in self.tallies.items()}
+        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, pickled(self.scalars) if self.scalars else None, tallies))
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
         if isinstance(frame, Answer):
             return frame
-        key, rows, columns, lengths, others = msgpack.unpackb(frame)
-        scalars, tallies = pickle.loads(others) if others else ({}, {})
+        key, rows, columns, lengths, scalars, tallies = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
-        return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()}, scalars, tallies)
+        return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
+                      cloudpickle.loads(scalars) if scalars else {}, {name: Tally(*each) for name, each in tallies.items()})
