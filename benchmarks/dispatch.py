@@ -43,7 +43,7 @@ VERL = "verl==0.9.1"
 IMPORTED = ("tensordict==0.10.0", "omegaconf==2.4.0", "codetiming==1.4.0", "transformers==5.10.4")  # by verl's controller
 ROWS, TOKENS, STAGES, RANKS = 256, 2048, 12, 8
 NAMES = ("sampled_logprobs", "logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns", "weights")
-LIMIT = 120.0  # seconds that a process may take to answer
+LIMIT = 300.0  # seconds that a process may take to answer
 
 DISPATCH = f'''
 from rlflow import flow, loss, stage, token

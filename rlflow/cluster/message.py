@@ -1,7 +1,7 @@
 """What the driver asks of a worker, and what it answers: plain data, no tensors of columns, as few bytes.
 
 Both are msgpack of plain values, made once per rank and call: a pickle of dataclasses and arrays takes ten times as long. What may be any
-object (an author's settings, scalars) goes along as a pickle, made once per call.
+object (an author's settings) goes along as a pickle, made once per call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from ray import cloudpickle
 
-from rlflow.batch import Data
+from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.wire import pack, unpack
 from rlflow.columns import Kind, Level
 from rlflow.execution.tally import Tally
 
@@ -71,7 +72,7 @@ class Call(NamedTuple):
     def packed(self, arguments: bytes) -> bytes:
         """``arguments``: those of the call, from ``pickled``, which are the same for all ranks."""
         keys, grouped, sources, scalars = self.inputs
-        inputs = (_raw(keys), grouped, [_source(each) for each in sources], pickled(scalars) if scalars else None)
+        inputs = (_raw(keys), grouped, [_source(each) for each in sources], _whole(scalars))
         frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget))
         return frame
 
@@ -80,14 +81,21 @@ class Call(NamedTuple):
         op, key, (keys, grouped, sources, scalars), iteration, arguments, forget = msgpack.unpackb(frame, use_list=False)
         rows = _index(keys)
         inputs = Inputs(None if rows is None else rows.reshape(-1, 2), grouped, [_opened(*each) for each in sources],
-                        cloudpickle.loads(scalars) if scalars else {})
+                        _scalars(scalars))
         return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget)
 
 
-def pickled(values: Mapping[str, Any]) -> bytes:
-    """Values that may be any objects."""
-    found: bytes = cloudpickle.dumps(dict(values))  # type: ignore[no-untyped-call]
+def pickled(arguments: Mapping[str, Any]) -> bytes:
+    found: bytes = cloudpickle.dumps(dict(arguments))  # type: ignore[no-untyped-call]
     return found
+
+
+def _whole(scalars: Mapping[str, Data]) -> bytes | None:
+    return pack(Batch(Axis.fresh(0), scalars)) if scalars else None
+
+
+def _scalars(frame: bytes | None) -> Mapping[str, Data]:
+    return unpack(frame).data if frame else {}
 
 
 def _raw(index: Index | None) -> bytes | None:
@@ -131,7 +139,7 @@ class Answer(NamedTuple):
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
         lengths = {level: each.tobytes() for level, each in self.lengths.items()}
         tallies = {name: (float(each.total), int(each.count), float(each.highest), each.kind) for name, each in self.tallies.items()}
-        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, pickled(self.scalars) if self.scalars else None, tallies))
+        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies))
         return frame
 
     @staticmethod
@@ -141,4 +149,4 @@ class Answer(NamedTuple):
         key, rows, columns, lengths, scalars, tallies = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
         return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
-                      cloudpickle.loads(scalars) if scalars else {}, {name: Tally(*each) for name, each in tallies.items()})
+                      _scalars(scalars), {name: Tally(*each) for name, each in tallies.items()})
