@@ -43,7 +43,7 @@ VERL = "verl==0.9.1"
 IMPORTED = ("tensordict==0.10.0", "omegaconf==2.4.0", "codetiming==1.4.0", "transformers==5.10.4")  # by verl's controller
 ROWS, TOKENS, STAGES, RANKS = 256, 2048, 12, 8
 NAMES = ("sampled_logprobs", "logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns", "weights")
-LIMIT = 120.0  # seconds that a process may take to answer
+LIMIT = 300.0  # seconds that a process may take to answer
 
 DISPATCH = f'''
 from rlflow import flow, loss, stage, token
@@ -78,7 +78,7 @@ def step(scores):
     return scores
 
 @loss
-def nothing(new):
+def nothing(new, scores):  # so that the update waits for the chain
     return new.logprobs, {{}}
 
 @flow
@@ -134,6 +134,8 @@ def rlflow_cases(folder: Path) -> Iterator[Cases]:
     engine, step, batch = roles.prepared.engine, roles.prepared.plan.program.functions["step"], payload()
     held = {pool: engine.spread(batch, pool) for pool in ("two", "four")}
     echoes = {ranks: make_pool(f"echo{ranks}", Echo, ranks, lambda rank: (), None, num_cpus=0) for ranks in (2, 4)}
+    for pool in echoes.values():
+        pool.made(LIMIT).result()
 
     def stage(given: Any, pool: str) -> Callable[[], float]:
         return lambda: timed(lambda: engine.stage(step, given, {}, 0, Terms(pool)))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,9 +49,13 @@ class Axis:
     grouped: bool = False
 
     def __len__(self) -> int:
+        return self._count
+
+    @functools.cached_property
+    def _count(self) -> int:
         return len(self.keys)
 
-    @cached_property
+    @functools.cached_property
     def slots(self) -> Tensor:
         """int64 [rows]: the number of the group each row belongs to, counted from 0 along the axis."""
         if len(self) == 0:
@@ -59,7 +63,7 @@ class Axis:
         position = self.keys[:, 0]
         return torch.cat([torch.zeros(1, dtype=torch.int64), (position[1:] != position[:-1]).long().cumsum(0)])
 
-    @cached_property
+    @functools.cached_property
     def heads(self) -> Tensor:
         """int64 [groups]: the first row of each group."""
         return torch.searchsorted(self.slots, torch.arange(self.groups))
@@ -99,7 +103,7 @@ class Axis:
             step = step.parent
         return None
 
-    @cached_property
+    @functools.cached_property
     def _one_per_parent(self) -> bool:
         return self.parent is not None and torch.equal(self.index, torch.arange(len(self.parent)))  # type: ignore[arg-type]
 
@@ -168,8 +172,8 @@ class Data:
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
     """[rows, longest] from flat entries, always a copy: a stage may write into what it is given. Floats are filled with the current
     padding, others with 0."""
-    width = int(lengths.max()) if len(lengths) else 0
-    if bool((lengths == width).all()):
+    width, even = _extent(lengths)
+    if even:
         return flat.reshape(len(lengths), width).clone()
     fill = _fill.get() if flat.is_floating_point() else 0
     out = torch.full((len(lengths), width), fill, dtype=flat.dtype, device=flat.device)
@@ -179,9 +183,18 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
 
 def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
     """The first ``lengths[i]`` entries of each row, one row after another, always a copy."""
-    if bool((lengths == padded.shape[1]).all()):
+    width, even = _extent(lengths)
+    if even and width == padded.shape[1]:
         return padded.flatten(0, 1).clone()
     return padded[torch.arange(padded.shape[1]) < lengths[:, None]]
+
+
+@functools.lru_cache(maxsize=16)
+def _extent(lengths: Tensor) -> tuple[int, bool]:
+    """The longest, and whether all are as long: asked of the same lengths for each column of a call. Nothing writes into what a batch
+    stores, so a tensor stands for its values."""
+    width = int(lengths.max()) if len(lengths) else 0
+    return width, bool((lengths == width).all())
 
 
 LONG = 256  # mean entries of a row from which on rows are copied faster one by one than through an index of their entries

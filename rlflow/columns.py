@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,9 +43,12 @@ class Kind:
     @property
     def family(self) -> str | None:
         """float, int or bool: dtypes within a family are converted silently, others never."""
-        if self.dtype is None:
-            return None
-        return next((name for name in FAMILIES if name in self.dtype), self.dtype)
+        return _family(self.dtype)
+
+
+@functools.cache
+def _family(dtype: str | None) -> str | None:
+    return None if dtype is None else next((name for name in FAMILIES if name in dtype), dtype)
 
 
 token = Kind(Level.TOKEN)

@@ -22,10 +22,10 @@ from rlflow.batch import Axis, Batch, Data
 from rlflow.cluster.custom import by_own_mode
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
-from rlflow.cluster.message import Answer, Call
+from rlflow.cluster.message import Answer, Call, pickled
 from rlflow.cluster.models import RemoteModel
 from rlflow.cluster.pool import Pool
-from rlflow.cluster.route import Request, request
+from rlflow.cluster.route import Routes
 from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.worker import Worker
@@ -57,7 +57,7 @@ class ClusterEngine(Engine):
 
     def __post_init__(self) -> None:
         self._keys = itertools.count(1)
-        self._gone: deque[tuple[Where, int]] = deque()
+        self._gone: dict[Where, deque[int]] = {pool.at(rank): deque() for pool in self.pools.values() for rank in range(len(pool))}
         self._sampling = threading.Lock()
         self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
 
@@ -114,7 +114,7 @@ class ClusterEngine(Engine):
         if self.iteration < settings.pop("after"):
             return {}
         pool = self.pools[self.placement.trainers[role]]
-        function = {"function": self.names[id(loss)], "role": role}
+        function: dict[str, Any] = {"function": self.names[id(loss)], "role": role}
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
         facts = torch.zeros(len(batch), 4, dtype=torch.int64)
@@ -124,12 +124,12 @@ class ClusterEngine(Engine):
         batch = self.kept(pool, told, home, batch.axis)  # what came from another pool comes once
         passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
         plan = rank_steps(facts, loss.rows == "group", len(pool), seed=self.seed_of(call), **passes)
-        answers = [
-            self._ask(pool, rank, "update", batch, plan.rows[rank],
-                      {**function, "steps": plan.steps[rank], "mean": passes["mean"], "settings": settings}, "model")
-            for rank in range(len(pool))
-        ]
-        learned = [answer.value for answer in self._answers(pool, "update", dict(enumerate(answers)), terms).values()]
+        function |= {"mean": passes["mean"], "settings": settings}
+        routes, refs = Routes(batch), {}
+        for rank in range(len(pool)):
+            arguments = pickled({**function, "steps": plan.steps[rank]})
+            refs[rank] = self._ask(pool, rank, "update", routes, plan.rows[rank], arguments, "model")
+        learned = [answer.value for answer in self._answers(pool, "update", refs, terms).values()]
         self.models[role].version += 1
         return known(together(learned, plan.left_out))
 
@@ -202,7 +202,8 @@ class ClusterEngine(Engine):
 
     def finished(self) -> None:
         """Everything goes, of an iteration that raised too, but what is there for later ones."""
-        self._gone.clear()
+        for gone in self._gone.values():
+            gone.clear()
         with contextlib.suppress(RemoteError):  # a worker that is gone has nothing left, and whoever needs it next says so
             for pool in self.pools.values():
                 pool.call("clear", self.iteration, seconds=60.0, group="control").result()
@@ -253,57 +254,55 @@ class ClusterEngine(Engine):
         group: str = "cpu",
     ) -> Answer:
         """An operation on one rank."""
-        return self._answers(pool, op, {rank: self._ask(pool, rank, op, batch, rows, arguments, group)}, terms)[rank]
+        return self._answers(pool, op, {rank: self._ask(pool, rank, op, Routes(batch), rows, pickled(arguments), group)}, terms)[rank]
 
     def on_each(
         self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms
     ) -> dict[int, Answer]:
         """An operation on several ranks side by side, each with a batch of its own."""
-        refs = {rank: self._ask(pool, rank, op, batch, torch.arange(len(batch)), arguments, "cpu") for rank, batch in batches.items()}
+        told = pickled(arguments)
+        refs = {rank: self._ask(pool, rank, op, Routes(batch), torch.arange(len(batch)), told, "cpu") for rank, batch in batches.items()}
         return self._answers(pool, op, refs, terms)
 
     def _run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str
     ) -> dict[int, Answer]:
         """The operation on each rank that has rows (on rank 0 where there are none at all), and the answers by rank."""
-        batch = self.spread(batch, pool.name)
+        routes, told = Routes(self.spread(batch, pool.name)), pickled(arguments)
         used = [rank for rank, rows in enumerate(split) if len(rows)] or [0]
-        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group) for rank in used}
+        refs = {rank: self._ask(pool, rank, op, routes, split[rank], told, group) for rank in used}
         return self._answers(pool, op, refs, terms)
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
         future = pool.future(op, list(refs.items()), terms.seconds, list)
-        answers = dict(zip(refs, future.result(), strict=True))
-        self._note(pool, op, answers, terms)
+        answers = dict(zip(refs, map(Answer.unpacked, future.result()), strict=True))
+        self._remember(pool, op, answers, terms)
         return answers
 
-    def _note(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
+    def _remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
         """When each rank ran, by this process's own clock."""
         shift, iteration = time.monotonic() - time.time(), self.iteration
         self._ran.extend(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, iteration, op)
                          for rank, answer in answers.items())
 
     def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str
+        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str
     ) -> Any:
         """Start an operation on one rank; the reference of its answer. What lies on other workers is sent
         from there to here, not through the driver."""
-        key, at = self.key(), pool.at(rank)
-        asked: Request = request(batch, rows, at)
-        transfers = [
-            self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in asked.transfers
-        ]
-        call = Call(op, key, asked.inputs, self.iteration, arguments, self._forgotten(at))
-        return pool.send(rank, "run", call, *transfers, group=group)
+        at = pool.at(rank)
+        inputs, coming = routes.to(rows, at)
+        transfers = [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in coming]
+        call = Call(op, self.key(), inputs, self.iteration, {}, self._forgotten(at))
+        return pool.run(rank, call.packed(arguments), transfers, group)
 
-    def _forgotten(self, at: Where) -> tuple[int, ...]:
+    def _forgotten(self, at: Where) -> list[int]:
         """Keys on this worker of which nobody knows any more."""
-        gone = []
+        held, gone = self._gone[at], list[int]()
         with contextlib.suppress(IndexError):  # several threads ask
-            for _ in range(len(self._gone)):
-                gone.append(self._gone.popleft())
-        self._gone.extend(item for item in gone if item[0] != at)
-        return tuple(key for where, key in gone if where == at)
+            for _ in range(len(held)):
+                gone.append(held.popleft())
+        return gone
 
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
         """The driver's rows onto a pool."""
@@ -316,21 +315,24 @@ class ClusterEngine(Engine):
                 shards.append(self._shard(pool.at(rank), key, len(rows)))
                 used.append(rows)
         pool.future("put", refs, 300.0, list).result()
-        layout = Layout.of(shards, used, len(batch))
+        layout = Layout.of(shards, used, len(batch), batch.axis)
         return Batch(batch.axis, {name: Sharded(data.kind, layout, data.lengths, name, data.nbytes) for name, data in batch.data.items()})
 
     def _shard(self, at: Where, key: int, rows: int) -> Shard:
-        return Shard(at, key, rows, lambda at, key: self._gone.append((at, key)))
+        return Shard(at, key, rows, self._note)
+
+    def _note(self, at: Where, key: int) -> None:
+        self._gone[at].append(key)
 
     def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
-        """What the ranks keep, as columns over ``axis``, whose rows ``split`` they were given."""
+        """What the ranks keep, as columns over ``axis``, whose rows ``split`` they were given, by the same keys."""
         ranks = sorted(answers)
         check_counts([split[rank] if rank < len(split) else split[0] for rank in ranks], [answers[rank].rows for rank in ranks])
         shards = [self._shard(pool.at(rank), answers[rank].key, answers[rank].rows) for rank in ranks]
         first = answers[ranks[0]]
         columns: dict[str, Data] = dict(first.scalars)
         if len(split) >= len(ranks):
-            layout = Layout.of(shards, [split[rank] for rank in ranks], len(axis))
+            layout = Layout.of(shards, [split[rank] for rank in ranks], len(axis), axis)
             held = {level: [(split[rank], answers[rank].lengths[level]) for rank in ranks] for level in first.lengths}
             lengths = {level: _lengths(parts, len(axis)) for level, parts in held.items()}
             for name, (kind, _) in first.columns.items():
@@ -340,10 +342,10 @@ class ClusterEngine(Engine):
 
 
 def _lengths(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Tensor:
-    lengths = torch.zeros(rows, dtype=torch.int64)
+    lengths = np.zeros(rows, np.int64)
     for held, values in parts:
-        lengths[held] = torch.tensor(values)
-    return lengths
+        lengths[held.numpy()] = values
+    return torch.from_numpy(lengths)
 
 
 def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:

@@ -43,11 +43,19 @@ class Host:
         """Refuse from now on what was asked in earlier eras and has not begun: nobody waits for it, and state has gone back since."""
         self.era = era
 
-    def do(self, method: str, *args: Any, era: int = 0) -> Any:
-        if era != self.era:
-            raise RuntimeError(f"'{method}' was asked in era {era}, and it is era {self.era}")
+    def do(self, era: int, method: str, *args: Any) -> Any:
+        self._of_now(era, method)
         with pulse.MARKS.during(method):
             return getattr(self.held, method)(*args)
+
+    def do_run(self, era: int, frame: bytes, *transfers: Payload) -> Any:
+        """What a frame tells, whose answer may be one: bytes alone are what Ray hands over fastest."""
+        self._of_now(era, "run")
+        return self.held.run(frame, *transfers)
+
+    def _of_now(self, era: int, what: str) -> None:
+        if era != self.era:
+            raise RuntimeError(f"'{what}' was asked in era {era}, and it is era {self.era}")
 
     def do_batch(self, method: str, payload: Payload) -> Payload:
         """A method from batch to batch."""

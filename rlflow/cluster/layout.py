@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -12,6 +13,8 @@ from torch import Tensor
 from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import Kind, Level
 
+KNOWN = 32  # splits of which something is remembered
+NONE = torch.zeros(0, dtype=torch.int64)
 
 class Where:
     """A worker: rank ``rank`` of the pool ``pool``."""
@@ -48,28 +51,27 @@ class Layout:
     """Where each row lies: ``shard`` int64 [rows], the number of its shard, and ``place`` int64 [rows], its row within that.
 
     ``held``: where each shard holds just these rows, the rows of each in its order; what is asked of such a layout most is then known.
+    ``axis``: the rows as the shards' holders know them too.
     """
 
     shards: tuple[Shard, ...]
     shard: Tensor
     place: Tensor
     held: tuple[Tensor, ...] = ()
+    axis: Axis | None = None
 
     def __len__(self) -> int:
         return len(self.shard)
 
     @staticmethod
-    def of(shards: Sequence[Shard], split: Sequence[Tensor], rows: int) -> Layout:
+    def of(shards: Sequence[Shard], split: Sequence[Tensor], rows: int, axis: Axis | None = None) -> Layout:
         """Shard i holds the rows ``split[i]``, in that order."""
-        shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
-        for number, held in enumerate(split):
-            shard[held], place[held] = number, torch.arange(len(held))
-        return Layout(tuple(shards), shard, place, tuple(split))
+        return Layout(tuple(shards), *_places(tuple(split), rows), tuple(split), axis)
 
     def whole(self, rows: Tensor) -> int | None:
         """The shard that holds just these rows in this order."""
-        same = (number for number, held in enumerate(self.held) if held is rows or torch.equal(held, rows))
-        return next(same, None)
+        found = next((number for number, held in enumerate(self.held) if held is rows), None)  # as a rule, and much faster
+        return found if found is not None else next((number for number, held in enumerate(self.held) if torch.equal(held, rows)), None)
 
     def take(self, index: Tensor) -> Layout:
         return Layout(self.shards, self.shard[index], self.place[index])
@@ -80,9 +82,9 @@ class Layout:
             return None
         ranks_of = [shard.at.rank for shard in self.shards]
         if self.held and len(set(ranks_of)) == len(ranks_of):
-            held, none = dict(zip(ranks_of, self.held, strict=True)), torch.zeros(0, dtype=torch.int64)
-            if all(bool((rows.diff() > 0).all()) for rows in self.held):
-                return [held.get(number, none) for number in range(ranks)]
+            held = dict(zip(ranks_of, self.held, strict=True))
+            if _ascending(self.held):
+                return [held.get(number, NONE) for number in range(ranks)]
         rank = torch.tensor([shard.at.rank for shard in self.shards], dtype=torch.int64)[self.shard]
         return [(rank == number).nonzero()[:, 0] for number in range(ranks)]
 
@@ -97,6 +99,20 @@ class Layout:
         starts = torch.tensor([0, *(len(layout.shards) for layout in layouts)]).cumsum(0).tolist()
         number = torch.cat([layout.shard + start for layout, start in zip(layouts, starts, strict=False)])
         return Layout(shards, number, torch.cat([layout.place for layout in layouts]))
+
+
+@functools.lru_cache(maxsize=KNOWN)
+def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
+    """Of each row the number of its shard and its place there. Stage after stage has the same split, which tensors tell by identity."""
+    shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
+    for number, held in enumerate(split):
+        shard[held], place[held] = number, torch.arange(len(held))
+    return shard, place
+
+
+@functools.lru_cache(maxsize=KNOWN)
+def _ascending(split: tuple[Tensor, ...]) -> bool:
+    return all(bool((rows.diff() > 0).all()) for rows in split)
 
 
 @dataclass(frozen=True, eq=False)

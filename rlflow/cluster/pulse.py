@@ -33,10 +33,10 @@ class Marks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[int, list[tuple[str, float]]] = {}
+        self._open: dict[int, list[tuple[object, float]]] = {}
 
     @contextlib.contextmanager
-    def during(self, what: str) -> Iterator[None]:
+    def during(self, what: object) -> Iterator[None]:
         held = self._open.setdefault(threading.get_ident(), [])
         with self._lock:
             held.append((what, time.monotonic()))
@@ -50,7 +50,7 @@ class Marks:
         """(what, for how many seconds) of each thread that does something."""
         moment = time.monotonic()
         with self._lock:
-            return tuple((held[-1][0], moment - held[0][1]) for held in self._open.values() if held)
+            return tuple((str(held[-1][0]), moment - held[0][1]) for held in self._open.values() if held)
 
 
 MARKS = Marks()

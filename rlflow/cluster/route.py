@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +11,10 @@ from torch import Tensor
 from rlflow.batch import Batch
 from rlflow.cluster.layout import Layout, Sharded, Where
 from rlflow.cluster.message import Index, Inputs, Part, Source
-from rlflow.columns import Level
+from rlflow.columns import Kind, Level
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(NamedTuple):
     """Rows of columns that another worker sends."""
 
     at: Where
@@ -24,29 +23,53 @@ class Transfer:
     rows: Index | None
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What a rank is told of its inputs, and the transfers that come with the call, in the order in which its parts name them."""
 
     inputs: Inputs
     transfers: tuple[Transfer, ...]
 
 
+class Alike(NamedTuple):
+    """Columns that lie side by side, and so are moved together. columns: (name wanted, name in the shards); names: each of the latter
+    once."""
+
+    layout: Layout
+    columns: tuple[tuple[str, str], ...]
+    names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+
+
+class Routes:
+    """A batch whose columns lie on workers, but for its scalars: what holds for every rank that needs rows of it, found once."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.axis = batch.axis
+        self.scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
+        self.groups = [_described(layout, columns) for layout, columns in _alike(batch)]
+
+    def to(self, rows: Tensor, at: Where) -> Request:
+        """The rows ``rows`` for the worker ``at``."""
+        transfers: list[Transfer] = []
+        sources = [_source(group, rows, at, transfers) for group in self.groups]
+        keys = None if self._known(sources) else self.axis.keys[rows].numpy()
+        return Request(Inputs(keys, self.axis.grouped, sources, self.scalars), tuple(transfers))
+
+    def _known(self, sources: Sequence[Source]) -> bool:
+        """Whether the first columns come from one shard that has just the rows, by the same keys."""
+        if not sources or self.groups[0].layout.axis is not self.axis or len(sources[0].parts) != 1:
+            return False
+        part = sources[0].parts[0]
+        return part.key is not None and part.rows is None
+
+
 def request(batch: Batch, rows: Tensor, at: Where) -> Request:
-    """The rows ``rows`` of a batch for the worker ``at``. All columns must lie on workers, but for scalars."""
-    scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
-    sources: list[Source] = []
-    transfers: list[Transfer] = []
-    for layout, columns in _alike(batch):
-        source, coming = _source(layout, rows, columns, at)
-        sources.append(source)
-        transfers += coming
-    keys = batch.axis.keys[rows].numpy()
-    return Request(Inputs(keys, batch.axis.grouped, tuple(sources), scalars), tuple(transfers))
+    """The rows ``rows`` of a batch for the worker ``at``."""
+    return Routes(batch).to(rows, at)
 
 
 def _alike(batch: Batch) -> list[tuple[Layout, list[tuple[str, Sharded]]]]:
-    """Columns by layout, so that what lies side by side is moved together."""
+    """Columns by layout."""
     found: list[tuple[Layout, list[tuple[str, Sharded]]]] = []
     for name, data in batch.data.items():
         if isinstance(data, Sharded):
@@ -57,21 +80,23 @@ def _alike(batch: Batch) -> list[tuple[Layout, list[tuple[str, Sharded]]]]:
     return found
 
 
-def _source(layout: Layout, rows: Tensor, columns: Sequence[tuple[str, Sharded]], at: Where) -> tuple[Source, list[Transfer]]:
-    names = tuple(dict.fromkeys(data.name for _, data in columns))
+def _described(layout: Layout, columns: Sequence[tuple[str, Sharded]]) -> Alike:
+    wanted = tuple((name, data.name) for name, data in columns)
+    return Alike(layout, wanted, tuple(dict.fromkeys(name for _, name in wanted)), tuple(data.kind for _, data in columns))
+
+
+def _source(group: Alike, rows: Tensor, at: Where, transfers: list[Transfer]) -> Source:
     parts: list[Part] = []
-    coming: list[Transfer] = []
     order: list[Tensor] = []
-    for number, wanted, index in _pieces(layout, rows):
-        shard = layout.shards[number]
+    for number, wanted, index in _pieces(group.layout, rows):
+        shard = group.layout.shards[number]
         order.append(wanted)
         if shard.at == at:
             parts.append(Part(shard.key, index))
         else:
             parts.append(Part(None))
-            coming.append(Transfer(shard.at, shard.key, names, index))
-    described = tuple((wanted, data.name, data.kind) for wanted, data in columns)
-    return Source(described, tuple(parts), _order(order)), coming
+            transfers.append(Transfer(shard.at, shard.key, group.names, index))
+    return Source(group.columns, parts, _order(order), () if parts else group.kinds)
 
 
 def _pieces(layout: Layout, rows: Tensor) -> Iterator[tuple[int, Tensor, Index | None]]:

@@ -53,23 +53,33 @@ class Shelf:
     def batch(self, inputs: Inputs, transfers: Sequence[Payload]) -> Batch:
         """The batch of a call; ``transfers`` come in the order in which its parts name them."""
         coming = (opened(payload) for payload in transfers)
-        axis = Axis(torch.tensor(inputs.keys), grouped=inputs.grouped)
+        axis = self._axis(inputs)
         columns: dict[str, Data] = {}
         for source in inputs.sources:
             columns |= self._columns(source, coming, len(axis))
         return Batch(axis, columns | dict(inputs.scalars))
 
+    def _axis(self, inputs: Inputs) -> Axis:
+        if inputs.keys is not None:
+            return Axis(torch.tensor(inputs.keys), grouped=inputs.grouped)
+        key = inputs.sources[0].parts[0].key
+        assert key is not None
+        return self._held[key].axis
+
     def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
-        names = tuple(dict.fromkeys(name for _, name, _ in source.columns))
+        key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
+        if key is not None and index is None and len(held := self._held[key]) == rows:  # all of a shard, as it is
+            return {wanted: held.data[name] for wanted, name in source.columns}
+        names = tuple(dict.fromkeys(name for _, name in source.columns))
         parts = []
         for part in source.parts:
             batch = next(coming) if part.key is None else self._held[part.key].select(*names)
             parts.append(batch if part.rows is None else batch.rows(torch.tensor(part.rows)))
         if not parts:
-            return {wanted: empty(kind) for wanted, _, kind in source.columns}
+            return {wanted: empty(kind) for (wanted, _), kind in zip(source.columns, source.kinds, strict=True)}
         whole = parts[0] if len(parts) == 1 else Batch.concat(parts)
         if source.order is not None:
             whole = whole.rows(torch.tensor(source.order))
         if len(whole) != rows:
             raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
-        return {wanted: whole.data[name] for wanted, name, _ in source.columns}
+        return {wanted: whole.data[name] for wanted, name in source.columns}

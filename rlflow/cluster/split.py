@@ -55,7 +55,8 @@ def _by_rank(rows: Tensor, rank: Tensor, ranks: int) -> list[Tensor]:
 
 def loads(split: Sequence[Tensor], tokens: Tensor) -> list[int]:
     """The tokens of each rank."""
-    return [int(tokens[rows].sum()) for rows in split]
+    each = tokens.numpy()  # several times as fast as torch for so few
+    return [int(each[rows.numpy()].sum()) for rows in split]
 
 
 def off_balance(split: Sequence[Tensor], tokens: Tensor) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -100,13 +99,14 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, call: Call, *transfers: Payload) -> Answer:
+    def run(self, frame: bytes, *transfers: Payload) -> bytes | Answer:
         """Carry out one operation of the driver's."""
+        call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
-        with MARKS.during(str(call)):
+        with MARKS.during(call):
             start = time.time()
             batch = self.shelf.batch(call.inputs, transfers)
-            return replace(OPERATIONS[call.op](self, call, batch), ran=(start, time.time()))
+            return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
@@ -119,7 +119,8 @@ class Worker:
 
     def generate(self, call: Call, batch: Batch) -> Answer:
         role, sampling, seed = (call.arguments[name] for name in ("role", "sampling", "seed"))
-        return self._keep(call, self.engine.sample(role, batch, sampling, seed))
+        rows = self.engine.sample(role, batch, sampling, seed)
+        return self._keep(call, Batch(batch.axis.repeat(sampling.samples), rows.data))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
@@ -148,7 +149,7 @@ class Worker:
         keys = call.arguments["keys"]
         if len(pieces) > len(keys):
             raise ValueError(f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks")
-        made = [(self._keep(replace(call, key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
+        made = [(self._keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
                 for key, piece in zip(keys, pieces, strict=False)]
         return Answer(call.key, value=made)
 
@@ -166,7 +167,7 @@ class Worker:
         """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group. The rows stay for the update."""
         bad = broken_rows(batch, self._loss(call))
         facts = torch.stack([bad.long(), mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
-        return replace(self._keep(call, batch), value=facts.numpy())
+        return self._keep(call, batch)._replace(value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:
         return batch.data["group"].value if "group" in batch else batch.axis.keys[:, 0]

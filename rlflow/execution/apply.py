@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -81,17 +82,29 @@ def taken(name: str, kind: Kind | None, value: Any, batch: Batch, every_rank: bo
     lengths = token_lengths(batch, Level.PROMPT if kind.level is Level.PROMPT else Level.TOKEN)
     if kind.level is Level.TEXT:
         return _text(name, kind, value, len(batch))
-    tensor = torch.as_tensor(value).detach().cpu()
+    tensor = _here(value)
     expected = _shape(kind.level, batch.axis, lengths)
     if tuple(tensor.shape) != expected:
         raise ValueError(f"column '{name}': found shape {list(tensor.shape)}, expected {list(expected)} ({kind.level.value} level)")
     tensor = _converted(name, kind, tensor)
-    kind = Kind(kind.level, str(tensor.dtype).removeprefix("torch."))
+    kind = _kind_of(kind.level, tensor.dtype)
     if kind.level is Level.SCALAR:
         return Data(kind, (tensor,) if every_rank else tensor)
     if kind.level is Level.GROUP and not _equal_in_groups(tensor, batch.axis):
         raise ValueError(f"column '{name}': found different values within a group, expected equal ones")
     return Data.trimmed(kind, tensor, batch.axis, lengths)
+
+
+def _here(value: Any) -> Tensor:
+    """A tensor on the host that is no part of a graph."""
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if tensor.is_cpu else tensor.cpu()
+
+
+@functools.cache
+def _kind_of(level: Level, dtype: torch.dtype) -> Kind:
+    return Kind(level, str(dtype).removeprefix("torch."))
 
 
 def token_lengths(batch: Batch, level: Level = Level.TOKEN) -> Tensor | None:
@@ -132,12 +145,13 @@ def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
     """Into the table's dtype within a family (float64 stays: it is asked for); never from one family to another."""
-    found = Kind(kind.level, str(tensor.dtype).removeprefix("torch."))
+    found = _kind_of(kind.level, tensor.dtype)
     if kind.family is not None and found.family != kind.family:
         raise ValueError(f"column '{name}': found dtype {found.dtype}, expected {kind.dtype}")
     if found.dtype == "float64" or found.family not in DTYPES:
         return tensor
-    return tensor.to(DTYPES[found.family or ""])
+    dtype = DTYPES[found.family or ""]
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
 def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
