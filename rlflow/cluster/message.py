@@ -122,7 +122,8 @@ def kind_of(level: str, dtype: str | None) -> Kind:
 
 class Answer(NamedTuple):
     """key: what the shard is kept under. rows: how many it has. columns: name → kind and bytes. lengths: by level of the ragged
-    columns. scalars come whole; ``value`` is what an operation gives that is no batch."""
+    columns. scalars come whole; ``value`` is what an operation gives that is no batch. ran: from when to when, by the wall clock, which
+    several machines share."""
 
     key: int = 0
     rows: int = 0
@@ -131,6 +132,7 @@ class Answer(NamedTuple):
     scalars: Mapping[str, Data] = {}
     tallies: Mapping[str, Tally] = {}
     value: Any = None
+    ran: tuple[float, float] = (0.0, 0.0)
 
     def packed(self) -> bytes | Answer:
         """Bytes; where there is a value, which may be large, the answer itself."""
@@ -139,14 +141,14 @@ class Answer(NamedTuple):
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
         lengths = {level: each.tobytes() for level, each in self.lengths.items()}
         tallies = {name: (float(each.total), int(each.count), float(each.highest), each.kind) for name, each in self.tallies.items()}
-        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies))
+        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran))
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
         if isinstance(frame, Answer):
             return frame
-        key, rows, columns, lengths, scalars, tallies = msgpack.unpackb(frame)
+        key, rows, columns, lengths, scalars, tallies, ran = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
         return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
-                      _scalars(scalars), {name: Tally(*each) for name, each in tallies.items()})
+                      _scalars(scalars), {name: Tally(*each) for name, each in tallies.items()}, None, tuple(ran))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from rlflow.execution.tally import Tally
 from rlflow.given.backends import Halves, device_of, make_models
 from rlflow.given.rewards import ModelScore, Rewards
 from rlflow.graph.model import RoleUse
+from rlflow.placement import judging
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
@@ -62,7 +64,8 @@ class Worker:
         scorers |= {use.name: ModelScore(engine, use.name) for use in models if use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
-        self.rewards.load_models(device)
+        where = judging(graph, setup.placement)
+        self.rewards.load_models(device, [role for role, pools in where.items() if setup.pool in pools])
         return engine
 
     def _wanted(self, use: RoleUse) -> Halves:
@@ -101,8 +104,10 @@ class Worker:
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
         with MARKS.during(call):
+            start = time.time()
             batch = self.shelf.batch(call.inputs, transfers)
-            return OPERATIONS[call.op](self, call, batch).packed()
+            answer = OPERATIONS[call.op](self, call, batch)
+            return answer._replace(ran=(start, time.time())).packed()
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
@@ -160,10 +165,10 @@ class Worker:
         return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group."""
+        """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group. The rows stay for the update."""
         bad = broken_rows(batch, self._loss(call))
         facts = torch.stack([bad.long(), mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
-        return Answer(value=facts.numpy())
+        return self._keep(call, batch)._replace(value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:
         return batch.data["group"].value if "group" in batch else batch.axis.keys[:, 0]
