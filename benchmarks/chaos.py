@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -32,12 +33,13 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "tests" / "runs"), str(ROOT / "tests" / "checkpoints")]
+sys.path += [str(ROOT / "tests" / "runs"), str(ROOT / "tests" / "checkpoints"), str(ROOT / "tests" / "cluster")]
 
 import campaign  # noqa: E402
 import run_faults as faults  # noqa: E402
 import test_bad_days as bad_days  # noqa: E402
 import test_directory as directories  # noqa: E402
+import test_recovery as recoveries  # noqa: E402
 
 from rlflow.checkpoints.writer import Writer  # noqa: E402
 from rlflow.errors import PlanError  # noqa: E402
@@ -135,6 +137,30 @@ def killed(name: str) -> Callable[[Place], Counts]:
 
 def differs(folder: Path, wanted: faults.Content) -> bool:
     return any(faults.differences(faults.content(folder), wanted))
+
+
+def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
+    """A worker is killed, or stopped, in a call of each kind that chance chooses. The run recovers by itself."""
+
+    def measured(place: Place) -> Counts:
+        counts, calls, draw = Counts(), {}, random.Random(0)
+        run_in_child(place.folder / "straight", {}, pools)
+        for kind in recoveries.PLACES:
+            calls[kind] = (place.folder / "straight" / f"{kind}.calls").stat().st_size
+        wanted = recoveries.Ended.read(place.folder / "straight")
+        for name, number in place.of([(kind, number) for kind in calls for number in (signal.SIGKILL, signal.SIGSTOP)], 2):
+            folder = place.folder / f"{name}-{number}"
+            run_in_child(folder, {name: [draw.randrange(calls[name]) + 1], "signal": number}, pools)
+            found = recoveries.Ended.read(folder)
+            named = len(found.notes) == 1 and any(how in found.notes[0] for how in ("has died", "is stopped"))
+            counts.add(True, named, not found.failure, not found.failure and not found.same(wanted))
+        return counts
+
+    return measured
+
+
+def run_in_child(folder: Path, fault: dict[str, Any], pools: dict[str, Any]) -> None:
+    must(faults.in_child(lambda: recoveries.Ended(folder, fault, pools)), 0)
 
 
 PHASES: dict[str, Callable[[int], None]] = {
@@ -354,6 +380,8 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "kill -9 at each node: ppo": killed("ppo"),
     "kill -9 at each node: grpo": killed("grpo"),
     "kill -9 at each node: repeat and state": killed(faults.ADAPTIVE),
+    "worker of two killed or stopped": workers(recoveries.TWO),
+    "worker killed or stopped, sampling ahead": workers(recoveries.AHEAD),
     "SIGINT, SIGTERM in each phase": signals,
     "checkpoint damaged": corrupted,
     "disk full": disk_full,

@@ -57,6 +57,7 @@ def printed(found: Explanation) -> Iterator[RenderableType]:
     yield from section("weights", [plain(f"  {line}") for line in weights(found)])
     yield from section("at the same time", [plain(f"  {line}") for line in together(found)])
     yield from section("memory of each rank, without activations", [memory(found.memory)] if found.memory else [])
+    yield from section("copies outside of the workers, for recovery", [plain(f"  {line}") for line in commits(found)])
     yield from section("passes", [plain(f"  {did}") for did in found.did])
     yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(found)])
     yield from section("assumed", [plain(f"  {line}") for line in assumptions(found)])
@@ -135,6 +136,16 @@ def memory(entries: Sequence[Held]) -> Table:
             made.add_row(*map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts))))
         made.add_row(*map(plain, (f"  {pool}", "all", "", total(mine))))
     return made
+
+
+def commits(found: Explanation) -> Iterator[str]:
+    """Where anything is known of them."""
+    sizes, every = (found.commits.bytes, found.commits.every) if found.commits else ({}, 0)
+    known = [size for size in sizes.values() if size is not None]
+    if known:
+        when = "every iteration" if every == 1 else f"every {every} iterations"
+        yield f"{when}: {', '.join(f'{role} {amount(size)}' for role, size in sizes.items())}"
+        yield f"{decimal(sum(known))} in all, twice that while the next is taken; and rows that are sampled ahead"
 
 
 def amount(size: int | None) -> str:

@@ -24,6 +24,7 @@ class Host:
     """Holds one object. Never restarted by Ray, which would lose its state silently."""
 
     held: Any = None
+    era = 0
 
     def make(self, kind: type, *args: Any) -> None:
         """Make the object. Not in the constructor: what that raises reaches nobody as it is."""
@@ -38,12 +39,23 @@ class Host:
         """That threads of this process run, and what is under way for how many seconds."""
         return pulse.MARKS.now()
 
-    def do(self, method: str, *args: Any) -> Any:
+    def enter(self, era: int) -> None:
+        """Refuse from now on what was asked in earlier eras and has not begun: nobody waits for it, and state has gone back since."""
+        self.era = era
+
+    def do(self, method: str, *args: Any, era: int = 0) -> Any:
+        self.refuse(method, era)
         with pulse.MARKS.during(method):
             return getattr(self.held, method)(*args)
 
-    def do_run(self, frame: bytes, *transfers: Payload) -> Any:
+    def refuse(self, method: str, era: int) -> None:
+        """Raises RuntimeError for what was asked in another era."""
+        if era != self.era:
+            raise RuntimeError(f"'{method}' was asked in era {era}, and it is era {self.era}")
+
+    def do_run(self, frame: bytes, era: int, *transfers: Payload) -> Any:
         """What a frame tells, whose answer may be one: bytes alone are what Ray hands over fastest."""
+        self.refuse("run", era)
         return self.held.run(frame, *transfers)
 
     def do_batch(self, method: str, payload: Payload) -> Payload:

@@ -6,9 +6,10 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,16 @@ def guard_token() -> None:
     path.chmod(0o600)
 
 
-def start(address: str | None, ranks: int, insecure: bool = False) -> None:
-    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers. Raises PlanError."""
+def start(address: str | None, ranks: int, insecure: bool = False, commits: int = 0) -> None:
+    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes beside what is on its way.
+    Raises PlanError."""
     refuse_open(insecure)
     guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "namespace": f"rlflow-{secrets.token_hex(4)}"}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for after a death
     if ray.is_initialized():
         raise PlanError.of("ray-twice", "this process is connected to a Ray already", found="an earlier ray.init or another run",
                            expected="a process of its own for each cluster run", remedy="ray.shutdown() first")
@@ -63,11 +66,17 @@ def start(address: str | None, ranks: int, insecure: bool = False) -> None:
             ray.init(address=address, **quiet)
         else:
             ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
-                     object_store_memory=STORE, **quiet)
+                     object_store_memory=store_bytes(commits), **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
                            found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
                            remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def store_bytes(commits: int) -> int:
+    """Of a local Ray's store: what is on its way, and commits as far as shared memory has room for them. Ray takes the rest to disk."""
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    return max(STORE, min(STORE + commits, free * 9 // 10))
 
 
 def refuse_open(insecure: bool) -> None:
@@ -96,14 +105,23 @@ def place_pools(pools: Mapping[str, int], gpus: bool) -> dict[str, PlacementGrou
                            expected=", ".join(f"{name}: {ranks}" for name, ranks in pools.items()),
                            remedy="fewer ranks in --pools, or a larger cluster")
     groups = {name: placement_group([dict(each) for _ in range(ranks)], strategy="PACK") for name, ranks in pools.items()}
+    try:
+        wait_for_room(groups)
+    except PlanError:
+        for group in groups.values():
+            remove_placement_group(group)
+        raise
+    return groups
+
+
+def wait_for_room(groups: Mapping[str, PlacementGroup]) -> None:
+    """Until the cluster has given what pools need, anew where a node is lost. Raises PlanError where it does not."""
     for name, group in groups.items():
         if not group.wait(PLACED_SECONDS):
-            for other in groups.values():
-                remove_placement_group(other)
+            kind = "GPU" if "GPU" in group.bundle_specs[0] else "CPU"
             raise PlanError.of("no-room", f"pool '{name}' found no room in {PLACED_SECONDS:g} s",
-                               found=f"{resources('available_resources').get(kind, 0):g} {kind}s free", expected=f"{pools[name]} {kind}s",
-                               remedy="wait until other jobs end, or fewer ranks in --pools")
-    return groups
+                               found=f"{resources('available_resources').get(kind, 0):g} {kind}s free",
+                               expected=f"{len(group.bundle_specs)} {kind}s", remedy="wait until other jobs end, or fewer ranks in --pools")
 
 
 def resources(which: str) -> dict[str, float]:
@@ -112,7 +130,7 @@ def resources(which: str) -> dict[str, float]:
 
 
 def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], threads: int) -> dict[str, Pool[Worker]]:
-    """The workers of all pools, loaded side by side."""
+    """The workers of pools, which begin to load side by side; ``Pool.made`` waits for them."""
     environment = {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
     made = {}
     for name, ranks in setups.items():
@@ -120,10 +138,13 @@ def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, Placeme
         if "GPU" in groups[name].bundle_specs[0]:
             resources["num_gpus"] = 1
         made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], **resources)
-    waiting = [pool.made(STARTED_SECONDS) for pool in made.values()]
-    for future in waiting:
-        future.result()
     return made
+
+
+def wait_for_models(pools: Iterable[Pool[Worker]]) -> None:
+    """Until all workers have loaded. Raises what kept one from it."""
+    for future in [pool.made(STARTED_SECONDS) for pool in pools]:
+        future.result()
 
 
 def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
@@ -152,8 +173,8 @@ def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]
     """End what was started here: rewards' processes, workers, placement groups. A worker that Ray cannot end is killed."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
     with contextlib.suppress(Exception):
-        ray.wait([actor.do.options(concurrency_group="control").remote("close") for actor in actors], num_returns=len(actors),
-                 timeout=CLOSED_SECONDS, fetch_local=False)
+        closing = [pool.send(rank, "close", group="control") for pool in pools.values() for rank in range(len(pool))]
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSED_SECONDS, fetch_local=False)
     for actor in actors:
         with contextlib.suppress(Exception):
             ray.kill(actor)

@@ -123,10 +123,11 @@ class Pool(Generic[W]):
 
     def __init__(self, name: str, actors: Sequence[Any]) -> None:
         self.name, self.actors = name, tuple(actors)
+        self.era = 0  # grows when what the workers were asked before is void
         self.making: list[Any] = []
         self.watcher: Watcher | None = None
         self._places = tuple(Where(name, rank) for rank in range(len(self.actors)))
-        self._methods: dict[tuple[int, str, str], Any] = {}
+        self._methods: dict[tuple[Any, str, str, int], Any] = {}
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -137,22 +138,29 @@ class Pool(Generic[W]):
     def at(self, rank: int) -> Where:
         return self._places[rank]
 
-    def send(self, rank: int, method: str, *args: Any, group: str = "cpu") -> Any:
-        """Start a method on one rank; the reference of its result. References among ``args`` arrive as their values."""
-        return self._method(rank, "do", group).remote(method, *args)
+    def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
+        """Start a method on one rank; the reference of its result, or of each of its several. References among ``args`` arrive as
+        their values."""
+        return self._method(rank, "do", group, answers).remote(method, *args, era=self.era)
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
         """Have one rank's object ``run`` a frame; ``transfers``: references, which arrive as their values."""
-        return self._method(rank, "do_run", group).remote(frame, *transfers)
+        return self._method(rank, "do_run", group).remote(frame, self.era, *transfers)
 
-    def _method(self, rank: int, name: str, group: str) -> Any:
-        if (rank, name, group) not in self._methods:
-            self._methods[rank, name, group] = getattr(self.actors[rank], name).options(concurrency_group=group)
-        return self._methods[rank, name, group]
+    def _method(self, rank: int, name: str, group: str, answers: int = 1) -> Any:
+        which = (self.actors[rank], name, group, answers)
+        if which not in self._methods:
+            self._methods[which] = getattr(self.actors[rank], name).options(concurrency_group=group, num_returns=answers)
+        return self._methods[which]
 
     def made(self, seconds: float) -> Future[list[None]]:
         """The objects are there, or what kept one from being made."""
         return self.future("the start", list(enumerate(self.making)), seconds, list)
+
+    def take_over(self, other: Pool[W]) -> None:
+        """Stand for the workers of another pool from now on, which nobody watches yet."""
+        self.actors, self.making, self.era, self.watcher = other.actors, other.making, other.era, None
+        self._methods.clear()
 
     def future(self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R]) -> Future[R]:
         return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge, self.watcher)

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlflow.cluster.inquest import GONE_SECONDS, Found, kill, look
 from rlflow.cluster.layout import Where
-from rlflow.cluster.pool import Pool
+from rlflow.cluster.pool import Dead, Pool
 from rlflow.cluster.pulse import Presence
 
 PRESENT_SECONDS = 60.0  # how long a worker may take to say who it is
@@ -50,14 +50,31 @@ class Ward:
         return f"when last heard of it ran {ran or 'nothing'}"
 
 
+@dataclass(frozen=True)
+class Death:
+    """What was found of a worker, in words, and whether no process of its pool is left."""
+
+    ward: Ward
+    how: str
+    gone: bool
+
+    @property
+    def pool(self) -> str:
+        return self.ward.at.pool
+
+    def __str__(self) -> str:
+        return f"{self.ward} {self.how}; {self.ward.under_way()}"
+
+
 @dataclass
 class Watch:
-    """A thread that asks every worker for a beat, again and again. ``limit``: seconds of silence that end the run, 0 for none: a death
-    is noticed without. ``verdict`` is set once, after what it tells of is killed."""
+    """A thread that asks every worker for a beat, again and again. ``limit``: seconds of silence that end a worker, 0 for none: a death
+    is noticed without. ``death`` and ``verdict`` are set once, after what they tell of is killed; nothing is watched from then on."""
 
     limit: float
     wards: list[Ward] = field(default_factory=list)
     verdict: str | None = None
+    death: Death | None = None
 
     def __post_init__(self) -> None:
         self.tick = min(self.limit / 10, 1.0) if self.limit else 1.0
@@ -69,7 +86,7 @@ class Watch:
         """Ask every worker who it is, and watch from now on. ``roles``: of each pool, for messages."""
         asked = [(pool.at(rank), actor, actor.present.options(concurrency_group="beat").remote())
                  for pool in pools.values() for rank, actor in enumerate(pool.actors)]  # fmt: skip
-        self.wards += [Ward(at, actor, ray.get(ref, timeout=PRESENT_SECONDS), roles.get(at.pool, "")) for at, actor, ref in asked]
+        self.wards += [Ward(at, actor, _present(at, ref), roles.get(at.pool, "")) for at, actor, ref in asked]
         for pool in pools.values():
             pool.watcher = self
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -84,6 +101,13 @@ class Watch:
             self._thread.join(2 * self.tick + GONE_SECONDS)
 
     # -- what those ask who wait for an answer -----------------------------------------------------------------------------------
+
+    def found(self, seconds: float) -> Death | None:
+        """Who died, once it is known; looked for as long as that."""
+        limit = time.monotonic() + seconds
+        while self.cause() is None and time.monotonic() < limit:
+            pass
+        return self.death
 
     def cause(self) -> str | None:
         with self._changed:
@@ -139,18 +163,35 @@ class Watch:
         try:
             found = _there(ward.presence, look)
             pool = [other for other in self.wards if other.at.pool == ward.at.pool]  # they may wait for it in a collective
-            gone = sum(end(other.presence) for other in pool) == len(pool)
+            gone = sum(end(other.presence) or not _stands(other.presence.node) for other in pool) == len(pool)
         finally:
-            silence = f", without an answer for {ward.silent:.0f} s" if ward.silent > self.tick else ""
+            lives = isinstance(found, Found) and found.state
+            silence = f", without an answer for {ward.silent:.0f} s" if lives and ward.silent > self.tick else ""
             state = f"{found}{silence}" if isinstance(found, Found) else "is gone, and its node does not answer"
             left = "" if gone else "; not all processes of its pool could be ended"
             with self._changed:
-                self.verdict = f"{ward} {state}; {ward.under_way()}{left}{_under(found)}"
+                self.death = Death(ward, state, gone)
+                self.verdict = f"{self.death}{left}{_under(found)}"
                 self._changed.notify_all()
+
+
+def _present(at: Where, ref: Any) -> Presence:
+    """Who a worker is. Raises Dead for one that does not say it."""
+    try:
+        presence: Presence = ray.get(ref, timeout=PRESENT_SECONDS)
+    except RayError as error:
+        raise Dead(f"{at} does not say who it is: {str(error).splitlines()[0]}") from None
+    return presence
 
 
 def _under(found: Any) -> str:
     return f"\n{found.stacks}" if isinstance(found, Found) and found.stacks else ""
+
+
+def _stands(node: str) -> bool:
+    """Whether Ray has this node still: with a node its processes go."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return any(each["NodeID"] == node and each["Alive"] for each in nodes)
 
 
 def end(presence: Presence) -> bool:

@@ -225,6 +225,11 @@ class Worker:
         assert trainer is not None
         return pack_tensors(trainer.state())
 
+    def commit(self, role: str) -> tuple[Payload, int]:
+        """The state, for an object outside of this process, and its bytes."""
+        payload = self.state(role)
+        return payload, payload.nbytes
+
     def restore(self, role: str, state: Payload) -> None:
         trainer = self.engine.models[role].trainer
         assert trainer is not None
@@ -233,7 +238,7 @@ class Worker:
     def renumber(self, role: str, version: int) -> None:
         """The model has this many updates behind it; a generator beside it takes its weights before it samples."""
         model = self.engine.models[role]
-        model.version, model.sampled_version = version, -1 if version else 0
+        model.version, model.sampled_version = version, -1
 
     def save(self, role: str, folder: str) -> None:
         trainer = self.engine.models[role].trainer

@@ -100,6 +100,12 @@ class Ahead:
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
 
+    def drop(self) -> None:
+        """Forget what is sampled, and let what is being sampled come to its end: what it works with has failed."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.queue.clear()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+
     # -- in the thread -----------------------------------------------------------------------------------------------------------
 
     def _sample(self, number: int, weights: Mapping[str, Any], made: Versions, oldest: Versions) -> Entry:

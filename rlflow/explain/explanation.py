@@ -21,9 +21,17 @@ PROCESS = "this process"  # where everything is without pools
 
 
 @dataclass(frozen=True)
+class Commits:
+    """Copies outside of the workers: one every so many iterations, of so many bytes for each trained role (None: not known)."""
+
+    every: int
+    bytes: Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What one iteration would be. ``recorded`` are bytes of columns that the run's records read, which one rank gets; ``time`` is in
-    units of ``plan.COST``."""
+    units of ``plan.COST``; ``commits`` says what recovery takes."""
 
     graph: Graph
     placement: Placement | None
@@ -39,6 +47,7 @@ class Explanation:
     time: Simulation
     warnings: tuple[Problem, ...] = ()
     response_tokens: int = 0
+    commits: Commits | None = None
 
     @property
     def moved(self) -> int:
@@ -55,7 +64,8 @@ class Explanation:
             "nodes": [asdict(step) for step in self.steps], "edges": [asdict(edge) for edge in self.edges],
             "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
             "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
-            "memory": [asdict(held) for held in self.memory], "passes": {did.name: did.what for did in self.did},
+            "memory": [asdict(held) for held in self.memory], "commits": asdict(self.commits) if self.commits else None,
+            "passes": {did.name: did.what for did in self.did},
             "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
                      "critical": [step.node for step in self.time.critical], "costs": {str(op): cost for op, cost in COST.items()}},
             "warnings": [{"code": warning.code, "text": str(warning)} for warning in self.warnings],
@@ -70,7 +80,7 @@ def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
 
 def explain(
     plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, Kept], frozen: Sequence[tuple[str, str, Kept]],
-    warnings: Sequence[Problem] = ()
+    warnings: Sequence[Problem] = (), commit_every: int = 0,
 ) -> Explanation:
     """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is kept; ``frozen``: of reward
     models of their own folder the pool whose ranks hold it, its name, and how it is kept."""
@@ -81,7 +91,14 @@ def explain(
         plan.graph, plan.placement, assumed, max(sizes.rows.values()), tuple(steps(plan, layouts)), tuple(edges(plan, sizes, layouts)),
         tuple(weights(plan.graph, plan.placement, moved)) if plan.placement else (), tuple(pairs(plan, room)),
         sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
-        simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest)
+        simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
+        commits(plan, models, commit_every))
+
+
+def commits(plan: Plan, models: Mapping[str, Kept], every: int) -> Commits | None:
+    """None where a run recovers from nothing: in one process, and where it is told not to."""
+    trained = [use.name for use in plan.graph.roles if use.trained and use.name in models]
+    return Commits(every, {role: models[role].commit_bytes for role in trained}) if plan.placement and every else None
 
 
 def passes(plan: Plan) -> Iterator[Did]:

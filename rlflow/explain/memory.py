@@ -130,6 +130,15 @@ class Kept:
             numbers = self._weights
         return numbers * max(FLOAT[self.dtype], 4)
 
+    @property
+    def commit_bytes(self) -> int | None:
+        """Of a copy of all that training changes: weights, what learns beside them, and AdamW's moments."""
+        learning = self.learning_bytes
+        if learning is None or self.weight_bytes is None:
+            return None
+        head = self._new_head * max(FLOAT[self.dtype], 4) if self.head == "values" else 0
+        return self.weight_bytes + (learning if self.lora else head) + 2 * learning
+
     def trainer(self) -> dict[str, int | None]:
         """What a trainer holds, by name; nothing where there is no folder."""
         if self.facts is None:

@@ -35,5 +35,6 @@ class Options:
     ray_address: str | None = None  # a running Ray to join: auto or HOST:PORT; without, --pools starts one on this machine
     insecure: bool = False  # use a Ray that asks for no token
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
+    commit_every: Annotated[int, Ge(0)] = 1  # iterations between copies that a run on pools recovers from; 0: a worker's death ends it
     staleness: int = 0  # iterations that rollouts may lag behind the newest weights
     threads: Annotated[int, Ge(0)] = 0  # torch threads; 0: one per core

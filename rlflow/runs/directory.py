@@ -65,14 +65,32 @@ class Records:
     ) -> None:
         """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes. ``pools``: of the run."""
         self.folder, self._say, self._said = folder, say, False
-        for name in ("metrics.jsonl", "samples.jsonl"):
-            keep_before(folder / name, start)
-        self._metrics = (folder / "metrics.jsonl").open("a")
-        self._samples = (folder / "samples.jsonl").open("a")
+        self._open_lines(start)
         self._timeline = (folder / (f"timeline-{start}.json" if start else "timeline.json")).open("w")
         self._timeline.write("[")
         self._events = 0
         self._rows = Timeline(pools)
+
+    def _open_lines(self, start: int) -> None:
+        """Go on with what was written before an iteration."""
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            try:
+                keep_before(self.folder / name, start)
+            except OSError as error:
+                self._complain(name, error)
+        self._metrics = (self.folder / "metrics.jsonl").open("a")
+        self._samples = (self.folder / "samples.jsonl").open("a")
+
+    def back_to(self, iteration: int) -> None:
+        """Forget what was written of an iteration and of later ones: it is done again."""
+        for file in (self._metrics, self._samples, self._timeline):
+            self._shut(file)
+        self._open_lines(iteration)
+        path = Path(self._timeline.name)
+        events = [line.rstrip(",") for line in path.read_text().splitlines()[1:]]
+        kept = [event for event in events if _event_before(event, iteration)]
+        self._timeline, self._events = path.open("w"), len(kept)
+        self._put(self._timeline, "[" + "".join(("\n" if not i else ",\n") + event for i, event in enumerate(kept)))
 
     def settings(self, settings: Mapping[str, Any], graph: Graph) -> None:
         """Settings as JSON; the graph as text and as JSON. No secrets in any."""
@@ -132,10 +150,13 @@ class Records:
     def close(self) -> None:
         self._put(self._timeline, "\n]\n")
         for file in (self._metrics, self._samples, self._timeline):
-            try:
-                file.close()
-            except OSError as error:
-                self._complain(Path(file.name).name, error)
+            self._shut(file)
+
+    def _shut(self, file: IO[str]) -> None:
+        try:
+            file.close()
+        except OSError as error:
+            self._complain(Path(file.name).name, error)
 
 
 def without_secrets(graph: Graph) -> Graph:
@@ -165,6 +186,14 @@ def keep_before(path: Path, iteration: int) -> None:
     aside = path.with_suffix(".aside")
     aside.write_text("".join(kept))
     aside.replace(path)
+
+
+def _event_before(line: str, iteration: int) -> bool:
+    """Whether a line of the timeline is of an earlier iteration, or of none. One that is half written is not."""
+    try:
+        return int(json.loads(line).get("args", {}).get("iteration", -1)) < iteration
+    except ValueError:
+        return False
 
 
 def final_models(prepared: Prepared, folder: Path) -> None:

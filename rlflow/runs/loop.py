@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rlflow.runs.bad_days import Guard
 from rlflow.runs.bounds import Totals
 from rlflow.runs.directory import Records
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
+from rlflow.runs.recovery import Recovery, Workers
 from rlflow.watch.reporter import Reporter
 
 
@@ -39,6 +41,7 @@ class Prepared:
     reasons: Callable[[], Mapping[str, str]]
     close: Callable[[], None]
     ahead: Ahead | None = None
+    workers: Workers | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,16 @@ class Result:
         }
 
 
+@dataclass(frozen=True)
+class Account:
+    """What a loop counts: where time went, the last metrics, iterations that were skipped, and those in a row that were bad."""
+
+    totals: Totals
+    last: dict[str, float]
+    skipped: int
+    bad: int
+
+
 TakeSnapshot = Callable[[Start, Mapping[str, Any]], Snapshot]
 
 
@@ -93,11 +106,23 @@ class Loop:
         self.start = Start()
         self.last: dict[str, float] = {}
         self.skipped = 0
+        self.evaluated: dict[int, Accuracy] = {}
+        self.recovery = Recovery(self)
 
     def run(self, start: Start) -> Result:
         began = time.monotonic()
-        self.start = replace(start, before=start.before or self.evaluate(start.iteration), answers=start.answers or self.answers())
-        for iteration in range(start.iteration, self.options.iterations):
+        self.start = start
+        after, compared = self.recovery.run(self.to_the_end, start.iteration)
+        seconds = time.monotonic() - began
+        return Result(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
+                      self.skipped)
+
+    def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
+        """From an iteration on, the first or the one that a worker's death threw the run back to: how the last weights did, and what they
+        answer."""
+        start = self.start
+        self.start = replace(start, before=start.before or self.evaluate(first), answers=start.answers or self.answers())
+        for iteration in range(first, self.options.iterations):
             self.step(iteration)
         after = self.evaluate(self.options.iterations)
         last = self.answers()
@@ -105,12 +130,21 @@ class Loop:
         pairs = zip(self.start.answers, last, strict=True)
         compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in pairs]
         self.records.answers(compared)
-        seconds = time.monotonic() - began
-        return Result(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
-                      self.skipped)
+        return after, compared
+
+    def account(self) -> Account:
+        """What the loop itself has counted so far."""
+        return Account(deepcopy(self.totals), self.last, self.skipped, self.guard.bad)
+
+    def back_to(self, iteration: int, account: Account) -> None:
+        """Forget an iteration and those after it; ``account`` is from before."""
+        self.totals, self.last, self.skipped, self.guard.bad = deepcopy(account.totals), account.last, account.skipped, account.bad
+        self.evaluated = {number: accuracy for number, accuracy in self.evaluated.items() if number <= iteration}
+        self.records.back_to(iteration)
 
     def step(self, iteration: int) -> None:
         """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
+        self.recovery.commit(iteration)
         cursor = self.prepared.prompts.state()
         self.prepared.engine.iteration = iteration
         try:
@@ -160,12 +194,15 @@ class Loop:
         self.writer.submit(self.take(replace(self.start, iteration=iteration), cursor))
 
     def evaluate(self, iteration: int) -> Accuracy | None:
+        """How the weights do after so many iterations; not done again where it is known."""
         if self.prepared.evaluation is None:
             return None
-        accuracy = self.prepared.evaluation()
-        self.records.metrics(iteration, shown(accuracy))
-        self.reporter.evaluation(iteration, shown(accuracy))
-        return accuracy
+        if iteration not in self.evaluated:
+            accuracy = self.prepared.evaluation()
+            self.records.metrics(iteration, shown(accuracy))
+            self.reporter.evaluation(iteration, shown(accuracy))
+            self.evaluated[iteration] = accuracy
+        return self.evaluated[iteration]
 
     def answers(self) -> list[dict[str, str]]:
         """What the model answers, sampled, to the first ten held-out prompts."""

@@ -44,7 +44,8 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     warnings += list(short_repeats(program.graph, sizes))
     models = {use.name: kept(use, given) for use in uses}
     where = placement or here(sampling)
-    return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings)
+    return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings,
+                   given.options.commit_every)
 
 
 def placed(

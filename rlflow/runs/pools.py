@@ -7,27 +7,27 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 import rlflow
 from rlflow.cluster import launch
+from rlflow.cluster.commit import Workers
 from rlflow.cluster.engine import ClusterEngine
+from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.models import RemoteModel, RemoteTrainer
 from rlflow.cluster.pool import Pool
 from rlflow.cluster.reaper import reaping
 from rlflow.cluster.setup import DataShape, FlowSource, Setup
-from rlflow.cluster.watch import Watch
 from rlflow.cluster.worker import Worker
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
 from rlflow.execution.ahead import Ahead
-from rlflow.execution.engine import Engine
 from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
 from rlflow.placement import Placement, judging
 from rlflow.plan import Plan, plan, room_of
+from rlflow.runs.planned import kept
 from rlflow.runs.prepare import Made, model_uses, placed
 from rlflow.trace.compile import Options, Program
 
@@ -43,35 +43,35 @@ def on_pools(
     with ExitStack() as started:
         if given.options.ray_address is None:
             started.enter_context(reaping(secrets.token_hex(8)))
-        launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure)
+        launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
         started.callback(launch.leave)
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         meetings = launch.meetings(groups)
-        started.callback(forget, meetings)
         told = setups(program, given, data, options, placement, updates, threads, meetings)
-        pools = launch.make_workers(told, groups, threads)
-        watch = Watch(given.options.heartbeat)
-        started.callback(launch.stop, pools, groups, watch.wards)
-        watch.start(pools, roles_of(placement))
-        engine = engine_of(program, given, prompts, placement, pools)
+        fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, roles_of(placement))
+        started.callback(fleet.stop)
+        fleet.start()
+        engine = engine_of(program, given, prompts, placement, fleet.pools)
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
         made = plan(program, placement)
         ahead = sampling_ahead(made, engine, lanes, given, prompts)
         if ahead is not None:
             started.callback(ahead.close)
-        started.callback(watch.close)  # first: lanes may be waiting for workers
-        return Made(made, engine, lanes, lambda: reasons(pools), started.pop_all().close, ahead)
+        started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
+        workers = Workers(fleet, engine, tuple(use.name for use in made.graph.roles if use.trained), ahead)
+        return Made(made, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
 
 
-def forget(meetings: Mapping[str, str]) -> None:
-    """Remove the files in which the ranks of pools on this machine met."""
-    for meeting in meetings.values():
-        Path(meeting).unlink(missing_ok=True)
+def room_for_commits(program: Program, given: Given) -> int:
+    """Bytes that two commits take at most, the last one and the next, as far as models are known."""
+    if not given.options.commit_every:
+        return 0
+    return 2 * sum(kept(use, given).commit_bytes or 0 for use in model_uses(program.graph) if use.trained)
 
 
-def sampling_ahead(made: Plan, engine: Engine, lanes: Lanes, given: Given, prompts: Prompts) -> Ahead | None:
+def sampling_ahead(made: Plan, engine: ClusterEngine, lanes: Lanes, given: Given, prompts: Prompts) -> Ahead | None:
     """What samples ahead with ``--staleness`` above 0."""
     options = given.options
     return Ahead(made, engine, lanes, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
@@ -102,7 +102,9 @@ def setups(
     }
 
 
-def engine_of(program: Program, given: Given, prompts: Prompts, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> Engine:
+def engine_of(
+    program: Program, given: Given, prompts: Prompts, placement: Placement, pools: Mapping[str, Pool[Worker]]
+) -> ClusterEngine:
     graph = program.graph
     models = {
         use.name: RemoteModel(

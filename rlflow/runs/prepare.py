@@ -34,6 +34,7 @@ from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
+from rlflow.runs.recovery import Workers
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.secrets import redacted
@@ -49,6 +50,7 @@ class Made:
     reasons: Callable[[], Mapping[str, str]]
     close: Callable[[], object]
     ahead: Ahead | None = None
+    workers: Workers | None = None
 
 
 def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
@@ -119,7 +121,7 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
                     evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
-                    made.reasons, close, made.ahead)
+                    made.reasons, close, made.ahead, made.workers)
 
 
 def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards) -> Made:

@@ -26,7 +26,7 @@ from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_bad",
-              "heartbeat", "insecure")
+              "heartbeat", "commit_every", "insecure")
 
 
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:

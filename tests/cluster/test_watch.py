@@ -1,4 +1,4 @@
-"""A worker that dies, is stopped or hangs ends the run with its name, soon, and is gone; the run goes on where it was saved."""
+"""A worker that dies, is stopped or hangs is named, soon, and is gone; a run that makes no commits ends, and goes on where it was saved."""
 
 import os
 import re
@@ -16,7 +16,8 @@ from rlflow.watch.reporter import Quiet
 
 HANGING = str(Path(__file__).with_name("hanging.py"))
 HEARTBEAT = 3.0
-SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 1, "pools": "all=2", "heartbeat": HEARTBEAT}
+SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 1, "pools": "all=2", "heartbeat": HEARTBEAT,
+         "commit_every": 0}
 
 
 def run(tmp_path, ray_address, name, **keywords):

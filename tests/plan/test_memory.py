@@ -44,6 +44,32 @@ def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
     assert told.get("adapters") == (size(learning) if lora else None)
 
 
+@pytest.mark.parametrize(("head", "dtype", "lora"), [
+    ("logprobs", "float32", 0), ("logprobs", "bfloat16", 0), ("values", "float64", 0), ("scores", "float32", 0), ("values", "float32", 4),
+    ("logprobs", "bfloat16", 4),
+])  # fmt: skip
+def test_what_a_commit_takes_is_what_a_trainer_that_has_learned_gives(facts, head, dtype, lora):
+    if lora:
+        pytest.importorskip("peft")
+    trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora))
+    for parameter in trainer.network.parameters().values():
+        parameter.grad = torch.zeros_like(parameter)
+    trainer.step()
+    state = {name: tensor for name, tensor in trainer.state().items() if name not in ("steps", "base/sha256")}
+    assert Kept(facts, head, True, dtype, lora).commit_bytes == size(state.values())
+
+
+def test_a_plan_says_what_is_copied_out_of_the_workers_for_recovery(planned_as, facts):
+    line = f"ppo --model {FOLDER} --data chain_sum --pools train=1,rollout=1"
+    found = planned_as(line).commits
+    assert found.every == 1
+    assert found.bytes.keys() == {"actor", "critic"}  # the reference is read from its folder again
+    assert found.bytes["actor"] == 3 * 4 * facts.parameters
+    assert planned_as(f"{line} --commit-every 10").commits.every == 10
+    assert planned_as(f"{line} --commit-every 0").commits is None
+    assert planned_as(line.partition(" --pools")[0]).commits is None
+
+
 def test_the_cache_of_a_token(facts):
     trainer = Trainer(ModelSpec(FOLDER, "logprobs", False, "cpu", "float32"))
     with torch.no_grad():

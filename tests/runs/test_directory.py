@@ -54,6 +54,30 @@ def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
     assert events[0]["tid"] != events[1]["tid"]
 
 
+def written(records, iterations):
+    for number in iterations:
+        records.metrics(number, {"loss": number / 2})
+        records.samples(number, [{"prompt": f"{number}?"}] * 2)
+        records.timeline(number, Outcome(spans=[Span("a", "model", number, number + 0.5), Span("b", "cpu", number + 0.5, number + 1)]))
+        records.metrics(number + 1, {"evaluation/sampled": 0.5})
+
+
+def test_what_is_done_again_is_written_once(tmp_path):
+    folders = [tmp_path / "straight", tmp_path / "again"]
+    for folder, done in zip(folders, (((0, 1, 2),), ((0, 1), (1, 2), (2,))), strict=True):
+        folder.mkdir()
+        records = Records(folder)
+        for iterations in done:
+            records.back_to(iterations[0])
+            written(records, iterations)
+        records.close()
+    one, two = ({path.name: path.read_text() for path in folder.iterdir()} for folder in folders)
+    ran, again = ([(event["args"]["iteration"], event["name"]) for event in json.loads(each.pop("timeline.json")) if event["ph"] == "X"]
+                  for each in (one, two))  # fmt: skip
+    assert one == two
+    assert again == ran == [(number, name) for number in range(3) for name in ("a", "b")]
+
+
 def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
     (tmp_path / "timeline.json").symlink_to("/dev/full")
     said = []
