@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +27,12 @@ from rlflow.cluster.pool import Pool
 from rlflow.cluster.route import Request, request
 from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
+from rlflow.cluster.streams import Streams, chunks_of
 from rlflow.cluster.worker import Worker
 from rlflow.columns import Level
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.execution.apply import RemoteError
-from rlflow.execution.engine import HERE, Engine, Terms, whole
+from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged
 from rlflow.placement import Placement
@@ -62,17 +63,35 @@ class ClusterEngine(Engine):
             return self._sample(role, prompts, sampling, seed, terms)
 
     def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms) -> Batch:
-        model, pool = self.models[role], self.pools[self.placement.generators[role]]
-        if terms.weights is not None:
-            model.use(terms.weights, terms.seconds)
-        else:
-            model.synchronise(terms.seconds)
-        prompts = self.spread(prompts.select("prompt_tokens"), pool.name, terms.iteration)
+        pool, prompts = self._ready(role, prompts, terms)
         axis = prompts.axis.repeat(sampling.samples)
         arguments = {"role": role, "sampling": sampling, "seed": seed}
         split = self._split(prompts, pool)
         answers = self._run(pool, "generate", prompts, split, arguments, terms, "model")
         return whole(self.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+
+    def _ready(self, role: str, prompts: Batch, terms: Terms) -> tuple[Pool[Worker], Batch]:
+        """The pool that samples, with its weights, and what it reads, there."""
+        model, pool = self.models[role], self.pools[self.placement.generators[role]]
+        if terms.weights is not None:
+            model.use(terms.weights, terms.seconds)
+        else:
+            model.synchronise(terms.seconds)
+        return pool, self.spread(prompts.select("prompt_tokens"), pool.name, terms.iteration)
+
+    def sample_chunks(
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: Terms = HERE
+    ) -> Iterator[Batch]:
+        """A chunk is what the ranks give as their chunk of this number, when all have; at last every rank has its rows as ``sample`` would
+        leave them there."""
+        with self._sampling:
+            pool, prompts = self._ready(role, prompts, terms)
+            axis, split = prompts.axis.repeat(sampling.samples), self._split(prompts, pool)
+            used, told = _used(split), {"role": role, "sampling": sampling, "seed": seed, "into": into}
+            keys = {rank: [self.key() for _ in range(into.count)] for rank in used}
+            streams = {rank: self._ask(pool, rank, "generate", prompts, split[rank], {**told, "keys": keys[rank]}, "model",
+                                       method="run_chunks") for rank in used}
+            yield from chunks_of(self, Streams(pool, "generate", streams, terms.seconds), into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         pool = self.pools[self.placement.trainers[role]]
@@ -249,8 +268,7 @@ class ClusterEngine(Engine):
     ) -> dict[int, Answer]:
         """The operation on each rank that has rows (on rank 0 where there are none at all), and the answers by rank."""
         batch = self.spread(batch, pool.name)
-        used = [rank for rank, rows in enumerate(split) if len(rows)] or [0]
-        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group, terms.iteration) for rank in used}
+        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group, terms.iteration) for rank in _used(split)}
         return self._answers(pool, op, refs, terms)
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
@@ -259,9 +277,9 @@ class ClusterEngine(Engine):
 
     def _ask(
         self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,
-        iteration: int | None = None,
+        iteration: int | None = None, method: str = "run",
     ) -> Any:
-        """Start an operation on one rank; the reference of its answer. What lies on other workers is sent
+        """Start an operation on one rank; the reference of its answer, or of several those of all. What lies on other workers is sent
         from there to here, not through the driver."""
         key, at = self.key(), pool.at(rank)
         asked: Request = request(batch, rows, at)
@@ -270,7 +288,8 @@ class ClusterEngine(Engine):
         ]
         iteration = self.iteration if iteration is None else iteration
         call = Call(op, key, asked.inputs, iteration, arguments, self._forgotten(at))
-        return pool.send(rank, "run", call, *transfers, group=group)
+        start = pool.send if method == "run" else pool.stream
+        return start(rank, method, call, *transfers, group=group)
 
     def _forgotten(self, at: Where) -> tuple[int, ...]:
         """Keys on this worker of which nobody knows any more."""
@@ -310,6 +329,11 @@ class ClusterEngine(Engine):
                 size = sum(answers[rank].columns[name][1] for rank in ranks)
                 columns[name] = Sharded(kind, layout, lengths.get(kind.level.value), name, size)
         return Batch(axis, columns)
+
+
+def _used(split: Sequence[Tensor]) -> list[int]:
+    """The ranks that have rows, rank 0 where there are none at all."""
+    return [rank for rank, rows in enumerate(split) if len(rows)] or [0]
 
 
 def _lengths(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Tensor:

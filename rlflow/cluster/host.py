@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,11 @@ class Host:
     def do(self, method: str, *args: Any) -> Any:
         with pulse.MARKS.during(method):
             return getattr(self.held, method)(*args)
+
+    def stream(self, method: str, *args: Any) -> Iterator[Any]:
+        """A method that gives several results."""
+        with pulse.MARKS.during(method):
+            yield from getattr(self.held, method)(*args)
 
     def do_batch(self, method: str, payload: Payload) -> Payload:
         """A method from batch to batch."""

@@ -139,6 +139,10 @@ class Pool(Generic[W]):
         """Start a method on one rank; the reference of its result. References among ``args`` arrive as their values."""
         return self.actors[rank].do.options(concurrency_group=group).remote(method, *args)
 
+    def stream(self, rank: int, method: str, *args: Any, group: str = "cpu") -> Any:
+        """Start a method that gives several results, one after another; their references, each as soon as it is there."""
+        return self.actors[rank].stream.options(num_returns="streaming", concurrency_group=group).remote(method, *args)
+
     def made(self, seconds: float) -> Future[list[None]]:
         """The objects are there, or what kept one from being made."""
         return self.future("the start", list(enumerate(self.making)), seconds, list)

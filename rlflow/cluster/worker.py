@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -103,6 +104,18 @@ class Worker:
         with MARKS.during(str(call)):
             batch = self.shelf.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)
+
+    def run_chunks(self, call: Call, *transfers: Payload) -> Iterator[Answer]:
+        """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
+        self.shelf.forget(call.forget)
+        role, sampling, seed, into, keys = (call.arguments[name] for name in ("role", "sampling", "seed", "into", "keys"))
+        with MARKS.during(str(call)):
+            batch = self.shelf.batch(call.inputs, transfers)
+            rows = self.engine.sample_chunks(role, batch, sampling, seed, into)
+            for key, chunk in zip(keys, itertools.islice(rows, into.count), strict=True):
+                assert chunk.axis.index is not None
+                yield replace(self._keep(replace(call, key=key), chunk), value=chunk.axis.index.numpy())
+            yield self._keep(call, next(rows))
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""

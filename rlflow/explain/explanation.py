@@ -57,7 +57,8 @@ class Explanation:
             "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
             "memory": [asdict(held) for held in self.memory], "passes": {did.name: did.what for did in self.did},
             "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
-                     "critical": [step.node for step in self.time.critical], "costs": {str(op): cost for op, cost in COST.items()}},
+                     "critical": [*dict.fromkeys(step.node for step in self.time.critical)],
+                     "costs": {str(op): cost for op, cost in COST.items()}},
             "warnings": [{"code": warning.code, "text": str(warning)} for warning in self.warnings],
         }
 

@@ -36,4 +36,5 @@ class Options:
     insecure: bool = False  # use a Ray that asks for no token
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
     staleness: int = 0  # iterations that rollouts may lag behind the newest weights
+    stream: Annotated[int, Ge(1)] = 1  # chunks in which rows are scored while others are still sampled; 1: when all are sampled
     threads: Annotated[int, Ge(0)] = 0  # torch threads; 0: one per core
