@@ -83,8 +83,7 @@ class Scheduler:
     def released(self, chunk: int) -> list[Instruction]:
         """A chunk is there of the rows that a running node samples."""
         self._chunks.add(chunk)
-        touched = [self._make_ready(later) for later in self._plan.followers[chunk] if self._one_less(later)] if not self._failed else []
-        return self._start(touched)
+        return self._start([self._make_ready(later) for later in self._plan.followers[chunk] if self._one_less(later)])
 
     def failed(self, node: int) -> list[Instruction]:
         """A node has raised: nothing more starts."""

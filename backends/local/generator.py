@@ -54,8 +54,8 @@ class Generator:
         return self._batch(axis, out, sampling)
 
     def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
-        """The same rows in ``chunks`` chunks, each as soon as its last row has ended. Rows end by length, ties by row, after those of an
-        earlier batch where the cache has no room for all."""
+        """The same rows in ``chunks`` chunks, each as soon as its last row has ended. Rows end by length, of equals those first that
+        stopped, ties by row; after those of an earlier batch where the cache has no room for all."""
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
 
@@ -63,7 +63,7 @@ class Generator:
             for rows, drawing in self._drawings(prompts, sampling, seeds):
                 for drawn, done in drawing:
                     _take(out, rows, drawn, done.cpu())
-                    yield rows[done.cpu()]
+                    yield rows[done.cpu()].sort().values
 
         for rows in chunked(ended(), len(axis), chunks):
             yield self._batch(axis.take(rows), Drawn(*(getattr(out, name)[rows] for name in vars(out))), sampling)

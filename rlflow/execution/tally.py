@@ -29,7 +29,7 @@ class Tally:
         """Over the values that are not NaN."""
         present = values.double()[~values.isnan()]
         if not present.numel():
-            return Tally(0.0, 0, -math.inf, kind)
+            return Tally(Fraction(0), 0, -math.inf, kind)
         return Tally(exact_sum(present), present.numel(), float(present.max()), kind)
 
     @staticmethod
