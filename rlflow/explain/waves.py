@@ -16,7 +16,7 @@ from rlflow.simulate import INSTANT
 @dataclass(frozen=True)
 class Step:
     """A node of the plan. wave: the number of those before it on the longest chain, within its repeat; split_of: the node for which
-    its split was made; within: the repeat that it belongs to."""
+    its split was made; within: the repeat that it belongs to; chunks: how many it works on."""
 
     name: str
     op: str
@@ -27,6 +27,7 @@ class Step:
     layout: str
     split_of: str | None = None
     within: str | None = None
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: st
     dispatch = {Op.UPDATE: "UPDATE", Op.REPEAT: ""}.get(node.op, node.dispatch)
     pool = plan.home.get(node.id) if node.op is not Op.REPEAT else None
     return Step(node.name, node.op.value, wave, pool, plan.works_in(node.id), dispatch, str(layout or ""),
-                layout.of if layout and layout.of != node.name else None, within)
+                layout.of if layout and layout.of != node.name else None, within, len(plan.in_pieces.get(node.id, ())) or 1)
 
 
 def waves(plan: Plan) -> list[list[Node]]:
