@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         reward_to_go,
         row_mean,
         row_sum,
+        stop_penalty,
         token_covariance,
         truncated_weights,
         whiten,
@@ -50,7 +51,7 @@ _LAZY = {
     **dict.fromkeys(
         ["adapted_beta", "clipped_gain", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio", "kl",
          "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "place_last",
-         "reward_to_go", "row_mean", "row_sum", "token_covariance", "truncated_weights", "whiten"],
+         "reward_to_go", "row_mean", "row_sum", "stop_penalty", "token_covariance", "truncated_weights", "whiten"],
         "rlflow.maths",
     ),
 }
@@ -60,8 +61,8 @@ __all__ = [
     "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "adapted_beta", "clipped_gain", "columns",
     "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std", "importance_ratio", "kl", "kl_penalty",
     "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "masked_weights", "place_last", "prompt",
-    "register_dispatch", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "text", "token",
-    "token_covariance", "truncated_weights", "whiten",
+    "register_dispatch", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "stop_penalty", "text",
+    "token", "token_covariance", "truncated_weights", "whiten",
 ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflow.data.fields import Message, Record
+from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
 
 END = 256  # the byte encoding's end of text
@@ -68,6 +69,7 @@ class Encoder(Protocol):
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]: ...
     def responses(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def turns(self, worded: str | list[Message], response: Sequence[Message]) -> list[Turn]: ...
 
 
 class ByteEncoder:
@@ -80,6 +82,13 @@ class ByteEncoder:
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
         return [[*text.encode(), END] for text in texts]
+
+    def turns(self, worded: str | list[Message], response: Sequence[Message]) -> list[Turn]:
+        found: list[Turn] = []
+        for told, said in divided(response):
+            found += [(list(f"\n{_plain(told)}".encode()), False)] if found else []
+            found.append((self.responses([said])[0], True))
+        return found
 
 
 def _plain(worded: str | list[Message]) -> str:
@@ -110,6 +119,33 @@ class TokenizerEncoder:
             raise PlanError.of("tokenizer-eos", f"the tokenizer of {self.folder} has no end-of-sequence token", expected="an eos_token",
                                remedy="set eos_token in its tokenizer_config.json")
         return [[*ids, end] for ids in self._encode(texts, False)]
+
+    def turns(self, worded: str | list[Message], response: Sequence[Message]) -> list[Turn]:
+        """Between what the assistant says stands what the chat template writes there, tokenised by itself, as while a model samples.
+        Raises PlanError for prompts that are no chat, and for a template that writes earlier turns otherwise once there are later ones.
+        """
+        if isinstance(worded, str):
+            raise PlanError.of("turns-chat", "a response of several turns needs a chat template", found="prompts that are plain text",
+                               expected="a model whose tokenizer has one", remedy="set chat = true, or map the completion to a text")
+        found: list[Turn] = []
+        messages, before = list(worded), self._chat(worded)
+        for told, said in divided(response):
+            if found:
+                after = self._chat([*messages, *told])
+                if not after.startswith(before):
+                    raise self._rewrites(before, after)
+                between = after[len(before) :].removeprefix(self.tokenizer.eos_token)
+                found.append((self._encode([between], False)[0], False))
+                messages, before = [*messages, *told], after
+            found.append((self.responses([said])[0], True))
+            messages, before = [*messages, {"role": "assistant", "content": said}], before + said
+        return found
+
+    def _rewrites(self, before: str, after: str) -> PlanError:
+        same = len(os.path.commonprefix([before, after]))
+        return PlanError.of("turns-template", f"the chat template of {self.folder} writes earlier turns otherwise once later ones come",
+                            found=repr(after[max(same - 20, 0) : same + 20]), expected=repr(before[max(same - 20, 0) : same + 20]),
+                            remedy="give each turn of the assistant as a completion of its own, with what came before in its prompt")
 
     def _encode(self, texts: Sequence[Any], special: bool) -> list[list[int]]:
         ids = self.tokenizer(list(texts), add_special_tokens=special)["input_ids"] if texts else []

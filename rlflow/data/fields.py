@@ -13,6 +13,7 @@ from rlflow.errors import PlanError, listed, nearest
 
 Shape = Literal["prompts", "completions", "pairs"]
 Message = Mapping[str, str]
+Response = str | tuple[Message, ...]
 
 DEFAULTS = ("prompt", "answer", "completion", "chosen", "rejected")
 OTHER_NAMES = {"prompt": ("question", "problem", "instruction"), "answer": ("solution", "ground_truth", "target")}
@@ -21,21 +22,27 @@ TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "boo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One question, and what the data says of it. ``responses`` are a completion, or (chosen, rejected)."""
+    """One question, and what the data says of it. ``responses`` are a completion, or (chosen, rejected); messages where one has several
+    turns, of which the first and the last are the assistant's."""
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None
-    responses: tuple[str, ...] = ()
+    responses: tuple[Response, ...] = ()
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def question(self) -> str:
-        """The prompt as text. Messages are joined, each under its role; one message alone is its content."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        if len(self.prompt) == 1:
-            return self.prompt[0]["content"]
-        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.prompt)
+        """The prompt as text."""
+        return as_text(self.prompt)
+
+
+def as_text(said: Response) -> str:
+    """Messages are joined, each under its role; one message alone is its content."""
+    if isinstance(said, str):
+        return said
+    if len(said) == 1:
+        return said[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in said)
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class Mapped:
 
     def record(self, raw: Raw) -> Record:
         answer = _text(raw, self.fields["answer"]) if "answer" in self.fields else None
-        responses = tuple(_response(raw, self.fields[name]) for name in self.responses)
+        responses = tuple(_response(raw, self.fields[name], "prompt" in self.fields) for name in self.responses)
         more = {name: _declared(raw, self.fields[name], kind) for name, kind in self.columns.items()}
         return Record(self._prompt(raw), answer, responses, more)
 
@@ -141,12 +148,14 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
-def _response(raw: Raw, name: str) -> str:
+def _response(raw: Raw, name: str, prompted: bool) -> Response:
+    """A text; messages that the assistant begins where the prompt stands elsewhere; of other conversations what the assistant says last."""
     value = _value(raw, name)
     if isinstance(value, str):
         return _unicode(value, raw, name)
-    if isinstance(value, Sequence) and value and _is_message(value[-1]) and value[-1]["role"] == "assistant":
-        return _unicode(value[-1]["content"], raw, name)
+    if isinstance(value, Sequence) and value and all(map(_is_message, value)) and value[-1]["role"] == "assistant":
+        turns = tuple({"role": message["role"], "content": _unicode(message["content"], raw, name)} for message in value)
+        return turns if prompted and len(turns) > 1 and turns[0]["role"] == "assistant" else turns[-1]["content"]
     raise _bad_field(raw, f"the field '{name}' is no response: {_short(value)}", "a text, or messages that end with the assistant's")
 
 

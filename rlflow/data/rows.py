@@ -11,7 +11,8 @@ from torch import Tensor
 from rlflow.batch import DTYPES, Axis, Batch, Data
 from rlflow.columns import TABLE, Kind, Level
 from rlflow.data.encode import Encoder, Wording
-from rlflow.data.fields import Record
+from rlflow.data.fields import Message, Record, as_text
+from rlflow.data.turns import joined
 
 
 def kinds(like: Record, declared: Mapping[str, Kind]) -> dict[str, Kind]:
@@ -26,14 +27,15 @@ def batch(records: Sequence[Record], like: Record, start: int, encoder: Encoder,
     """The records as rows at consecutive positions of the data stream from ``start``. ``like`` says which columns no records have."""
     each = max(len(like.responses), 1)
     repeated = [record for record in records for _ in range(each)]
-    prompts = encoder.prompts([wording.of(record) for record in records])
+    worded = [wording.of(record) for record in records]
+    prompts = encoder.prompts(worded)
     data = {"prompt": _text([record.question for record in repeated])}
     if like.answer is not None:
         data["answer"] = _text([record.answer or "" for record in repeated])
     data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids in prompts for _ in range(each)])
     data |= {name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()}
     axis = _axis(len(records), start, pairs=each == 2)
-    return Batch(axis, data | dict(_responses(records, encoder, axis) if like.responses else ()))
+    return Batch(axis, data | dict(_responses(records, worded, encoder, axis) if like.responses else ()))
 
 
 def _axis(count: int, start: int, pairs: bool) -> Axis:
@@ -43,13 +45,17 @@ def _axis(count: int, start: int, pairs: bool) -> Axis:
     return Axis(torch.stack([position, torch.arange(2).repeat(count)], 1), grouped=True)
 
 
-def _responses(records: Sequence[Record], encoder: Encoder, axis: Axis) -> Iterator[tuple[str, Data]]:
-    texts = [text for record in records for text in record.responses]
-    tokens = _ragged("tokens", encoder.responses(texts))
-    yield "completion", _text(texts)
+def _responses(
+    records: Sequence[Record], worded: Sequence[str | list[Message]], encoder: Encoder, axis: Axis
+) -> Iterator[tuple[str, Data]]:
+    asked = [(prompt, response) for prompt, record in zip(worded, records, strict=True) for response in record.responses]
+    plain = iter(encoder.responses([response for _, response in asked if isinstance(response, str)]))
+    rows = [joined([(next(plain), True)] if isinstance(response, str) else encoder.turns(prompt, response)) for prompt, response in asked]
+    tokens = _ragged("tokens", [ids for ids, _ in rows])
+    yield "completion", _text([as_text(response) for _, response in asked])
     yield "tokens", tokens
-    yield "mask", Data(TABLE["mask"].kind, torch.ones(len(tokens.value), dtype=torch.bool), tokens.lengths)
-    yield "finish", _text(["stop"] * len(texts))
+    yield "mask", Data(TABLE["mask"].kind, torch.tensor([counts for _, mask in rows for counts in mask], dtype=torch.bool), tokens.lengths)
+    yield "finish", _text(["stop"] * len(asked))
     if axis.grouped:
         yield "group", Data(TABLE["group"].kind, axis.keys[:, 0].clone())
         yield "chosen", Data(TABLE["chosen"].kind, axis.keys[:, 1] == 0)

@@ -109,6 +109,43 @@ def test_pairs_of_whole_conversations_hold_their_prompt(jsonl, tokenizer):
         open_data(jsonl({**pair, "rejected": [{"role": "user", "content": "how?"}, pair["rejected"][1]]}))
 
 
+SAYS = [{"role": "assistant", "content": "look"}, {"role": "user", "content": "seen 3"}, {"role": "assistant", "content": "three"}]
+
+
+def test_what_the_assistant_is_told_within_a_response_is_a_hole_of_the_mask(jsonl, tokenizer):
+    records = jsonl({"prompt": "how many?", "completion": SAYS}, {"prompt": "p", "completion": "plain"})
+    batch = open_data(records, tokenizer=tokenizer).batch([0, 1])
+    decode = AutoTokenizer.from_pretrained(tokenizer).decode
+    tokens, mask = batch["tokens"][0], batch["mask"][0]
+    assert decode(tokens) == "look<eos>\n<user>seen 3\n<assistant>three<eos>"
+    assert decode(tokens[mask]) == "look<eos>three<eos>"
+    assert batch["completion"] == ["assistant: look\n\nuser: seen 3\n\nassistant: three", "plain"]
+    assert decode(batch["tokens"][1][batch["mask"][1]]) == "plain<eos>"
+
+
+def test_turns_without_a_tokenizer_are_their_bytes(jsonl):
+    batch = open_data(jsonl({"prompt": "p", "completion": SAYS})).batch([0])
+    tokens, mask = batch["tokens"][0], batch["mask"][0]
+    assert bytes(tokens[~mask].tolist()) == b"\nuser: seen 3\nassistant: "
+    assert tokens[mask].tolist() == [*b"look", 256, *b"three", 256]
+
+
+def test_turns_that_the_tokenizer_cannot_put_are_told(jsonl, tmp_path, tokenizer, make_tokenizer):
+    records = jsonl({"prompt": "p", "completion": SAYS})
+    with pytest.raises(PlanError, match="needs a chat template"):
+        open_data(records, tokenizer=make_tokenizer(tmp_path / "plain", chat=False)).batch([0])
+    forgetful = make_tokenizer(tmp_path / "forgetful")
+    template = "{% for m in messages[-1:] %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
+    (forgetful / "chat_template.jinja").write_text(template)
+    with pytest.raises(PlanError, match="writes earlier turns otherwise"):
+        open_data(records, tokenizer=forgetful).batch([0])
+
+
+def test_a_conversation_that_repeats_its_prompt_gives_what_is_said_last(jsonl, tokenizer):
+    whole = [{"role": "user", "content": "p"}, *SAYS]
+    assert open_data(jsonl({"prompt": "p", "completion": whole}), tokenizer=tokenizer).batch([0])["completion"] == ["three"]
+
+
 @pytest.mark.parametrize(
     ("record", "says"),
     [

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow import (
+    Batch,
     adapted_beta,
     clipped_gain,
     group_mean,
@@ -21,6 +22,7 @@ from rlflow import (
     reward_to_go,
     row_mean,
     row_sum,
+    stop_penalty,
     truncated_weights,
     whiten,
 )
@@ -333,3 +335,9 @@ def test_the_price_rises_above_the_target_falls_below_it_and_by_a_fifth_at_most(
 @pytest.mark.parametrize(("observed", "expected"), [(NAN, 0.1), (math.inf, 0.12), (6.0, 0.1), (0.0, 0.08)])
 def test_the_price_by_hand(observed, expected):
     assert float(adapted_beta(torch.tensor(0.1), torch.tensor(observed), target=6.0, rate=1.0)) == pytest.approx(expected)
+
+
+def test_only_responses_that_were_cut_are_penalised():
+    scores = torch.tensor([1.0, 1.0, math.nan, 0.5])
+    batch = Batch.of({"scores": scores, "finish": ["length", "stop", "length", "length"]})
+    assert stop_penalty(batch, coef=0.5)["scores"].tolist() == pytest.approx([0.5, 1.0, NAN, 0.25], nan_ok=True)

@@ -11,10 +11,11 @@ from rlflow.author.load import load
 from rlflow.backends.local.decode import decode
 from rlflow.backends.local.endings import Endings
 from rlflow.backends.local.generator import _columns
+from rlflow.data.turns import joined
 from rlflow.training.protocols import Sampling
 
 registry = load(Path(__file__).with_name("registry.py"))
-as_is, not_ours = registry.as_is, registry.not_ours
+as_is, transformed = registry.as_is, registry.transformed
 
 
 class Recorded:
@@ -56,4 +57,14 @@ def test_a_score_is_placed_on_the_last_token_that_counts(case):
     case.agrees(token_rewards=place_last(case.inputs["scores"], case.mask))
 
 
-not_ours("joins the turns of a conversation with a tool: rlflow has masks with holes, but nothing that makes them yet", "searchr1-mask-1")
+@transformed("rows begin with their prompt there, which counts: put before; rows are padded there: padded", "searchr1-mask-1")
+def test_what_a_tool_says_is_a_hole_of_the_mask(case):
+    names = ("previous", "response", "info", "next_response")
+    rows = []
+    for number in range(2):
+        prompt, *turns = ([token for token in case.inputs[name][number].tolist() if token != case.settings["pad_id"]] for name in names)
+        tokens, mask = joined(list(zip(turns, (True, False, True), strict=True)))
+        rows.append([(token, True, True) for token in prompt] + [(token, counts, True) for token, counts in zip(tokens, mask, strict=True)])
+    padded = [row + [(case.settings["pad_id"], False, False)] * (case.expected["tokens"].shape[1] - len(row)) for row in rows]
+    tokens, mask, attended = torch.tensor(padded).unbind(2)
+    case.agrees(tokens=tokens, loss_mask=mask.bool(), attention_mask=attended.bool())

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import torch
 
+from rlflow import stop_penalty
 from rlflow.algorithms import dapo
 from rlflow.author.load import load
 
 registry = load(Path(__file__).with_name("registry.py"))
-as_is, transformed, not_ours = registry.as_is, registry.transformed, registry.not_ours
+as_is, transformed = registry.as_is, registry.transformed
 
 
 def shaped(case):
@@ -31,7 +32,10 @@ def test_over_long_shaping_up_to_the_longest_length(case):
     case.agrees(where=within, rewards=shaped(case))
 
 
-not_ours("scales the scores of truncated responses, so that a bad one gets better by it", "orlhf-stop-1", "orlhf-stop-3")
+@as_is("orlhf-stop-1", "orlhf-stop-3")
+def test_responses_that_were_cut(case):
+    finish = ["length" if cut else "stop" for cut in case.inputs["truncated"].tolist()]
+    case.agrees(rewards=stop_penalty.function(case.inputs["rewards"], finish, coef=case.settings["coef"]))
 
 
 @as_is("std-filter-1")
