@@ -174,7 +174,7 @@ class _Run:
     def _rows(self, unit: int) -> int:
         if unit in self.plan.pieces:
             return len(self._pieces.axis(self.plan.pieces[unit]))
-        return len(self.store.axes.get(self.plan.node(unit).axis, ()))  # type: ignore[arg-type]
+        return len(self.store.axes.get(self.plan.node(unit).axis, ()))
 
     def _seconds(self, node: Node, rows: int = 0) -> float:
         """How long a node may run. A reward has the deadlines of its rows, one after another at worst."""
