@@ -132,7 +132,7 @@ def test_pieces_start_with_their_chunks_and_what_follows_with_the_last():
     assert told(scheduler.done(pieces()[0])) == ["reward"]  # joins what the pieces gave
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.sampled_from(["ppo", "remax", "online_dpo", "prime"]), st.integers(2, 5), st.booleans(), st.data())
 def test_whatever_ends_first_every_piece_runs_once_after_its_chunk_and_everything_is_freed(name, chunks, exact, data):
     made = planned(name, chunks, EXACT if exact else frozenset({"reward"}))
