@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlflow.author.loss import Loss
-from rlflow.errors import Problem
+from rlflow.errors import Problem, listed
 from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.trace.compile import Program
 
@@ -20,11 +20,10 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
                       expected="a number of iterations, at least 0 (0: sample with the newest weights)", remedy="--staleness 0")
     if staleness < 1:
         return
-    repeated = next((node for node in program.graph.nodes if node.op is Op.REPEAT), None)
-    if repeated is not None:
-        yield Problem("staleness-repeat", f"--staleness {staleness}: '{repeated.name}' samples as much as it needs, so nothing of it can "
-                      "be sampled ahead", repeated.place, found="a `repeat`", expected="a flow that samples the prompts of the data once",
-                      remedy="leave --staleness out")
+    for repeated in program.graph.nodes:
+        if repeated.body is not None:
+            yield from repeat_problems(program.graph, repeated, repeated.body, staleness)
+    yield from prompt_problems(program.graph, staleness)
     generates = {use.name for use in program.graph.roles if use.generates}
     for node in program.graph.nodes:
         if node.op is Op.UPDATE and node.role in generates and not corrects(program.graph, node):
@@ -36,6 +35,38 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
                           expected="a column that depends on sampled_logprobs",
                           remedy="add before the update:  batch |= truncated_weights(batch, cap=2.0)\n            and in the loss:  "
                                  "take `weights` and multiply the value by it")
+
+
+def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -> Iterator[Problem]:
+    """A `repeat` runs ahead as a whole: while it does, training changes weights and state, so only sampling may read those, which is
+    given weights of its own."""
+    trained = {use.name for use in graph.roles if use.trained}
+    changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
+    for node in body.nodes:
+        if node.body is not None:
+            yield from repeat_problems(graph, repeated, node.body, staleness)
+            continue
+        reads = [f"the weights of '{node.role}'"] if node.role in trained and node.op is not Op.GENERATE else []
+        reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(body, item.column, changed)]
+        if reads:
+            yield Problem("staleness-repeat", f"--staleness {staleness}: '{node.name}' within '{repeated.name}' reads {reads[0]}, which "
+                          "training changes, so the repeat cannot be sampled ahead", node.place, repeated.place,
+                          found=listed(reads), expected="a body that reads nothing that training changes, but to sample",
+                          remedy=f"call '{node.name}' after the `repeat`, or leave --staleness out")
+
+
+def prompt_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
+    """What samples ahead takes its prompts from the data."""
+    for node in graph.nodes:
+        made = [graph.nodes[item.column.node].name for item in node.inputs if graph.nodes[item.column.node].op is not Op.DATA]
+        if node.op is Op.GENERATE and made:
+            yield Problem("staleness-prompts", f"--staleness {staleness}: '{node.name}' samples from prompts that '{made[0]}' makes, so it "
+                          "cannot be done ahead", node.place, found=f"prompt_tokens of '{made[0]}'", expected="the prompts of the data",
+                          remedy="leave --staleness out")
+
+
+def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
+    return body.nodes[column.node].op is Op.STATE and column.name in names
 
 
 def corrects(graph: Graph, update: Node) -> bool:

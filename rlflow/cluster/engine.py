@@ -73,11 +73,11 @@ class ClusterEngine(Engine):
     def _ready(self, role: str, prompts: Batch, terms: Terms) -> tuple[Pool[Worker], Batch]:
         """The pool that samples, with its weights, and what it reads, there."""
         model, pool = self.models[role], self.pools[self.placement.generators[role]]
-        if terms.weights is not None:
-            model.use(terms.weights, terms.seconds)
+        if (frozen := self.weights.get(role)) is not None:
+            model.use(frozen, terms.seconds)
         else:
             model.synchronise(terms.seconds)
-        return pool, self.spread(prompts.select("prompt_tokens"), pool.name, terms.iteration)
+        return pool, self.spread(prompts.select("prompt_tokens"), pool.name)
 
     def sample_chunks(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: Terms = HERE
@@ -152,13 +152,20 @@ class ClusterEngine(Engine):
     def packed(self, batch: Batch) -> bytes:
         return self._gathered(batch).tobytes()
 
-    def unpacked(self, payload: bytes, axis: Axis, role: str, iteration: int) -> Batch:
-        pool = self.pools[self.placement.generators[role]]
-        key = self.key()
-        ref = pool.send(0, "load", key, np.frombuffer(payload, np.uint8), iteration, group="io")
-        return self.kept(pool, self._answers(pool, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+    def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
+        assert pool is not None
+        raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
+        axis = opened(raw).axis if axis is None else axis
+        ref = there.send(0, "load", self.key(), raw, self.iteration, group="io")
+        return self.kept(there, self._answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
 
-    def spread(self, batch: Batch, pool: str | None, iteration: int | None = None) -> Batch:
+    def held(self, batch: Batch, pool: str | None) -> Batch:
+        """Copied onto rank 0, as ``unpacked`` would put it."""
+        assert pool is not None
+        there, rows = self.pools[pool], torch.arange(len(batch))
+        return self.kept(there, {0: self.on_one(there, 0, "hold", batch, rows, {}, HERE, "io")}, [rows], batch.axis)
+
+    def spread(self, batch: Batch, pool: str | None) -> Batch:
         """The driver's columns on a pool; those that are there already, and scalars, as they are."""
         here = {name: data for name, data in batch.data.items() if not isinstance(data, Sharded) and data.kind.level is not Level.SCALAR}
         if not here or pool is None:
@@ -166,7 +173,7 @@ class ClusterEngine(Engine):
         own, chosen = Batch(batch.axis, here), self.pools[pool]
         units = units_of_rows(batch.axis.slots if batch.axis.grouped else None, len(batch))
         split = balanced(units, row_tokens(here, len(batch)), len(chosen))
-        return Batch(batch.axis, batch.data | self._put(chosen, own, split, self.iteration if iteration is None else iteration).data)
+        return Batch(batch.axis, batch.data | self._put(chosen, own, split).data)
 
     def joined(self, batches: list[Batch]) -> Batch:
         return joined(batches)
@@ -268,7 +275,7 @@ class ClusterEngine(Engine):
     ) -> dict[int, Answer]:
         """The operation on each rank that has rows (on rank 0 where there are none at all), and the answers by rank."""
         batch = self.spread(batch, pool.name)
-        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group, terms.iteration) for rank in _used(split)}
+        refs = {rank: self._ask(pool, rank, op, batch, split[rank], arguments, group) for rank in _used(split)}
         return self._answers(pool, op, refs, terms)
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
@@ -277,7 +284,7 @@ class ClusterEngine(Engine):
 
     def _ask(
         self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,
-        iteration: int | None = None, method: str = "run",
+        method: str = "run",
     ) -> Any:
         """Start an operation on one rank; the reference of its answer, or of several those of all. What lies on other workers is sent
         from there to here, not through the driver."""
@@ -286,25 +293,27 @@ class ClusterEngine(Engine):
         transfers = [
             self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in asked.transfers
         ]
-        iteration = self.iteration if iteration is None else iteration
-        call = Call(op, key, asked.inputs, iteration, arguments, self._forgotten(at))
+        call = Call(op, key, asked.inputs, self.iteration, arguments, self._forgotten(at))
         start = pool.send if method == "run" else pool.stream
         return start(rank, method, call, *transfers, group=group)
 
     def _forgotten(self, at: Where) -> tuple[int, ...]:
         """Keys on this worker of which nobody knows any more."""
-        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        gone = []
+        with contextlib.suppress(IndexError):  # several threads ask
+            for _ in range(len(self._gone)):
+                gone.append(self._gone.popleft())
         self._gone.extend(item for item in gone if item[0] != at)
         return tuple(key for where, key in gone if where == at)
 
-    def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor], iteration: int) -> Batch:
+    def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
         """The driver's rows onto a pool."""
         shards, refs, used = [], [], []
         for rank, rows in enumerate(split):
             if len(rows):
                 key = next(self._keys)
                 payload: Payload = packed(batch.rows(rows))
-                refs.append((rank, pool.send(rank, "put", key, payload, iteration, group="io")))
+                refs.append((rank, pool.send(rank, "put", key, payload, self.iteration, group="io")))
                 shards.append(self._shard(pool.at(rank), key, len(rows)))
                 used.append(rows)
         pool.future("put", refs, 300.0, list).result()

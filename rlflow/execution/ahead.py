@@ -1,24 +1,32 @@
-"""Sampling ahead: iteration i + K samples while iteration i trains (staleness K).
+"""Sampling ahead: later iterations sample while one trains (staleness K).
 
 The rows of iteration j are sampled with the weights that j - K iterations have made, whatever is ready first: what is sampled is
-decided by numbers, never by timing. One thread samples, so that a generator has one set of weights at a time.
+decided by numbers, never by timing. A flow with a `repeat` samples one iteration ahead, with those that j - 1 have made, so that what
+it keeps beyond its groups may open later iterations until it is K old. One thread samples, one iteration after another, since where
+the data of one begin and what it opens with follow from the one before.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlflow.batch import Batch
-from rlflow.execution import chance
+from rlflow.batch import Axis, Batch
+from rlflow.execution.apply import SkipIteration
 from rlflow.execution.engine import Engine, Terms
+from rlflow.execution.executor import Executor, Outcome, Sampled
+from rlflow.execution.lanes import Lanes
+from rlflow.execution.surplus import Piece, Surplus, Versions, divided, groups_of
+from rlflow.execution.tally import known, settled
 from rlflow.graph.model import Node, Op
 from rlflow.plan import Plan
 from rlflow.spans import Span
 from rlflow.training.protocols import Sampling
+
+CLOSING_SECONDS = 5.0  # how long a call of what is being sampled may take to end
 
 
 class Stream(Protocol):
@@ -32,100 +40,189 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """The rows of one iteration by the node that samples them, and when that was."""
-
-    rows: Mapping[int, Batch]
-    spans: tuple[Span, ...] = ()
-
-
-@dataclass
 class Entry:
-    """An iteration whose rows are sampled or being sampled: its prompts, and the stream before they were taken."""
+    """An iteration that is sampled: the stream before its prompts were taken, and what came of it."""
 
     cursor: Mapping[str, Any]
-    prompts: Batch
-    sampled: Future[Sampled]
+    sampled: Sampled
 
 
 @dataclass
 class Ahead:
-    """``staleness`` iterations ahead of the one that trains; never past the last of ``iterations``."""
+    """Never past the last of ``iterations``; ``prompts`` are taken at once. ``began``: by iteration the versions of the weights of the
+    roles that sample when it began to train."""
 
     plan: Plan
     engine: Engine
+    lanes: Lanes
     stream: Stream
     staleness: int
     iterations: int
     prompts: int
-    queue: dict[int, Entry] = field(default_factory=dict)
+    queue: dict[int, Future[Entry]] = field(default_factory=dict)
+    began: dict[int, Versions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.nodes = sampling_nodes(self.plan)
+        live = [self.plan.graph.nodes[i] for i in self.plan.live]
+        self.nodes = [node for node in live if node.op in (Op.GENERATE, Op.REPEAT)]
+        self.roles = sorted({str(node.role) for node in sampling(self.plan)})
+        self.surplus = {node.id: Surplus() for node in live if node.op is Op.REPEAT}
+        self.depth = 1 if self.surplus else self.staleness
+        self.home = self.plan.home.get(self.nodes[0].id) if self.nodes else None
+        read = {item.column.node for node in live if node.op is not Op.REPEAT for item in node.inputs}
+        self.always_reads = any(node.id in read for node in live if node.op is Op.DATA)
+        self._bodies = Executor(self.engine, self.lanes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
 
-    def advance(self, iteration: int) -> Entry:
-        """Start what may be sampled when ``iteration`` begins to train; its own entry."""
-        roles = sorted({str(node.role) for node in self.nodes})
+    def advance(self, iteration: int) -> Sampled:
+        """Start what may be sampled when ``iteration`` begins to train; what was sampled for it. Raises SkipIteration where there is
+        nothing to train on."""
+        made = self.began[iteration] = {role: self.engine.models[role].version for role in self.roles}
+        self.began = {number: made for number, made in self.began.items() if number >= iteration - self.staleness}
         weights: dict[str, Any] = {}
-        for number in range(iteration, min(iteration + self.staleness, self.iterations - 1) + 1):
+        for number in range(iteration, min(iteration + self.depth, self.iterations - 1) + 1):
             if number not in self.queue:
-                weights = weights or {role: self.engine.frozen(role) for role in roles}
-                cursor = self.stream.state()
-                prompts = self._prompts(number)
-                self.queue[number] = Entry(cursor, prompts, self._thread.submit(self._sample, number, prompts, weights))
-        return self.queue[iteration]
+                weights = weights or {role: self.engine.frozen(role) for role in self.roles}
+                oldest = self.began[max(number - self.staleness, min(self.began))]
+                self.queue[number] = self._thread.submit(self._sample, number, weights, made, oldest)
+        sampled = self.queue[iteration].result().sampled
+        if sampled.skipped:
+            raise SkipIteration(sampled.skipped)
+        return sampled
 
     def done(self, iteration: int) -> None:
         """The rows of an iteration are used up."""
         self.queue.pop(iteration, None)
 
-    def cursor(self, iteration: int) -> Mapping[str, Any]:
-        """Where the data of an iteration begin."""
-        return self.queue[iteration].cursor if iteration in self.queue else self.stream.state()
-
     def close(self) -> None:
+        """What is being sampled ends with its present call; nothing else begins."""
+        self._bodies.stopping = True
         self._thread.shutdown(wait=False, cancel_futures=True)
+        wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
 
-    def saved(self, iteration: int) -> dict[str, Any]:
-        """What is sampled for ``iteration`` and those after it, as plain values and bytes; waits for what is being sampled."""
-        found = {}
-        for number, entry in sorted(self.queue.items()):
-            if number >= iteration:
-                rows = entry.sampled.result().rows
-                found[str(number)] = {"cursor": dict(entry.cursor), "rows": {str(i): self.engine.packed(rows[i]) for i in rows}}
-        return found
+    # -- in the thread -----------------------------------------------------------------------------------------------------------
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what ``saved`` gave; leaves the stream behind the last of its prompts."""
-        for number, entry in saved.items():
-            self.stream.load(entry["cursor"])
-            prompts = self._prompts(int(number))
-            rows = {node.id: self._again(node, prompts, entry["rows"][str(node.id)], int(number)) for node in self.nodes}
-            ready: Future[Sampled] = Future()
-            ready.set_result(Sampled(rows))
-            self.queue[int(number)] = Entry(entry["cursor"], prompts, ready)
+    def _sample(self, number: int, weights: Mapping[str, Any], made: Versions, oldest: Versions) -> Entry:
+        """``made``: versions of the weights; ``oldest``: versions that rows of this iteration must have at least."""
+        engine = self._bodies.engine = self.engine.at(number, weights)
+        cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
+        rows: dict[int, Batch] = {}
+        try:
+            for node in self.nodes:
+                start = time.monotonic()
+                if node.op is Op.GENERATE:
+                    settings, terms = self.plan.program.settings[node.name], Terms(None, node.timeout)
+                    rows[node.id] = engine.generate(str(node.role), prompts.given(), settings, node.call, terms)
+                else:
+                    rows[node.id] = self._repeat(engine, node, prompts, (made, oldest), outcome)
+                outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
+        except SkipIteration as skip:
+            return Entry(cursor, Sampled(prompts.so_far(), skipped=str(skip)))
+        given = prompts.given() if self.always_reads else prompts.so_far()
+        return Entry(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans)))
 
-    def _prompts(self, iteration: int) -> Batch:
-        """The next prompts of the data, where they are sampled from."""
-        return self.engine.spread(self.stream.take(self.prompts), self.plan.home.get(self.nodes[0].id), iteration)
+    def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:
+        """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
+        (made, oldest), settings, home = bounds, self.plan.program.settings[node.name], self.plan.home.get(node.id)
+        surplus, groups = self.surplus[node.id], settings["groups"]
+        opening = surplus.opening(oldest)
 
-    def _again(self, node: Node, prompts: Batch, payload: bytes, iteration: int) -> Batch:
-        axis = prompts.axis.repeat(Sampling(**self.plan.program.settings[node.name]).samples)
-        return self.engine.unpacked(payload, axis, str(node.role), iteration)
+        def body(drawn: Batch) -> Batch:
+            return self._bodies.run_body(self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data)
 
-    def _sample(self, iteration: int, prompts: Batch, weights: Mapping[str, Any]) -> Sampled:
-        rows, spans = {}, []
-        for node in self.nodes:
-            start = time.monotonic()
-            seed = chance.derived(self.engine.seed, iteration, node.call)
-            terms = Terms(None, node.timeout, iteration=iteration, weights=weights[str(node.role)])
-            sampling = Sampling(**self.plan.program.settings[node.name])
-            rows[node.id] = self.engine.sample(str(node.role), prompts, sampling, seed, terms)
-            spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
-        return Sampled(rows, tuple(spans))
+        kept, metrics = engine.kept_groups(body, prompts.draws(settings["tries"]), groups, [piece.rows for piece in opening])
+        fresh = [Piece(rows, made) for rows in kept[len(opening) :]]
+        first, rest = divided([*opening, *fresh], groups)
+        later = self.engine.at(engine.iteration + 1)
+        surplus.pieces = [Piece(later.held(piece.rows, home), piece.made) for piece in rest]
+        metrics = {**metrics, **known({"carried": float(groups_of(opening)), "dropped": float(surplus.told())})}
+        outcome.metrics |= settled(metrics, f"{node.name}/")
+        if opening:  # shards of several origins may call a column by several names
+            first = [Piece(engine.held(piece.rows, home), piece.made) for piece in first]
+        return engine.joined([piece.rows for piece in first])
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------------------
+
+    def saved(self, iteration: int) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """What is there for ``iteration`` and those after it: plain values, with ``cursor``, where the data of ``iteration`` begin, and
+        rows as files by name. Waits for what is being sampled."""
+        entries = {number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration}
+        rows = {f"{number}.{node}": batch for number, entry in entries.items() for node, batch in entry.sampled.rows.items()}
+        rows |= {f"surplus.{node}.{i}": piece.rows for node, left in self.surplus.items() for i, piece in enumerate(left.pieces)}
+        stream = dict(self.stream.state())
+        state = {
+            "cursor": dict(next(iter(entries.values())).cursor) if entries else stream,
+            "stream": stream,
+            "next": max(entries, default=iteration - 1) + 1,
+            "entries": {str(number): _plain(entry) for number, entry in entries.items()},
+            "began": {str(number): dict(versions) for number, versions in self.began.items()},
+            "surplus": {str(node): [dict(piece.made) for piece in left.pieces] for node, left in self.surplus.items()},
+            "dropped": {str(node): left.dropped for node, left in self.surplus.items()},
+        }
+        return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
+
+    def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """Go on from what ``saved`` gave."""
+        for number, entry in state["entries"].items():
+            ready: Future[Entry] = Future()
+            ready.set_result(self._again(int(number), entry, files))
+            self.queue[int(number)] = ready
+        later = self.engine.at(state["next"])
+        for node, left in self.surplus.items():
+            home, made = self.plan.home.get(node), state["surplus"].get(str(node), ())
+            left.pieces = [Piece(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each) for i, each in enumerate(made)]
+            left.dropped = state["dropped"].get(str(node), 0)
+        self.began = {int(number): versions for number, versions in state["began"].items()}
+        self.stream.load(state["stream"])
+
+    def _again(self, number: int, entry: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
+        self.stream.load(entry["cursor"])
+        engine, rows = self.engine.at(number), {}
+        prompts = engine.spread(self.stream.take(entry["prompts"]), self.home)
+        for node in self.nodes if not entry["skipped"] else ():
+            axis = self._axis(node, prompts)
+            rows[node.id] = engine.unpacked(files[f"{number}.{node.id}"], axis, self.plan.home.get(node.id))
+        return Entry(entry["cursor"], Sampled(prompts, rows, dict(entry["metrics"]), skipped=entry["skipped"]))
+
+    def _axis(self, node: Node, prompts: Batch) -> Axis | None:
+        """The rows that a node samples from the prompts; None for a repeat, whose rows are its own."""
+        return prompts.axis.repeat(Sampling(**self.plan.program.settings[node.name]).samples) if node.op is Op.GENERATE else None
 
 
-def sampling_nodes(plan: Plan) -> list[Node]:
-    """The nodes that sample from the prompts of the data."""
-    return [node for node in (plan.graph.nodes[i] for i in plan.live) if node.op is Op.GENERATE]
+class _Prompts:
+    """The prompts of one iteration: those given to its flow, taken once something reads them, then fresh ones."""
+
+    def __init__(self, ahead: Ahead, engine: Engine) -> None:
+        self._ahead, self._engine = ahead, engine
+        self._given: Batch | None = None
+
+    def given(self) -> Batch:
+        if self._given is None:
+            self._given = self._take(self._ahead.prompts)
+        return self._given
+
+    def so_far(self) -> Batch:
+        """Those given, none where nothing has read them."""
+        return self._take(0) if self._given is None else self._given
+
+    def draws(self, tries: int) -> Iterator[Batch]:
+        """What a repeat runs on."""
+        for number in range(tries):
+            yield self._take(self._ahead.prompts) if number else self.given()
+
+    def _take(self, count: int) -> Batch:
+        return self._engine.spread(self._ahead.stream.take(count), self._ahead.home)
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    sampled = entry.sampled
+    return {"cursor": dict(entry.cursor), "prompts": len(sampled.prompts), "metrics": dict(sampled.metrics), "skipped": sampled.skipped}
+
+
+def sampling(plan: Plan) -> Iterator[Node]:
+    """The nodes that sample, those of repeats too."""
+    for i in plan.live:
+        if i in plan.bodies:
+            yield from sampling(plan.bodies[i])
+        elif plan.graph.nodes[i].op is Op.GENERATE:
+            yield plan.graph.nodes[i]

@@ -3,9 +3,11 @@ they cannot differ."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -51,15 +53,12 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; of a forward
-    whether the role's next update takes all of its rows in its first step; and of sampling ahead the iteration that it is for and the
-    weights to use, from ``Engine.frozen``."""
+    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; and of a forward
+    whether the role's next update takes all of its rows in its first step."""
 
     pool: str | None = None
     seconds: float = 1800.0
     ahead: bool = False
-    iteration: int | None = None
-    weights: Any = None
 
 
 HERE = Terms()
@@ -75,7 +74,8 @@ class Chunks:
 
 @dataclass
 class Engine:
-    """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data."""
+    """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data; ``weights`` by role, from
+    ``frozen``: what to sample with in place of the newest."""
 
     models: Mapping[str, Model]
     scorers: Mapping[str, Scorer]
@@ -85,6 +85,13 @@ class Engine:
     iteration: int = 0
     reward_timeout: float = 60.0  # seconds for each row of a reward
     grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
+    weights: Mapping[str, Any] = field(default_factory=dict)
+
+    def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
+        """This engine for the calls of a later iteration, which draw what that one draws and keep their columns for it."""
+        later = copy.copy(self)
+        later.iteration, later.weights = iteration, weights or {}
+        return later
 
     def seed_of(self, call: int) -> int:
         return chance.derived(self.seed, self.iteration, call)
@@ -165,8 +172,12 @@ class Engine:
         trainer = self.models[stage.on].trainer if stage.on else None
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
 
-    def spread(self, batch: Batch, pool: str | None, iteration: int | None = None) -> Batch:
-        """The data's columns where they are read first; ``iteration``: the one that they are for, if it is a later one."""
+    def spread(self, batch: Batch, pool: str | None) -> Batch:
+        """The data's columns where they are read first."""
+        return batch
+
+    def held(self, batch: Batch, pool: str | None) -> Batch:
+        """The same rows, there until this engine's iteration has ended."""
         return batch
 
     def frozen(self, role: str) -> Any:
@@ -177,8 +188,8 @@ class Engine:
         """Columns for a checkpoint."""
         raise NotImplementedError("one process samples nothing ahead")
 
-    def unpacked(self, payload: bytes, axis: Axis, role: str, iteration: int) -> Batch:
-        """The opposite, over ``axis``, on the generator's pool of a role."""
+    def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
+        """The opposite, on a pool, over ``axis`` or rows of their own."""
         raise NotImplementedError("one process samples nothing ahead")
 
     def joined(self, batches: list[Batch]) -> Batch:
@@ -202,18 +213,27 @@ class Engine:
 
     def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, Tallies]:
         """Kept groups of ``body`` in prompt order, at most ``groups``. Raises SkipIteration where none is kept."""
-        kept: list[Batch] = []
-        count, tried, seen = 0, 0, 0
-        while count < groups and tried < tries:
-            rows = body(prompts if tried == 0 else self.fresh(len(prompts)))
+        fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
+        kept, metrics = self.kept_groups(body, itertools.chain([prompts], fresh), groups)
+        joined = self.joined(kept)
+        return joined.rows(joined.axis.slots < groups), metrics
+
+    def kept_groups(
+        self, body: Callable[[Batch], Batch], draws: Iterator[Batch], groups: int, opening: Sequence[Batch] = ()
+    ) -> tuple[list[Batch], Tallies]:
+        """Batches of whole groups in prompt order, first those of ``opening``, then what ``body`` keeps of each draw of prompts, until
+        there are ``groups`` or no more draws; the last may bring more. Raises SkipIteration where there is none."""
+        kept, count = list(opening), sum(batch.axis.groups for batch in opening)
+        tried = seen = 0
+        while count < groups and (prompts := next(draws, None)) is not None:
+            rows = body(prompts)
             tried, seen = tried + 1, seen + rows.axis.groups
             kept.append(rows.rows(self.fetch(rows.select("keep"))["keep"].bool()))
             count += kept[-1].axis.groups
-        metrics = {"tries": float(tried), "kept": float(min(count, groups)), "seen": float(seen), "surplus": float(max(count - groups, 0))}
         if count == 0:
             raise SkipIteration(f"none of {seen} groups was kept in {tried} tries")
-        joined = self.joined([batch for batch in kept if len(batch)])
-        return joined.rows(joined.axis.slots < groups), known(metrics)
+        metrics = {"tries": float(tried), "kept": float(min(count, groups)), "seen": float(seen), "surplus": float(max(count - groups, 0))}
+        return [batch for batch in kept if len(batch)], known(metrics)
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

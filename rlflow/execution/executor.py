@@ -6,8 +6,8 @@ import math
 import queue
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import StageError
-from rlflow.execution.ahead import Sampled
 from rlflow.execution.apply import Stopped, failing, shapes
 from rlflow.execution.engine import Engine, Metrics, Terms
 from rlflow.execution.lanes import Lanes
@@ -44,6 +43,18 @@ class Outcome:
     summary: Summary = field(default_factory=Summary)
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What was done ahead for an iteration: its prompts, the rows of the nodes that sample or repeat, and what these have to say.
+    ``skipped``: why the iteration has nothing to train on, where it has not."""
+
+    prompts: Batch
+    rows: Mapping[int, Batch] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    spans: tuple[Span, ...] = ()
+    skipped: str = ""
+
+
 class Executor:
     """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty."""
 
@@ -53,32 +64,40 @@ class Executor:
         self.store = Store()
         self.stopping = False
 
-    def run(self, plan: Plan, prompts: Batch, sampled: Future[Sampled] | None = None) -> Outcome:
-        """One iteration; ``sampled``: the rows of its nodes that sample, where that is done ahead.
+    def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
+        """One iteration; ``sampled``: what of it was done ahead.
 
         Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in time: nodes that run end,
         no others start. Once weights are being changed the iteration goes on to its end.
         """
-        outcome = Outcome()
-        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled)
+        outcome = Outcome(dict(sampled.metrics), list(sampled.spans)) if sampled else Outcome()
+        run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled.rows if sampled else {})
         self.store = run.store
         try:
             run.until_finished()
             outcome.summary = self.engine.summarise(outcome.records)
         finally:
-            self.engine.finished()
+            if not self.stopping:  # what was done ahead for an iteration that is not done is saved
+                self.engine.finished()
         return outcome
+
+    def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
+        """The body of a repeat, once; what it returns."""
+        run = _Run(self, plan, prompts, outcome, state)
+        run.until_finished()
+        assert run.results is not None
+        return run.results
 
 
 class _Run:
-    """One plan being run: the main plan or, in a thread of its own, the body of a repeat."""
+    """One plan being run: the main plan or, in a thread of its own, the body of a repeat. ``ready``: rows by node that are there."""
 
     def __init__(
         self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data],
-        sampled: Future[Sampled] | None = None,
+        ready: Mapping[int, Batch] = MappingProxyType({}),
     ) -> None:
         self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
-        self.sampled = sampled
+        self.ready = ready
         self.engine = executor.engine
         self.store = Store()
         self.results: Batch | None = None
@@ -133,8 +152,8 @@ class _Run:
             self.executor.lanes.submit(self.plan.lane[unit], self._job(unit))
 
     def _instant(self, unit: int) -> bool:
-        """Whether it does no work of its own: columns that are there, pieces to be joined."""
-        return self.plan.node(unit).op in (Op.DATA, Op.STATE) or unit in self.plan.in_pieces
+        """Whether nothing is computed for it: columns that are there, pieces to be joined."""
+        return self.plan.node(unit).op in (Op.DATA, Op.STATE) or unit in self.ready or unit in self.plan.in_pieces
 
     def _job(self, unit: int) -> Callable[[], None]:
         def job() -> None:
@@ -145,7 +164,7 @@ class _Run:
                 self._perform(unit)
             except BaseException as raised:
                 error = raised
-            if not self._instant(unit) and not (self.plan.node(unit).op is Op.GENERATE and self.sampled is not None):
+            if not self._instant(unit):
                 self._span(unit)
             self._ended.put((unit, error))
 
@@ -200,6 +219,8 @@ class _Run:
             result: Batch | None = self.engine.spread(self.prompts, self.plan.home.get(node.id))
         elif node.op is Op.STATE:
             result = Batch(self.prompts.axis, self.state)
+        elif node.id in self.ready:
+            result = self.ready[node.id]
         elif unit in self.plan.in_pieces:
             result, metrics = self._pieces.joined(self.engine, node)
             self.outcome.metrics |= settled(metrics, f"{node.name}/")
@@ -252,10 +273,6 @@ class _Run:
         return self.plan.program.settings[node.name]
 
     def generate(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
-        if self.sampled is not None:
-            ready = self.sampled.result(timeout=self._seconds(node))
-            self.outcome.spans += [span for span in ready.spans if span.node == node.name]
-            return ready.rows[node.id], {}
         if node.id in self.plan.chunks:
             return self._streamed(node, batch), {}
         rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
@@ -303,10 +320,7 @@ class _Run:
         state = {name: batch.data[name] for name in names}
 
         def run_body(prompts: Batch) -> Batch:
-            run = _Run(self.executor, body, prompts, self.outcome, state)
-            run.until_finished()
-            assert run.results is not None
-            return run.results
+            return self.executor.run_body(body, prompts, self.outcome, state)
 
         settings = self._settings(node)
         return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"])

@@ -100,7 +100,7 @@ class Loop:
             self.step(iteration)
         after = self.evaluate(self.options.iterations)
         last = self.answers()
-        self.save(self.options.iterations, self.cursor(self.options.iterations))
+        self.save(self.options.iterations, self.prepared.prompts.state())
         pairs = zip(self.start.answers, last, strict=True)
         compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in pairs]
         self.records.answers(compared)
@@ -110,7 +110,7 @@ class Loop:
 
     def step(self, iteration: int) -> None:
         """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
-        cursor = self.cursor(iteration)
+        cursor = self.prepared.prompts.state()
         self.prepared.engine.iteration = iteration
         try:
             if self.prepared.executor.stopping:
@@ -123,19 +123,15 @@ class Loop:
         if options.eval_every and done % options.eval_every == 0 and done < options.iterations:
             self.evaluate(done)
         if options.save_every and done % options.save_every == 0 and done < options.iterations:
-            self.save(done, self.cursor(done))
-
-    def cursor(self, iteration: int) -> Mapping[str, Any]:
-        """Where the data of an iteration begin."""
-        return self.prepared.ahead.cursor(iteration) if self.prepared.ahead else self.prepared.prompts.state()
+            self.save(done, self.prepared.prompts.state())
 
     def outcome(self, iteration: int) -> Outcome:
         prepared = self.prepared
         if prepared.ahead is None:
             return prepared.executor.run(prepared.plan, prepared.prompts.take(self.options.prompts))
-        entry = prepared.ahead.advance(iteration)
         try:
-            return prepared.executor.run(prepared.plan, entry.prompts, entry.sampled)
+            sampled = prepared.ahead.advance(iteration)
+            return prepared.executor.run(prepared.plan, sampled.prompts, sampled)
         finally:
             if not prepared.executor.stopping:
                 prepared.ahead.done(iteration)

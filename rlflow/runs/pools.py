@@ -59,7 +59,7 @@ def on_pools(
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
         made = plan(program, placement, streaming(program.graph, model_uses(program.graph), given))
-        ahead = sampling_ahead(made, engine, given, prompts)
+        ahead = sampling_ahead(made, engine, lanes, given, prompts)
         if ahead is not None:
             started.callback(ahead.close)
         started.callback(watch.close)  # first: lanes may be waiting for workers
@@ -72,10 +72,10 @@ def forget(meetings: Mapping[str, str]) -> None:
         Path(meeting).unlink(missing_ok=True)
 
 
-def sampling_ahead(made: Plan, engine: Engine, given: Given, prompts: Prompts) -> Ahead | None:
+def sampling_ahead(made: Plan, engine: Engine, lanes: Lanes, given: Given, prompts: Prompts) -> Ahead | None:
     """What samples ahead with ``--staleness`` above 0."""
     options = given.options
-    return Ahead(made, engine, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
+    return Ahead(made, engine, lanes, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
 
 
 def roles_of(placement: Placement) -> dict[str, str]:

@@ -22,7 +22,8 @@ def trained(prepared: Prepared) -> dict[str, Model]:
 
 
 def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapshot:
-    """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data begin."""
+    """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data begin, if none of them is
+    sampled yet."""
     tensors: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     for role, model in trained(prepared).items():
@@ -30,11 +31,11 @@ def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapsh
         tensors |= {group: host_copy(members) for group, members in role_tensors(role, model.trainer.state()).items()}
         folder = prepared.folders.get(role)
         files |= model_files(folder, role) if folder else {}
-    queue = prepared.ahead.saved(at.iteration) if prepared.ahead else {}
-    files |= {f"{QUEUE}/{number}.{node}": rows for number, entry in queue.items() for node, rows in entry["rows"].items()}
+    queue, rows = prepared.ahead.saved(at.iteration) if prepared.ahead else ({}, {})
+    files |= {f"{QUEUE}/{name}": packed for name, packed in rows.items()}
     state = {
-        "prompts": dict(cursor),
-        "queue": {number: entry["cursor"] for number, entry in queue.items()},
+        "prompts": queue.get("cursor", dict(cursor)),
+        "queue": queue,
         "flow_state": prepared.engine.state,
         "versions": {role: model.version for role, model in prepared.engine.models.items()},
         "seed": prepared.engine.seed,
@@ -59,14 +60,9 @@ def restore(prepared: Prepared, saved: Snapshot) -> Start:
             prepared.engine.models[role].sampled_version = -1 if version else 0  # the generator was loaded from the first weights
     prepared.engine.state = dict(saved.state["flow_state"])
     prepared.prompts.load(saved.state["prompts"])
-    if prepared.ahead is not None:
-        queue = saved.state["queue"]
-        prepared.ahead.restore({number: {"cursor": cursor, "rows": _queued(saved, number)} for number, cursor in queue.items()})
+    if prepared.ahead is not None and saved.state["queue"]:
+        start = f"{QUEUE}/"
+        files = {name.removeprefix(start): rows for name, rows in saved.files.items() if name.startswith(start)}
+        prepared.ahead.restore(saved.state["queue"], files)
     before = saved.state["before"]
     return Start(saved.iteration, Accuracy(**before) if before else None, saved.state["answers"])
-
-
-def _queued(saved: Snapshot, number: str) -> dict[str, bytes]:
-    """The rows that were sampled ahead for an iteration, by node."""
-    start = f"{QUEUE}/{number}."
-    return {name.removeprefix(start): rows for name, rows in saved.files.items() if name.startswith(start)}

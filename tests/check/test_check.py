@@ -259,6 +259,17 @@ FINDINGS = {
             "            and in the loss:  take `weights` and multiply the value by it",
         ),
     ],
+    "stale_prompts": [
+        says(
+            "staleness-prompts", "prompt_tokens of 'reversed_words'", "the prompts of the data",
+            "leave --staleness out",
+        ),
+    ],
+    "stale_repeat": [
+        says("staleness-repeat", found, "a body that reads nothing that training changes, but to sample",
+             f"call '{node}' after the `repeat`, or leave --staleness out")
+        for node, found in (("actor.logprobs", "the weights of 'actor'"), ("below", "the state 'bar'"))
+    ],
     "state_raised": [
         says(
             "flow-state", "AttributeError", "a function of the settings that gives numbers by name",
@@ -398,7 +409,7 @@ FINDINGS = {
     ],
 }
 TRACES = {"leaked_global": 2}  # a batch that is kept can be told from the flow's own when the flow is traced again
-STALENESS = {"stale": 1}
+STALENESS = {"stale": 1, "stale_prompts": 1, "stale_repeat": 1}
 
 
 def findings(name: str) -> tuple[Problem, ...]:
@@ -506,6 +517,7 @@ def test_a_staleness_of_none_is_synchronous_and_a_negative_one_admits_no_rows():
 
 def test_staleness_is_accepted_where_the_loss_corrects_for_it():
     assert check(load_flow("ppo"), staleness=3).ok
+    assert check(load_flow("dapo"), staleness=3).ok
 
 
 def test_a_variant_that_fails_otherwise_is_dropped(tmp_path):

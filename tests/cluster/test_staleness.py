@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 import rlflow
 from rlflow import PlanError
 from rlflow.author.load import load_flow
+from rlflow.checkpoints.load import load_latest
+from rlflow.execution.apply import Stopped
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
 
@@ -24,17 +26,54 @@ def test_rows_are_of_the_weights_that_the_staleness_says(ray_address):
     try:
         for iteration in range(6):
             prepared.engine.iteration = iteration
-            entry = prepared.ahead.advance(iteration)
-            rows = entry.sampled.result().rows
-            fetched = [prepared.engine.fetch(batch.select("policy_version")) for batch in rows.values()]
-            assert [set(batch.data["policy_version"].value.tolist()) for batch in fetched] == [{max(iteration - 2, 0)}]
-            prepared.executor.run(prepared.plan, entry.prompts, entry.sampled)
+            sampled = prepared.ahead.advance(iteration)
+            assert [versions(prepared.engine, rows) for rows in sampled.rows.values()] == [{max(iteration - 2, 0)}]
+            prepared.executor.run(prepared.plan, sampled.prompts, sampled)
             prepared.ahead.done(iteration)
-            positions += entry.prompts.axis.keys[:, 0].tolist()
+            positions += sampled.prompts.axis.keys[:, 0].tolist()
         assert positions == list(range(18))
         assert all(pool.call("held").result() == [0] for pool in prepared.engine.pools.values())
     finally:
         roles.close()
+
+
+def versions(engine, rows):
+    return set(engine.fetch(rows.select("policy_version")).data["policy_version"].value.tolist())
+
+
+def test_a_repeat_samples_ahead_and_its_surplus_opens_iterations_within_the_bound(ray_address):
+    roles = rlflow.roles("dapo", backend="null", prompts=5, iterations=6, staleness=2, ray_address=ray_address,
+                         pools="train=1,rollout=2", **{"hp.max_tokens": 16, "hp.samples": 2, "hp.groups": 4, "hp.overlong": 4})
+    prepared, keys, counts = roles.prepared, [], []
+    try:
+        for iteration in range(5):
+            prepared.engine.iteration = iteration
+            sampled = prepared.ahead.advance(iteration)
+            [rows] = sampled.rows.values()
+            assert min(versions(prepared.engine, rows)) >= iteration - 2
+            keys += map(tuple, rows.axis.keys.tolist())
+            outcome = prepared.executor.run(prepared.plan, sampled.prompts, sampled)
+            counts.append([int(outcome.metrics[f"repeat.sampled/{name}"]) for name in ("carried", "tries", "surplus", "dropped")])
+            prepared.ahead.done(iteration)
+        assert keys == [(position, sample) for position in range(20) for sample in range(2)]  # the null scores of a group all differ
+        assert counts == [[0, 1, 1, 0], [1, 1, 2, 0], [2, 1, 3, 0], [3, 1, 4, 0], [4, 0, 0, 0]]
+        stopped_and_saved(prepared, 5)
+    finally:
+        roles.close()
+
+
+def stopped_and_saved(prepared, iteration):
+    """An iteration that is stopped is there to be saved, and a run that takes it up has the same rows."""
+    prepared.engine.iteration = iteration
+    sampled = prepared.ahead.advance(iteration)
+    prepared.executor.stopping = True
+    with pytest.raises(Stopped):
+        prepared.executor.run(prepared.plan, sampled.prompts, sampled)
+    state, files = prepared.ahead.saved(iteration)
+    assert sorted(files) == ["5.1", "surplus.1.0"]
+    prepared.ahead.done(iteration)
+    prepared.ahead.restore(state, files)
+    assert prepared.ahead.saved(iteration) == (state, files)
 
 
 def told(folder):
@@ -44,14 +83,18 @@ def told(folder):
     return kept, load_file(folder / "final" / "actor" / "model.safetensors")
 
 
-def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(tmp_path, ray_address):
-    run = rlflow.run("grpo", out=str(tmp_path), iterations=4, prompts=6, held_out=0, threads=1, save_every=2, staleness=1,
-                     ray_address=ray_address, **POOLS)
+@pytest.mark.parametrize(("name", "settings"), [("grpo", {"staleness": 1}), ("dapo", {"staleness": 2, "hp.groups": 3, "hp.samples": 2})])
+def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(tmp_path, ray_address, name, settings):
+    run = rlflow.run(name, out=str(tmp_path), iterations=4, prompts=6, held_out=0, threads=1, save_every=2, ray_address=ray_address,
+                     **POOLS, **settings)
     whole, weights = told(run.folder)
     for newer in (run.folder / "checkpoints").glob("step-*4"):  # as if it had been killed after the checkpoint of iteration 2
         newer.rename(tmp_path / "gone")
     (run.folder / "checkpoints" / "latest").unlink(missing_ok=True)
     (run.folder / "final").rename(tmp_path / "final")
+    if name == "dapo":
+        assert any(file.startswith("queue/surplus.") for file in load_latest(run.folder).snapshot.files)
+        assert sum(line["repeat.sampled/carried"] for line in whole[2:]) > 0
     resume.resume(run.folder, {}, Quiet())
     again, others = told(run.folder)
     assert again == whole

@@ -33,6 +33,12 @@ class Stream:
         self.position += count
         return prompts_at(self.position - count, count)
 
+    def state(self):
+        return {"position": self.position}
+
+    def load(self, state):
+        self.position = state["position"]
+
 
 class Learner(Trainer):
     """A null trainer that remembers the rows that it learned from."""

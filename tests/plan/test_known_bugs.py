@@ -40,8 +40,9 @@ def test_sampling_ahead_on_the_trainers_own_pool_is_refused(planned_as):
     assert [(each.from_pool, each.to_pool) for each in found.weights] == [("train", "rollout")]
 
 
-def test_an_asynchronous_iteration_is_the_synchronous_one(planned_as):
-    ahead, strict = (planned_as(f"miles_1735::corrected {TWO} --staleness {bound}") for bound in (1, 0))
+@pytest.mark.parametrize("name", ["miles_1735::corrected", "dapo"])
+def test_an_asynchronous_iteration_is_the_synchronous_one(planned_as, name):
+    ahead, strict = (planned_as(f"{name} {TWO} --staleness {bound}") for bound in (1, 0))
     assert (ahead.graph, ahead.steps, ahead.edges) == (strict.graph, strict.steps, strict.edges)
 
 

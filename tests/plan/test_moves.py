@@ -20,7 +20,7 @@ def test_columns_that_move(planned_as, monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "local")  # a Ray of its own, whatever else runs here
     moved, within, asked = Counter(), set(), engine.ClusterEngine._ask
 
-    def watched(self, pool, rank, op, batch, rows, arguments, group, key=0):
+    def watched(self, pool, rank, op, batch, rows, arguments, group):
         target = TARGETS.get(arguments.get("role"), {}).get(op) or arguments.get("function")
         for transfer in engine.request(batch, rows, pool.at(rank)).transfers if target else ():
             if transfer.at.pool == pool.name:
@@ -29,7 +29,7 @@ def test_columns_that_move(planned_as, monkeypatch, tmp_path):
                 held = next(shard for data in batch.data.values() for shard in data.layout.shards if shard.key == transfer.key)
                 count = len(transfer.rows) if transfer.rows is not None else held.rows
                 moved.update({(target, transfer.at.pool, pool.name, name): count for name in transfer.names})
-        return asked(self, pool, rank, op, batch, rows, arguments, group, key)
+        return asked(self, pool, rank, op, batch, rows, arguments, group)
 
     monkeypatch.setattr(engine.ClusterEngine, "_ask", watched)
     rlflow.run(load_flow("grpo"), backend="null", pools="train=2,rollout=2", prompts=8, iterations=2, out=str(tmp_path),
