@@ -105,6 +105,18 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
     return found
 
 
+def judging(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
+    """The pools on which rows are scored by each role."""
+    found: dict[str, frozenset[str]] = {}
+    home = homes(graph, placement)
+    for node in graph.nodes:
+        inner = judging(node.body, placement) if node.body else {}
+        if node.op is Op.REWARD and node.role is not None:
+            inner = {node.role: frozenset([home[node.id]])}
+        found |= {role: found.get(role, frozenset()) | pools for role, pools in inner.items()}
+    return found
+
+
 def _all(graph: Graph) -> Iterator[Node]:
     """The nodes in program order, those of `repeat` bodies in the place of the repeat."""
     for node in graph.nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -20,6 +20,19 @@ class Span:
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+
+@dataclass(frozen=True)
+class RankSpan:
+    """When a rank of a pool carried out an operation for a node of an iteration, by the same clock."""
+
+    node: str
+    pool: str
+    rank: int
+    start: float
+    end: float
+    iteration: int = 0
+    op: str = ""
 
 
 TICK = 1e-9  # what clocks and sums of seconds may differ by
@@ -61,6 +74,16 @@ class _Ended:
         for place in reversed(range(bisect_right(ends, (start + TICK, 0)))):
             if self._spans[-ends[place][1]] not in path:
                 yield ends[place]
+
+
+def longest_path(spans: Iterable[Span]) -> float:
+    """Seconds of the longest chain in which each node waits for the one before it for its columns: no number of workers makes an
+    iteration shorter. A node that ran several times followed itself, as the tries of a `repeat` do."""
+    done: dict[str, float] = {}
+    for span in sorted(spans, key=lambda span: (span.start, span.end)):
+        before = max((done.get(name, 0.0) for name in (*span.waits_for, span.node)), default=0.0)
+        done[span.node] = before + span.seconds
+    return max(done.values(), default=0.0)
 
 
 def busy(spans: Sequence[Span], seconds: float, room: Mapping[str, int]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from rlflow.author.load import load
 from rlflow.cli.main import main
 from rlflow.execution import health
 from rlflow.given.options import Options
+from rlflow.runs.bounds import Totals
 from rlflow.runs.resume import MAY_CHANGE
 
 pytestmark = pytest.mark.slow
@@ -87,6 +88,10 @@ def first_column(after: str) -> list[str]:
 def test_the_table_of_metrics_is_that_of_the_source() -> None:
     named = re.findall(r"\b(?:policy|critic|reward|response)/\w+", health.__doc__ or "")
     assert first_column("These are in every iteration's metrics") == named
+
+
+def test_the_table_of_bounds_is_that_of_the_source() -> None:
+    assert set(first_column("`--json` has the same under `bounds`")) == set(Totals().as_json())
 
 
 def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

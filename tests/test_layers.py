@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "checkpoints.process": "",
     "execution": "errors columns dispatch author batch maths graph trace plan schedule spans training",
     "backends": "errors extras columns author batch training execution checkpoints",
-    "cluster": "errors columns dispatch author batch graph trace execution training data given placement checkpoints.process",
+    "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans "
+               "checkpoints.process",
     "data": "errors columns extras batch",
     "rewards": "errors columns extras batch data",
     "tasks": "",

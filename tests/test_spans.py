@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.spans import Span, busy, critical_path
+from rlflow.spans import Span, busy, critical_path, longest_path
 
 
 def defined(spans):
@@ -27,6 +27,26 @@ def spans(draw):
 @given(st.lists(spans(), max_size=16))
 def test_the_path_is_the_defined_one(spans):
     assert critical_path(spans) == defined(spans)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sets(st.integers(0, 7), max_size=3)), max_size=8))
+def test_the_longest_path_is_that_of_all_chains(nodes):
+    """Nodes of some seconds that wait for earlier ones, each started when the last of these had ended, on workers without limit."""
+    spans, chains = [], [0.0]
+    for number, (seconds, before) in enumerate(nodes):
+        waits = [spans[i] for i in before if i < number]
+        start = max((span.end for span in waits), default=0.0)
+        spans.append(Span(str(number), "a", start, start + seconds, tuple(span.node for span in waits)))
+        chains.append(start + seconds)
+    assert longest_path(spans) == max(chains)
+    late = [Span(s.node, s.lane, s.start + i * 100, s.end + i * 100, s.waits_for) for i, s in enumerate(spans)]  # one after another
+    assert longest_path(late) == max(chains)
+
+
+def test_a_node_that_ran_twice_followed_itself():
+    tries = [Span("x", "a", 0, 2), Span("y", "b", 2, 3, ("x",)), Span("x", "a", 3, 5), Span("y", "b", 5, 6, ("x",))]
+    assert longest_path(tries) == 5  # x, x, y: what keeps the second x waiting for y is the engine's affair
+    assert longest_path([]) == 0.0
 
 
 def test_a_lane_is_busy_for_its_share_of_its_room():

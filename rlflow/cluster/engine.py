@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,25 +37,30 @@ from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged
 from rlflow.placement import Placement
+from rlflow.spans import RankSpan
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
 
 FETCHED = 64 << 10  # bytes of a column that the driver may look into
+REMEMBERED = 1 << 16  # calls of ranks that nobody has asked for yet
 
 
 @dataclass
 class ClusterEngine(Engine):
-    """``models`` are stand-ins for what is on the pools; ``names`` gives the name under which workers know a stage or a loss."""
+    """``models`` are stand-ins for what is on the pools; ``names`` gives the name under which workers know a stage or a loss,
+    ``judging`` the pools that have what a reward role needs."""
 
     models: Mapping[str, RemoteModel]  # type: ignore[assignment]
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
     names: Mapping[int, str] = field(default_factory=dict)
+    judging: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._keys = itertools.count(1)
         self._gone: deque[tuple[Where, int]] = deque()
         self._sampling = threading.Lock()
+        self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
 
     # -- calls of the contract ---------------------------------------------------------------------------------------------------
 
@@ -91,7 +97,8 @@ class ClusterEngine(Engine):
             keys = {rank: [self.key() for _ in range(into.count)] for rank in used}
             streams = {rank: self._ask(pool, rank, "generate", prompts, split[rank], {**told, "keys": keys[rank]}, "model",
                                        method="run_chunks") for rank in used}
-            yield from chunks_of(self, Streams(pool, "generate", streams, terms.seconds), into, _repeated(split, sampling.samples), axis)
+            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self._note(pool, "generate", there, terms))
+            yield from chunks_of(self, answers, into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         pool = self.pools[self.placement.trainers[role]]
@@ -101,7 +108,7 @@ class ClusterEngine(Engine):
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         name = self.placement.trainers.get(role)
-        pool = self.pools[name] if name else self._nearest(batch, terms)
+        pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
         split = self._split(batch, pool)
         answers = self._run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io")
         tallies = merged([answer.tallies for answer in answers.values()])
@@ -131,8 +138,10 @@ class ClusterEngine(Engine):
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
         facts = torch.zeros(len(batch), 4, dtype=torch.int64)
-        for rank, answer in self._run(pool, "facts", batch, home, function, terms, "cpu").items():
+        told = self._run(pool, "facts", batch, home, function, terms, "cpu")
+        for rank, answer in told.items():
             facts[home[rank]] = torch.tensor(answer.value)
+        batch = self.kept(pool, told, home, batch.axis)  # what came from another pool comes once
         passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
         plan = rank_steps(facts, loss.rows == "group", len(pool), seed=self.seed_of(call), **passes)
         answers = [
@@ -208,6 +217,9 @@ class ClusterEngine(Engine):
         summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
+    def ran(self) -> list[RankSpan]:
+        return [self._ran.popleft() for _ in range(len(self._ran))]
+
     def finished(self) -> None:
         """Everything goes, of an iteration that raised too, but what is there for later ones."""
         self._gone.clear()
@@ -217,15 +229,15 @@ class ClusterEngine(Engine):
 
     # -- splits ------------------------------------------------------------------------------------------------------------------
 
-    def _nearest(self, batch: Batch, terms: Terms) -> Pool[Worker]:
-        """The pool that was planned, else the one that holds most of the bytes."""
+    def _nearest(self, batch: Batch, terms: Terms, among: Collection[str] | None = None) -> Pool[Worker]:
+        """The pool that was planned, else of some or all the one that holds most of the bytes."""
         if terms.pool is not None:
             return self.pools[terms.pool]
         held = dict.fromkeys(self.pools, 0)
         for data in batch.data.values():
             for shard in data.layout.shards[:1] if isinstance(data, Sharded) else ():
                 held[shard.at.pool] += data.nbytes
-        return self.pools[max(held, key=lambda name: held[name])]
+        return self.pools[max((name for name in held if among is None or name in among), key=lambda name: held[name])]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
         """The split of the largest column that lies on the pool."""
@@ -280,7 +292,15 @@ class ClusterEngine(Engine):
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
         future = pool.future(op, list(refs.items()), terms.seconds, list)
-        return dict(zip(refs, future.result(), strict=True))
+        answers = dict(zip(refs, future.result(), strict=True))
+        self._note(pool, op, answers, terms)
+        return answers
+
+    def _note(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
+        """When each rank ran, by this process's own clock."""
+        shift, iteration = time.monotonic() - time.time(), self.iteration
+        self._ran.extend(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, iteration, op)
+                         for rank, answer in answers.items())
 
     def _ask(
         self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], group: str,

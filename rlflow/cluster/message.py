@@ -67,7 +67,8 @@ class Call:
 @dataclass(frozen=True)
 class Answer:
     """key: what the shard is kept under. rows: how many it has. columns: name → kind and bytes. lengths: by level of the ragged
-    columns. scalars come whole; ``value`` is what an operation gives that is no batch."""
+    columns. scalars come whole; ``value`` is what an operation gives that is no batch. ran: from when to when, by the wall clock, which
+    several machines share."""
 
     key: int = 0
     rows: int = 0
@@ -76,3 +77,4 @@ class Answer:
     scalars: Mapping[str, Data] = field(default_factory=dict)
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     value: Any = None
+    ran: tuple[float, float] = (0.0, 0.0)

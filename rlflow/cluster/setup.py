@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -57,7 +58,9 @@ class FlowSource:
             folder = Path(tempfile.gettempdir()) / f"rlflow-{self.digest}"
             folder.mkdir(mode=0o700, exist_ok=True)
             path = folder / path.name
-            path.write_text(self.text)
+            aside = folder / f"{os.getpid()}.aside"
+            aside.write_text(self.text)
+            aside.replace(path)  # another rank or run may be reading it
         return load_flow(f"{path}::{self.name}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 
 
 class Streams(Future[list[Any]]):
-    """``streams``: those of ``Pool.stream`` by rank. The deadline is that of the whole call."""
+    """``streams``: those of ``Pool.stream`` by rank. The deadline is that of the whole call. ``note`` is told all answers."""
 
-    def __init__(self, pool: Pool[Any], what: str, streams: Mapping[int, Any], seconds: float) -> None:
+    def __init__(
+        self, pool: Pool[Any], what: str, streams: Mapping[int, Any], seconds: float, note: Callable[[Mapping[int, Any]], None]
+    ) -> None:
         super().__init__(what, [pool.at(rank) for rank in streams], list(streams.values()), seconds, list, pool.watcher)
-        self.pool, self._ranks = pool, tuple(streams)
+        self.pool, self._ranks, self._note = pool, tuple(streams), note
 
     def next(self) -> dict[int, Any]:
         """The next answer of each rank, when all are there. Raises as ``Future.result`` does."""
         self._wait()
         refs = [(rank, next(stream)) for rank, stream in zip(self._ranks, self.refs, strict=True)]
         answers = self.pool.future(self.what, refs, max(self._limit - time.monotonic(), LOOK_SECONDS), list).result()
-        return dict(zip(self._ranks, answers, strict=True))
+        found = dict(zip(self._ranks, answers, strict=True))
+        self._note(found)
+        return found
 
     def _wait(self) -> None:
         while True:

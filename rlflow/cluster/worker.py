@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -30,6 +31,7 @@ from rlflow.execution.tally import Tally
 from rlflow.given.backends import Halves, device_of, make_models
 from rlflow.given.rewards import ModelScore, Rewards
 from rlflow.graph.model import RoleUse
+from rlflow.placement import judging
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
@@ -64,7 +66,8 @@ class Worker:
         scorers |= {use.name: ModelScore(engine, use.name) for use in models if use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
-        self.rewards.load_models(device)
+        where = judging(graph, setup.placement)
+        self.rewards.load_models(device, [role for role, pools in where.items() if setup.pool in pools])
         return engine
 
     def _wanted(self, use: RoleUse) -> Halves:
@@ -102,20 +105,23 @@ class Worker:
         """Carry out one operation of the driver's."""
         self.shelf.forget(call.forget)
         with MARKS.during(str(call)):
+            start = time.time()
             batch = self.shelf.batch(call.inputs, transfers)
-            return OPERATIONS[call.op](self, call, batch)
+            return replace(OPERATIONS[call.op](self, call, batch), ran=(start, time.time()))
 
     def run_chunks(self, call: Call, *transfers: Payload) -> Iterator[Answer]:
         """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
         self.shelf.forget(call.forget)
         role, sampling, seed, into, keys = (call.arguments[name] for name in ("role", "sampling", "seed", "into", "keys"))
         with MARKS.during(str(call)):
+            start = time.time()
             batch = self.shelf.batch(call.inputs, transfers)
             rows = self.engine.sample_chunks(role, batch, sampling, seed, into)
             for key, chunk in zip(keys, itertools.islice(rows, into.count), strict=True):
                 assert chunk.axis.index is not None
-                yield replace(self._keep(replace(call, key=key), chunk), value=chunk.axis.index.numpy())
-            yield self._keep(call, next(rows))
+                answer = replace(self._keep(replace(call, key=key), chunk), value=chunk.axis.index.numpy())
+                yield replace(answer, ran=(start, start := time.time()))
+            yield replace(self._keep(call, next(rows)), ran=(start, time.time()))
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
@@ -172,10 +178,10 @@ class Worker:
         return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group."""
+        """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group. The rows stay for the update."""
         bad = broken_rows(batch, self._loss(call))
         facts = torch.stack([bad.long(), mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
-        return Answer(value=facts.numpy())
+        return replace(self._keep(call, batch), value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:
         return batch.data["group"].value if "group" in batch else batch.axis.keys[:, 0]

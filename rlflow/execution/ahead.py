@@ -111,7 +111,7 @@ class Ahead:
             for node in self.nodes:
                 start = time.monotonic()
                 if node.op is Op.GENERATE:
-                    settings, terms = self.plan.program.settings[node.name], Terms(None, node.timeout)
+                    settings, terms = self.plan.program.settings[node.name], Terms(None, node.timeout, node=node.name)
                     rows[node.id] = engine.generate(str(node.role), prompts.given(), settings, node.call, terms)
                 else:
                     rows[node.id] = self._repeat(engine, node, prompts, (made, oldest), outcome)

@@ -22,6 +22,7 @@ from rlflow.execution import chance
 from rlflow.execution.apply import SkipIteration, apply_stage
 from rlflow.execution.summary import Summary, summarise
 from rlflow.execution.tally import Tallies, Tally, known
+from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer
 
 Metrics = dict[str, float]
@@ -53,12 +54,13 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; and of a forward
-    whether the role's next update takes all of its rows in its first step."""
+    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; of a forward
+    whether the role's next update takes all of its rows in its first step; and the node that it is, for who asks what ran."""
 
     pool: str | None = None
     seconds: float = 1800.0
     ahead: bool = False
+    node: str = ""
 
 
 HERE = Terms()
@@ -202,6 +204,10 @@ class Engine:
     def fetch(self, batch: Batch) -> Batch:
         """The batch here, where it can be looked into."""
         return batch
+
+    def ran(self) -> list[RankSpan]:
+        """When ranks of pools carried out what, since this was last asked; in one process there are none."""
+        return []
 
     def finished(self) -> None:
         """An iteration has ended, well or not: nothing of it is needed any more."""

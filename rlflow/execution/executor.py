@@ -27,17 +27,19 @@ from rlflow.execution.tally import Tallies, settled
 from rlflow.graph.model import Column, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, Start
-from rlflow.spans import Span
+from rlflow.spans import RankSpan, Span
 
 QUEUED_SECONDS = 0.05  # how soon a node that waits for its lane is looked at again
 
 
 @dataclass
 class Outcome:
-    """What an iteration gave: metrics by ``node/name``, when each node ran, and the columns that the run records."""
+    """What an iteration gave: metrics by ``node/name``, when each node ran and, on pools, each rank, and the columns that the run
+    records."""
 
     metrics: Metrics = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    ranks: list[RankSpan] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     summary: Summary = field(default_factory=Summary)
@@ -76,6 +78,7 @@ class Executor:
         try:
             run.until_finished()
             outcome.summary = self.engine.summarise(outcome.records)
+            outcome.ranks = self.engine.ran()
         finally:
             if not self.stopping:  # what was done ahead for an iteration that is not done is saved
                 self.engine.finished()
@@ -267,7 +270,7 @@ class _Run:
 
     def _terms(self, node: Node, batch: Batch | None = None) -> Terms:
         ahead = batch is not None and len(batch) <= self.plan.ahead.get(node.id, -1)
-        return Terms(self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead)
+        return Terms(self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead, node=node.name)
 
     def _settings(self, node: Node) -> Mapping[str, Any]:
         return self.plan.program.settings[node.name]

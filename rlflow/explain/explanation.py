@@ -70,10 +70,11 @@ def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
 
 
 def explain(
-    plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, Kept], frozen: Mapping[str, Kept], warnings: Sequence[Problem] = ()
+    plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, Kept], frozen: Sequence[tuple[str, str, Kept]],
+    warnings: Sequence[Problem] = ()
 ) -> Explanation:
-    """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is kept; ``frozen``: reward
-    models of their own folder, which every rank holds."""
+    """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is kept; ``frozen``: of reward
+    models of their own folder the pool whose ranks hold it, its name, and how it is kept."""
     sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
     layouts = Layouts.of(plan, sizes) if plan.placement else None
     moved = {role: kept.weight_bytes for role, kept in models.items()}
@@ -91,7 +92,7 @@ def passes(plan: Plan) -> Iterator[Did]:
         yield from (Did(f"{did.name} of {plan.graph.nodes[i].name}", did.what) for did in passes(body))
 
 
-def memory(where: Placement, models: Mapping[str, Kept], frozen: Mapping[str, Kept]) -> Iterator[Held]:
+def memory(where: Placement, models: Mapping[str, Kept], frozen: Sequence[tuple[str, str, Kept]]) -> Iterator[Held]:
     """By pool, in the order of the roles; each entry is held by each rank."""
     for pool in where.pools:
         for role, kept in models.items():
@@ -99,4 +100,4 @@ def memory(where: Placement, models: Mapping[str, Kept], frozen: Mapping[str, Ke
                 yield from (Held(pool, role, "trainer", name, size) for name, size in kept.trainer().items())
             if where.generators.get(role) == pool:
                 yield from (Held(pool, role, "generator", name, size) for name, size in kept.generator().items())
-        yield from (Held(pool, name, "reward", "weights", kept.weight_bytes) for name, kept in frozen.items())
+        yield from (Held(pool, name, "reward", "weights", kept.weight_bytes) for at, name, kept in frozen if at == pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,6 +79,15 @@ class ModelScore:
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 
+def specs_of(role: str, given: Given, specs: list[RewardSpec]) -> list[RewardSpec]:
+    """The rewards of a role: its own (--ROLE.reward), of those for all of ``*rewards`` the one in its place, or all of them."""
+    own = given.roles.get(role, {}).get("reward")
+    if own:
+        return [parse_reward(own)]
+    number = role.rpartition("_")[2]
+    return [specs[int(number)]] if number.isdigit() and len(specs) > 1 else specs
+
+
 class Rewards:
     """The rewards of a run. Functions share a pool of processes, which ``close`` ends."""
 
@@ -86,7 +96,7 @@ class Rewards:
         self._pool = RewardPool()
         null = given.options.backend == "null" and not given.options.reward
         self._specs = [] if null else [parse_reward(item) for item in given.options.reward or ("task",)]
-        self._models: list[ModelReward] = []
+        self._models: dict[str, list[ModelReward]] = {}
         self._bound: list[Weighted] = []
         self._null: Scorer | None = backend("null").Score() if null else None
 
@@ -113,17 +123,12 @@ class Rewards:
         """What judges the rows of a reward role: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""
         if self._null:
             return self._null
-        specs = self._specs
-        own = self._given.roles.get(role, {}).get("reward")
-        if own:
-            specs = [parse_reward(own)]
-        elif role.rpartition("_")[2].isdigit() and len(specs) > 1:
-            specs = [specs[int(role.rpartition("_")[2])]]
+        specs = specs_of(role, self._given, self._specs)
         models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
         writer = tokenizer(self._given)
         for model in models if writer else ():
             check_same(Path(model.spec.path), Path(writer))
-        self._models += models
+        self._models[role] = models
         self._bound.append(Weighted(self._bind([spec for spec in specs if spec.kind != "model"]), models))
         return self._bound[-1]
 
@@ -140,9 +145,11 @@ class Rewards:
         chosen = next(iter([*given, *own, *functions]), None)
         return Weighted(self._bind([dataclasses.replace(chosen, weight=1.0)])) if chosen else None
 
-    def load_models(self, device: str) -> None:
-        for model in self._models:
-            model.load(device, self._given)
+    def load_models(self, device: str, roles: Collection[str] | None = None) -> None:
+        """The models of some roles, or of all."""
+        for role, models in self._models.items():
+            for model in models if roles is None or role in roles else ():
+                model.load(device, self._given)
 
     def close(self) -> None:
         self._pool.close()

@@ -14,7 +14,7 @@ from rlflow.errors import PlanError
 from rlflow.execution.executor import Outcome
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
-from rlflow.spans import Span
+from rlflow.runs.timeline import Timeline
 from rlflow.watch.secrets import redacted
 
 if TYPE_CHECKING:
@@ -60,8 +60,10 @@ class Records:
     """What a run writes while it goes. Every line is whole when written, so that a stopped run can be read. A disk that is full ends
     no run: that is said once, and what does not fit is written with later lines, as far as a buffer holds it."""
 
-    def __init__(self, folder: Path, start: int = 0, say: Callable[[str], None] = lambda text: None) -> None:
-        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes."""
+    def __init__(
+        self, folder: Path, start: int = 0, say: Callable[[str], None] = lambda text: None, pools: Iterable[str] = ()
+    ) -> None:
+        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes. ``pools``: of the run."""
         self.folder, self._say, self._said = folder, say, False
         for name in ("metrics.jsonl", "samples.jsonl"):
             keep_before(folder / name, start)
@@ -70,8 +72,7 @@ class Records:
         self._timeline = (folder / (f"timeline-{start}.json" if start else "timeline.json")).open("w")
         self._timeline.write("[")
         self._events = 0
-        self._lanes: dict[str, int] = {}
-        self._origin: float | None = None
+        self._rows = Timeline(pools)
 
     def settings(self, settings: Mapping[str, Any], graph: Graph) -> None:
         """Settings as JSON; the graph as text and as JSON. No secrets in any."""
@@ -94,15 +95,18 @@ class Records:
         """answers.jsonl: held-out prompts with what the model answered before and after."""
         (self.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
+    def bounds(self, words: str, values: Mapping[str, Any]) -> None:
+        """bounds.txt and bounds.json: what bounded the run, to read and for tools."""
+        for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
+            try:
+                (self.folder / name).write_text(text + "\n")
+            except OSError as error:
+                self._complain(name, error)
+
     def timeline(self, iteration: int, outcome: Outcome) -> None:
-        """Chrome trace events, one per node: Perfetto and chrome://tracing open the file."""
-        self._origin = self._origin if self._origin is not None else min((s.start for s in outcome.spans), default=0.0)
-        for span in outcome.spans:
-            if span.lane not in self._lanes:
-                self._lanes[span.lane] = len(self._lanes) + 1
-                name = {"name": "thread_name", "ph": "M", "pid": 1, "tid": self._lanes[span.lane], "args": {"name": span.lane}}
-                self._event(name)
-            self._event(_event(span, iteration, self._origin, self._lanes[span.lane]))
+        """Chrome trace events: Perfetto and chrome://tracing open the file."""
+        for event in self._rows.events(iteration, outcome.spans, outcome.ranks):
+            self._event(event)
         self._put(self._timeline, "")
 
     def _event(self, event: Mapping[str, Any]) -> None:
@@ -118,12 +122,12 @@ class Records:
             if flush:
                 file.flush()
         except OSError as error:
-            self._complain(file, error)
+            self._complain(Path(file.name).name, error)
 
-    def _complain(self, file: IO[str], error: OSError) -> None:
+    def _complain(self, name: str, error: OSError) -> None:
         if not self._said:
             self._said = True
-            self._say(f"{Path(file.name).name} cannot be written, the run goes on: {error.strerror}")
+            self._say(f"{name} cannot be written, the run goes on: {error.strerror}")
 
     def close(self) -> None:
         self._put(self._timeline, "\n]\n")
@@ -131,7 +135,7 @@ class Records:
             try:
                 file.close()
             except OSError as error:
-                self._complain(file, error)
+                self._complain(Path(file.name).name, error)
 
 
 def without_secrets(graph: Graph) -> Graph:
@@ -161,12 +165,6 @@ def keep_before(path: Path, iteration: int) -> None:
     aside = path.with_suffix(".aside")
     aside.write_text("".join(kept))
     aside.replace(path)
-
-
-def _event(span: Span, iteration: int, origin: float, lane: int) -> dict[str, Any]:
-    start, length = (span.start - origin) * 1e6, (span.end - span.start) * 1e6
-    return {"name": span.node, "cat": span.lane, "ph": "X", "ts": round(start, 1), "dur": round(length, 1), "pid": 1, "tid": lane,
-            "args": {"iteration": iteration, "waits for": list(span.waits_for)}}
 
 
 def final_models(prepared: Prepared, folder: Path) -> None:

@@ -75,6 +75,7 @@ class Result:
             "iterations": self.iterations,
             "seconds": round(self.seconds, 2),
             "run": str(self.folder),
+            "bounds": self.totals.as_json(),
         }
 
 
@@ -88,7 +89,7 @@ class Loop:
         self.prepared, self.records, self.writer, self.reporter, self.take = prepared, records, writer, reporter, take
         self.options = prepared.options
         self.guard = Guard(prepared.options, prepared.reasons)
-        self.totals = Totals()
+        self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness)
         self.start = Start()
         self.last: dict[str, float] = {}
         self.skipped = 0
@@ -146,7 +147,7 @@ class Loop:
             return
         seconds = time.monotonic() - start
         self.prepared.engine.state |= outcome.state
-        self.totals.add(outcome.spans, seconds)
+        self.totals.add(outcome.spans, start, seconds)
         self.last = outcome.metrics | outcome.summary.health | speed(outcome) | outcome.state | {"seconds": seconds}
         samples = outcome.summary.rows
         self.records.metrics(iteration, self.last)

@@ -17,8 +17,9 @@ from rlflow.explain.memory import Kept, ModelFacts
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.given.backends import Halves, backend, check_settings, halves, model_folder, settings
 from rlflow.given.flags import Given
+from rlflow.given.rewards import specs_of
 from rlflow.graph.model import Graph, RoleUse
-from rlflow.placement import HALVES, Placement, parse_pools, place
+from rlflow.placement import HALVES, Placement, judging, parse_pools, place
 from rlflow.plan import plan
 from rlflow.rewards.spec import parse_reward
 from rlflow.runs.prepare import model_uses
@@ -46,7 +47,8 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
     warnings += list(short_repeats(program.graph, sizes))
     models = {use.name: kept(use, given) for use in uses}
-    return explain(made, placement or here(sampling), assumed, models, dict(reward_models(program.graph, uses, given)), warnings)
+    where = placement or here(sampling)
+    return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings)
 
 
 def placed(
@@ -126,11 +128,10 @@ def facts(folder: Path) -> ModelFacts:
                            expected="config.json, and weights as safetensors", remedy="name another folder with --model") from error
 
 
-def reward_models(graph: Graph, uses: list[RoleUse], given: Given) -> Iterator[tuple[str, Kept]]:
-    """Reward models of their own folder: every rank of every pool loads them."""
-    roles = {use.name for use in graph.roles if use not in uses and use.rewards}
-    own = [given.roles.get(role, {}).get("reward") for role in sorted(roles)]
-    for text in dict.fromkeys([*(given.options.reward if roles else ()), *filter(None, own)]):
-        spec = parse_reward(text)
-        if spec.kind == "model":
-            yield spec.name, Kept(facts(Path(spec.path)), "scores", False, given.options.dtype)
+def reward_models(graph: Graph, uses: list[RoleUse], where: Placement, given: Given) -> Iterator[tuple[str, str, Kept]]:
+    """(pool, name, how it is kept) of reward models of their own folder: every rank of the pools that score with them loads them."""
+    models = {use.name for use in uses}
+    for role, pools in judging(graph, where).items():
+        for spec in specs_of(role, given, [parse_reward(text) for text in given.options.reward]) if role not in models else ():
+            if spec.kind == "model":
+                yield from ((pool, spec.name, Kept(facts(Path(spec.path)), "scores", False, given.options.dtype)) for pool in pools)

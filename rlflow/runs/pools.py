@@ -26,7 +26,7 @@ from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
-from rlflow.placement import Placement
+from rlflow.placement import Placement, judging
 from rlflow.plan import Plan, plan, room_of
 from rlflow.runs.prepare import Made, model_uses, placed
 from rlflow.runs.streaming import streaming
@@ -115,7 +115,8 @@ def engine_of(program: Program, given: Given, prompts: Prompts, placement: Place
     }
     names = {id(function): name for name, function in program.functions.items()}
     return ClusterEngine(models, {}, given.options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                         reward_timeout=given.options.reward_timeout, grace=GRACE, pools=pools, placement=placement, names=names)
+                         reward_timeout=given.options.reward_timeout, grace=GRACE, pools=pools, placement=placement, names=names,
+                         judging=judging(graph, placement))
 
 
 def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[str, str]:

@@ -9,8 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlflow.errors import printable
+from rlflow.runs.bounds import PATH, Totals
 from rlflow.runs.loop import Result
 
+SHOWN = 0.01  # of an iteration: what takes less is left out of the words
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
 
 
@@ -19,7 +21,7 @@ def summary(result: Result) -> str:
     parts = []
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
-    parts.append(_rendered(_stages(result)))
+    parts.append(bounded(result.totals))
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
     parts.append(f"{result.iterations} iterations in {result.seconds:.1f} s; everything is in {result.folder}")
@@ -49,12 +51,26 @@ def _cut(text: str, width: int) -> str:
     return line if len(line) <= width else "…" + line[1 - width :]
 
 
-def _stages(result: Result) -> Table:
+def bounded(totals: Totals) -> str:
+    """What bounded a run, as a table of its nodes and in words."""
+    found = totals.bounds
+    if not found.iterations:
+        return "no iteration was run to its end"
+    by = found.by if found.by == PATH else f"the work of {found.by}"
+    path = " → ".join(f"{node} {seconds:.3f} s" for node, seconds in found.critical.items() if seconds >= SHOWN * found.seconds)
+    shares = ", ".join(f"{lane} {share:.0%}" for lane, share in found.busy.items() if share >= SHOWN or "." not in lane)
+    return "\n".join([
+        _rendered(_stages(totals)),
+        f"an iteration took {found.seconds:.3f} s; no schedule of its nodes takes less than {found.bound:.3f} s: {by}",
+        f"critical path: {path}; {found.outside:.3f} s outside nodes", f"busy: {shares}"])
+
+
+def _stages(totals: Totals) -> Table:
     table = Table("node", "calls", "seconds", "share", "on the critical path")
     for column in table.columns[1:]:
         column.justify = "right"
-    total = result.totals.seconds or 1.0
-    for share in result.totals:
+    total = totals.seconds or 1.0
+    for share in totals:
         table.add_row(share.node, str(share.calls), f"{share.seconds:.2f}", f"{share.seconds / total:.0%}", f"{share.critical / total:.0%}")
     return table
 

@@ -14,6 +14,7 @@ from rlflow.given.flags import Given
 from rlflow.runs import directory, state
 from rlflow.runs.directory import Records
 from rlflow.runs.loop import Loop, Prepared, Result, Start
+from rlflow.runs.report import bounded
 from rlflow.runs.signals import StopSignals
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
 
@@ -35,7 +36,8 @@ def started(prepared: Prepared, flow: Flow, given: Given, reporter: Reporter) ->
 
 def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
     """Run from ``start`` in a folder whose lock is held. Raises Interrupted, StageError, PlanError."""
-    records = Records(folder, start.iteration, reporter.note)
+    placement = prepared.plan.placement
+    records = Records(folder, start.iteration, reporter.note, placement.pools if placement else ())
     writer = Writer(folder, prepared.options.keep, on_failure=partial(alarm, reporter))
     loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared))
     evaluation = prepared.evaluation
@@ -70,6 +72,7 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
     finally:
         try:
             writer.close()
+            records.bounds(bounded(loop.totals), loop.totals.as_json())
             records.close()
             prepared.close()
         finally:  # a ctrl-C may come here too, and the terminal must be left in order

@@ -140,7 +140,8 @@ def _touched(folder: Path) -> float:
 def stage_seconds(folder: Path) -> dict[str, float]:
     """Seconds by node of the last iteration in timeline.json, which is read line by line: a run under way has not closed it."""
     events = [event for line in tail(folder / "timeline.json") if (event := as_object(line.rstrip(b",\r"))) and event.get("ph") == "X"]
-    numbered = [(event["args"].get("iteration"), event) for event in events if isinstance(event.get("args"), dict)]
+    nodes = (event for event in events if event.get("cat") != "rank")  # their parts on ranks are told besides
+    numbered = [(event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)]
     last = max((number for number, _ in numbered if isinstance(number, int)), default=None)
     seconds: dict[str, float] = {}
     for number, event in numbered:

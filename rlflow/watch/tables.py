@@ -19,9 +19,11 @@ from rlflow.watch.recorder import NOTES
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
 CURVE = 60  # signs of a curve
+WORDS = 3  # lines of bounds.txt that say in words what bounded the run
 FILES = {
     "settings.json": "what it ran with", "graph.txt": "one iteration", "metrics.jsonl": "all numbers", "samples.jsonl": "samples",
-    "answers.jsonl": "held-out answers before and after", "timeline.json": "times, for ui.perfetto.dev", "final": "trained models",
+    "answers.jsonl": "held-out answers before and after", "timeline.json": "times, for ui.perfetto.dev",
+    "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "final": "trained models",
     "tensorboard": "TensorBoard events", "wandb": "Weights & Biases",
 }
 TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "seed")
@@ -55,7 +57,7 @@ def story(folder: Path) -> list[RenderableType]:
     problems += [found.problem] if found.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
     parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), curves(history), last(found, folder)]
-    return [part for part in [*parts, notes(folder), files(folder)] if part is not None]
+    return [part for part in [*parts, bounds(folder), notes(folder), files(folder)] if part is not None]
 
 
 def settings(folder: Path) -> RenderableType | None:
@@ -112,6 +114,15 @@ def last(found: Summary, folder: Path) -> RenderableType | None:
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in shown)] if shown else []
     lines += ["slowest nodes: " + "  ".join(f"{name} {spoken(seconds)}" for name, seconds in stages)] if stages else []
+    return plain("\n".join(lines)) if lines else None
+
+
+def bounds(folder: Path) -> RenderableType | None:
+    """What bounded the run: the lines of words below the table."""
+    try:
+        lines = (folder / "bounds.txt").read_text(errors="replace").splitlines()[-WORDS:]
+    except OSError:
+        return None
     return plain("\n".join(lines)) if lines else None
 
 

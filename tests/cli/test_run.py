@@ -22,7 +22,7 @@ def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
     done = rlflow("run", "ppo", *NULL, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
-    assert last.keys() == {"accuracy_before", "accuracy_after", "greedy_before", "greedy_after", "iterations", "seconds", "run"}
+    assert last.keys() == {"accuracy_before", "accuracy_after", "greedy_before", "greedy_after", "iterations", "seconds", "run", "bounds"}
     run = tmp_path / last["run"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [0, 1, 2]
@@ -34,6 +34,8 @@ def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
     assert (run / "samples.jsonl").read_text().count("\n") == 12
     assert (run / "final" / "actor").is_dir()
     assert "on the critical path" in done.stderr
+    assert json.loads((run / "bounds.json").read_text()) == last["bounds"]
+    assert (run / "bounds.txt").read_text() in done.stderr
 
 
 @pytest.fixture

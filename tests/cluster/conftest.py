@@ -1,6 +1,8 @@
 """One Ray for all tests of a session; each run joins it and leaves."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -19,3 +21,20 @@ def ray_address():
     yield cluster.address
     cluster.shutdown()
     os.environ.pop("RAY_ADDRESS", None)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start `rlflow run FLOW --FLAG VALUE …` as a process of its own. What is left of it is killed in the end."""
+    started = []
+
+    def start(flow, **flags):
+        words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        command = [sys.executable, "-m", "rlflow.cli.main", "run", flow, "--quiet", *words]
+        started.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

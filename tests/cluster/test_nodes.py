@@ -1,6 +1,9 @@
-"""A pool over two nodes of a cluster: its ranks meet at an address, and the run is the one of a single process."""
+"""A pool over two nodes of a cluster: its ranks meet at an address, and the run is the one of a single process. A node that comes is
+used, and one that goes is named."""
 
 import json
+import re
+import time
 
 import pytest
 
@@ -8,6 +11,21 @@ import rlflow
 from rlflow import PlanError
 
 SMALL = {"backend": "null", "prompts": 6, "iterations": 2, "hp.samples": 2, "hp.max_tokens": 8}
+SECONDS = 120.0
+GATE = f"""
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def gate(completion):
+    "Says that it is there, and scores nothing before the file 'go' is."
+    (HERE / "there").touch()
+    limit = time.monotonic() + {SECONDS}
+    while not (HERE / "go").exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    return 1.0
+"""
 TIMES = ("seconds", "response/tokens_per_second")
 
 
@@ -40,3 +58,50 @@ def test_a_cluster_without_room_says_what_is_missing(tmp_path, two_nodes):
     with pytest.raises(PlanError, match="the pools need 3 CPUs") as refused:
         rlflow.run("grpo", out=str(tmp_path), pools="train=2,rollout=1", ray_address=two_nodes, **SMALL)
     assert "2 in the cluster" in str(refused.value)
+
+
+@pytest.fixture
+def growing():
+    """A cluster of a node with two processors, to which this process is connected."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": 128 << 20})
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def until(condition, *processes):
+    limit = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < limit
+        for process in processes:
+            assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_other(tmp_path, growing, launch):
+    from ray.util.placement_group import placement_group_table
+
+    folders, runs = (tmp_path / "stays", tmp_path / "goes"), []
+    for folder in folders:
+        folder.mkdir()
+        (folder / "gate.py").write_text(GATE)
+        runs.append(launch("grpo", pools="all=2", ray_address=growing.address, reward=f"{folder}/gate.py:gate", out=folder, **SMALL))
+        if len(runs) == 1:
+            until((folder / "there").exists, *runs)  # it has taken all processors that there are
+    until(lambda: any(group["state"] == "PENDING" for group in placement_group_table().values()), *runs)
+    node = growing.add_node(num_cpus=2, object_store_memory=128 << 20)
+    until((folders[1] / "there").exists, *runs)
+    growing.remove_node(node, allow_graceful=False)
+
+    said, _ = runs[1].communicate(timeout=SECONDS)
+    assert runs[1].returncode == 1
+    assert re.search(rf"stage 'reward' failed in iteration 0 .*rank [01] of pool 'all' \(pid \d+ on .*, node {node.node_id[:8]}, actor\)",
+                     said), said
+    (folders[0] / "go").touch()
+    said, _ = runs[0].communicate(timeout=SECONDS)
+    assert runs[0].returncode == 0, said

@@ -10,6 +10,7 @@ import rlflow
 from rlflow import PlanError
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
+from rlflow.cluster.pool import Pool
 from rlflow.execution.apply import Stopped
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
@@ -19,7 +20,14 @@ POOLS = {"pools": "train=1,rollout=1"}
 TIMES = ("seconds", "response/tokens_per_second")
 
 
-def test_rows_are_of_the_weights_that_the_staleness_says(ray_address):
+def test_rows_are_of_the_weights_that_the_staleness_says(ray_address, monkeypatch):
+    sent, send = [], Pool.send
+
+    def noted(pool, rank, method, *arguments, **options):
+        sent.append(arguments[0].op if method == "run" else f"{method} from {pool.name}")
+        return send(pool, rank, method, *arguments, **options)
+
+    monkeypatch.setattr(Pool, "send", noted)
     roles = rlflow.roles("grpo", backend="null", prompts=3, iterations=6, staleness=2, ray_address=ray_address,
                          **{"hp.max_tokens": 16}, **POOLS)
     prepared, positions = roles.prepared, []
@@ -33,6 +41,11 @@ def test_rows_are_of_the_weights_that_the_staleness_says(ray_address):
             positions += sampled.prompts.axis.keys[:, 0].tolist()
         assert positions == list(range(18))
         assert all(pool.call("held").result() == [0] for pool in prepared.engine.pools.values())
+        updates = [place for place, what in enumerate(sent) if what == "facts"]
+        assert len(updates) == 6
+        for place in updates:
+            assert "slice from rollout" in sent[:place]  # columns of the pool that samples came before
+            assert "slice from rollout" not in sent[place : sent.index("update", place)]
     finally:
         roles.close()
 

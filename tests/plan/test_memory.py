@@ -73,9 +73,11 @@ def test_halves_lie_on_their_pools(planned_as):
     assert moved.bytes == 3 * held["train", "actor", "trainer", "weights"]  # each rank gets all
 
 
-def test_a_reward_model_is_held_by_every_rank(planned_as):
-    line = f"grpo --model {FOLDER} --data chain_sum --reward {FOLDER} --pools train=1,rollout=1"
-    assert {entry.pool for entry in planned_as(line).memory if entry.half == "reward"} == {"train", "rollout"}
+@pytest.mark.parametrize(("pools", "where"), [("--pools train=1,rollout=1", "rollout"), ("--pools all=2", "all"), ("", "this process")])
+def test_a_reward_model_is_held_where_it_scores(planned_as, pools, where):
+    found = planned_as(f"grpo --model {FOLDER} --data chain_sum --reward {FOLDER} {pools}")
+    assert [entry.pool for entry in found.memory if entry.half == "reward"] == [where]
+    assert [step.pool for step in found.steps if step.name == "reward"] == [where if pools else None]
 
 
 def test_a_flow_that_never_samples_has_a_generator_to_be_evaluated(planned_as):

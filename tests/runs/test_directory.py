@@ -50,7 +50,7 @@ def test_records_are_plain_json_with_null_for_what_is_not_finite(tmp_path):
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"iteration": 3, "a/loss": 1.5, "a/bad": None}
     assert "\x1b" not in (tmp_path / "samples.jsonl").read_text()
     events = [event for event in json.loads((tmp_path / "timeline.json").read_text()) if event["ph"] == "X"]
-    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [("a", 1e6, 5e5), ("b", 0.0, 2.5e5)]
+    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [("b", 0.0, 2.5e5), ("a", 1e6, 5e5)]
     assert events[0]["tid"] != events[1]["tid"]
 
 
@@ -64,6 +64,19 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path):
     records.close()
     assert said == ["timeline.json cannot be written, the run goes on: No space left on device"]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_what_bounded_a_run_is_kept_unless_the_disk_is_full(tmp_path):
+    said = []
+    records = Records(tmp_path, 0, said.append)
+    records.bounds("a line", {"bound": 1.0})
+    assert ((tmp_path / "bounds.txt").read_text(), json.loads((tmp_path / "bounds.json").read_text())) == ("a line\n", {"bound": 1.0})
+    (tmp_path / "bounds.txt").unlink()
+    (tmp_path / "bounds.txt").symlink_to("/dev/full")
+    records.bounds("a line", {"bound": 2.0})
+    records.close()
+    assert said == ["bounds.txt cannot be written, the run goes on: No space left on device"]
+    assert json.loads((tmp_path / "bounds.json").read_text()) == {"bound": 2.0}
 
 
 def test_sample_rows_pair_each_response_with_its_own_prompt():

@@ -1,0 +1,72 @@
+"""Processor time of workers that have nothing to do, while their run goes on: of a pool that trains while the other samples, of one
+that samples while the other trains, and of the driver, which waits for both.
+
+    python benchmarks/idle.py [--ranks 2] [--seconds 20]
+
+Sampling and updates of the null backend take --seconds and no processor. What a process used is read from /proc (Linux).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import rlflow
+
+EDGE = 2.0  # seconds at the beginning and at the end of a call that are not counted
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def used(pid: int) -> float:
+    """Seconds of processor time of a process so far, all of its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def pids(engine: Any) -> dict[str, int]:
+    """The process of each rank of each pool, and this one."""
+    asked = {str(pool.at(rank)): actor.present.options(concurrency_group="control").remote()
+             for pool in engine.pools.values() for rank, actor in enumerate(pool.actors)}  # fmt: skip
+    return {at: ray.get(ref).process.pid for at, ref in asked.items()} | {"driver": os.getpid()}
+
+
+def measured(found: dict[str, int], seconds: float) -> dict[str, float]:
+    """The share of a core that each process uses from now on."""
+    before, start = {at: used(pid) for at, pid in found.items()}, time.monotonic()
+    time.sleep(seconds)
+    passed = time.monotonic() - start
+    return {at: (used(pid) - before[at]) / passed for at, pid in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    given = parser.parse_args()
+    pools = f"train={given.ranks},rollout={given.ranks}"
+    roles = rlflow.roles("grpo", backend="null", prompts=8, pools=pools, threads=1, generate_seconds=given.seconds,
+                         update_seconds=given.seconds, **{"hp.samples": 2, "hp.max_tokens": 8})
+    try:
+        prepared = roles.prepared
+        found = pids(prepared.engine)
+        window = given.seconds - 2 * EDGE
+        run = threading.Thread(target=prepared.executor.run, args=(prepared.plan, roles.take()))
+        run.start()
+        for busy in ("rollout samples", "train updates"):
+            time.sleep(EDGE)
+            shares = measured(found, window)
+            print(f"while {busy}, over {window:g} s: " + ", ".join(f"{at} {share:.1%}" for at, share in shares.items()))
+            time.sleep(EDGE)
+        run.join()
+    finally:
+        roles.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A reward model of its own folder is where its rewards are, and nowhere else."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+import rlflow
+import rlflow.tasks
+from rlflow.author.load import load_flow
+from rlflow.cluster.worker import Worker
+from rlflow.given.flags import flat
+from rlflow.given.rewards import ModelReward, Rewards
+from rlflow.runs.api import resolved
+from rlflow.runs.pools import setups
+from rlflow.runs.prepare import compile_options, compiled, open_dataset, placed
+
+FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """A run whose reward is a model of random numbers with the policy's tokenizer."""
+    folder = shutil.copytree(FOLDER, tmp_path_factory.mktemp("judge") / "judge")
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(FOLDER, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return {"model": str(FOLDER), "data": "chain_sum", "reward": [str(folder)], "prompts": 4, "held_out": 0, "hp.max_tokens": 4}
+
+
+@pytest.fixture
+def told(flags):
+    """What the ranks of two pools are told."""
+    flow = load_flow("grpo")
+    given, hp = resolved(flow, None, flat(flags | {"pools": "train=1,rollout=1"}))
+    data = open_dataset(flow, given)
+    rewards = Rewards(given, data)
+    program = compiled(flow, hp, given, data, rewards)
+    options, where = compile_options(given, data, rewards), placed(program.graph, given)
+    yield setups(program, given, data, options, where, {"actor": 1}, torch.get_num_threads(), dict.fromkeys(where.pools, ""))
+    rewards.close()
+
+
+@pytest.mark.parametrize(("pool", "loads"), [("train", 0), ("rollout", 1)])
+def test_a_rank_loads_the_reward_models_that_score_on_its_pool(monkeypatch, told, pool, loads):
+    loaded, load = [], ModelReward.load
+    monkeypatch.setattr(ModelReward, "load", lambda model, *args: (loaded.append(model), load(model, *args)))
+    worker = Worker(told[pool][0])
+    worker.close()
+    assert len(loaded) == loads
+
+
+@pytest.mark.slow
+def test_its_scores_are_those_of_a_single_process_eagerly_and_planned(flags, ray_address):
+    found = []
+    for pools in ({}, {"pools": "train=1,rollout=1", "ray_address": ray_address}):
+        roles = rlflow.roles("grpo", **flags, threads=1, **pools)
+        try:
+            prepared, actor, reward = roles.prepared, roles["actor"], roles["reward"]
+            batch = actor.generate(roles.take(), samples=2, max_tokens=4)
+            batch |= actor.logprobs(batch, gives=("logprobs", "entropy"))  # more bytes on the pool that trains
+            eager = prepared.engine.fetch(reward(batch))["scores"].tolist()
+            prepared.engine.finished()
+            found.append((eager, prepared.executor.run(prepared.plan, roles.take()).metrics["reward/mean"]))
+        finally:
+            roles.close()
+    assert found[0] == found[1]
