@@ -36,7 +36,8 @@ def spans(result, name):
     """(start, end) of each time that a node ran, by iteration."""
     lines = (line.strip().strip("[],") for line in (result.folder / "timeline.json").read_text().splitlines())
     events = [json.loads(line) for line in lines if line]
-    found = [(event["args"]["iteration"], event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == name]
+    found = [(event["args"]["iteration"], event["ts"], event["ts"] + event["dur"]) for event in events
+             if event["name"] == name and event["cat"] != "rank"]  # fmt: skip
     return [[(start, end) for i, start, end in found if i == iteration] for iteration in range(3)]
 
 
