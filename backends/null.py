@@ -17,6 +17,7 @@ from rlflow.author.loss import Loss
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.execution import chance
+from rlflow.training.chunks import chunked
 from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.objective import New
 from rlflow.training.protocols import Mean, ModelSpec, Sampling
@@ -47,16 +48,18 @@ class Trainer:
     @dataclass(frozen=True)
     class Settings:
         forward_seconds: Annotated[float, Ge(0)] = 0.0  # how long a forward takes
+        row_seconds: Annotated[float, Ge(0)] = 0.0  # how long each of its rows takes beside that
         update_seconds: Annotated[float, Ge(0)] = 0.0  # how long an update takes
 
     defaults: ClassVar[Settings] = Settings()
+    row_exact: ClassVar[bool] = True
 
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.steps = spec, settings, 0
         self.device = torch.device("cpu")
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
-        _take(self.settings.forward_seconds)
+        _take(self.settings.forward_seconds + self.settings.row_seconds * len(batch))
         return Batch(batch.axis, {name: self._column(name, batch) for name in want})
 
     def _column(self, name: str, batch: Batch) -> Data:
@@ -123,6 +126,8 @@ class Generator:
     @dataclass(frozen=True)
     class Settings:
         generate_seconds: Annotated[float, Ge(0)] = 0.0  # how long a call of generate takes
+        token_seconds: Annotated[float, Ge(0)] = 0.0  # how long each token of the longest response takes beside that
+        tail: Annotated[float, Ge(0)] = 1.0  # lengths are max_tokens times a uniform number to this power: above 1 few are long
 
     defaults: ClassVar[Settings] = Settings()
 
@@ -130,10 +135,29 @@ class Generator:
         self.spec, self.settings, self.version = spec, settings, 0
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        _take(self.settings.generate_seconds)
+        made = self._made(prompts, sampling)
+        _take(self.settings.generate_seconds + self.settings.token_seconds * max(_lengths(made), default=0))
+        return made
+
+    def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
+        """The same rows, a token of each at a time: rows end by length."""
+        made = self._made(prompts, sampling)
+        lengths = _lengths(made)
+
+        def ended() -> Iterator[Tensor]:
+            _take(self.settings.generate_seconds)
+            steps = sorted(set(lengths))
+            for before, step in zip([0, *steps], steps, strict=False):
+                _take(self.settings.token_seconds * (step - before))
+                yield torch.tensor([row for row, length in enumerate(lengths) if length == step])
+
+        for rows in chunked(ended(), len(made), chunks):
+            yield made.rows(rows)
+
+    def _made(self, prompts: Batch, sampling: Sampling) -> Batch:
         rows = prompts.repeat(sampling.samples)
         keys = rows.axis.keys
-        lengths = 1 + (numbers("length", rows, 1)[:, 0] * sampling.max_tokens).long()
+        lengths = 1 + (numbers("length", rows, 1)[:, 0] ** self.settings.tail * sampling.max_tokens).long()
         tokens = (numbers("tokens", rows, sampling.max_tokens) * VOCABULARY).long()
         tokens = tokens[torch.arange(sampling.max_tokens) < lengths[:, None]]
         columns: dict[str, Any] = {
@@ -164,6 +188,12 @@ class Score:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Mapping[str, Any]]:
         return numbers("scores", batch, 1)[:, 0], {}
+
+
+def _lengths(rows: Batch) -> list[int]:
+    lengths = rows.data["tokens"].lengths
+    assert lengths is not None
+    return [int(length) for length in lengths.tolist()]
 
 
 def _take(seconds: float) -> None:

@@ -2,18 +2,19 @@
 
     prune   keep the columns that a later node or the run's records read; drop nodes that nothing needs
     lanes   which worker runs each node: in one process by its kind, on pools by pool and kind
+    stream  cuts scoring into pieces, one for each chunk of the rows that are sampled, where the results are the same bits
     rank    priority of each node: the longest path that remains after it
     reuse   forwards whose graph the role's next update can go on from, if it takes all of their rows in its first step
 """
 
 from __future__ import annotations
 
+import graphlib
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-
-import networkx as nx
 
 from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.placement import Placement, homes
@@ -40,9 +41,32 @@ class Did:
 
 
 @dataclass(frozen=True)
+class Streaming:
+    """How sampled rows may be streamed: in how many ``chunks`` (1: not at all); ``by`` role whose generator gives rows as they end; and
+    the roles whose scores and forwards are ``exact`` by row: the same bits whichever rows are computed beside it."""
+
+    chunks: int = 1
+    by: frozenset[str] = frozenset()
+    exact: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A node's work on one chunk, counted from 0, of the rows that the node ``source`` samples."""
+
+    node: int
+    source: int
+    chunk: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to run in one iteration. ``live`` are node ids, ``kept`` the columns worth holding, ``held_to_end`` those that the run's
-    records read; ``bodies`` plans of repeats by node id; ``ahead`` by forward the rows of a step of the update that begins with it."""
+    records read; ``bodies`` plans of repeats by node id; ``ahead`` by forward the rows of a step of the update that begins with it.
+
+    ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``
+    by id. A node in pieces joins what they gave. Ids of chunks and pieces follow those of the nodes.
+    """
 
     program: Program
     graph: Graph
@@ -56,17 +80,58 @@ class Plan:
     did: tuple[Did, ...] = ()
     placement: Placement | None = None
     home: Mapping[int, str] = field(default_factory=dict)
+    streaming: Streaming = Streaming()
+    chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    pieces: Mapping[int, Piece] = field(default_factory=dict)
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """What is scheduled: live nodes and pieces."""
+        return (*self.live, *self.pieces)
+
+    @cached_property
+    def in_pieces(self) -> dict[int, list[int]]:
+        """For each node that is cut its pieces."""
+        found: dict[int, list[int]] = {}
+        for i, piece in self.pieces.items():
+            found.setdefault(piece.node, []).append(i)
+        return found
+
+    @cached_property
+    def source_of(self) -> dict[int, int]:
+        """For each chunk the node that samples it."""
+        return {chunk: source for source, chunks in self.chunks.items() for chunk in chunks}
+
+    def node(self, unit: int) -> Node:
+        """The node itself, or that of a piece."""
+        return self.graph.nodes[self.pieces[unit].node if unit in self.pieces else unit]
+
+    def works_in(self, node: int) -> str:
+        """The lane of the node's work: of one in pieces theirs."""
+        return self.lane[self.in_pieces[node][0] if node in self.in_pieces else node]
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
-        """For each live node the live nodes that must be done before it."""
+        """For each live node the live nodes that must be done before it; for a piece those, but of its source just its chunk."""
         live = set(self.live)
-        return {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
+        found = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
+        pieces = {i: found[piece.node] - {piece.source} | {self._chunk(piece)} for i, piece in self.pieces.items()}
+        for i, piece in self.pieces.items():
+            found[piece.node].add(i)
+        return found | pieces
+
+    def names_before(self, unit: int) -> tuple[str, ...]:
+        """Names of what it waits for; of a chunk that of its source."""
+        return tuple(dict.fromkeys(self.node(self.source_of.get(i, i)).name for i in self.waits_for[unit]))
+
+    def _chunk(self, piece: Piece) -> int:
+        ids = self.chunks[piece.source]
+        return ids[piece.chunk] if piece.chunk < len(ids) else piece.source
 
     @cached_property
     def followers(self) -> dict[int, tuple[int, ...]]:
-        """For each live node the live nodes that wait for it."""
-        found: dict[int, list[int]] = {i: [] for i in self.live}
+        """For each live node, piece and chunk those that wait for it."""
+        found: dict[int, list[int]] = {i: [] for i in itertools.chain(self.units, *self.chunks.values())}
         for i, before in self.waits_for.items():
             for j in before:
                 found[j].append(i)
@@ -74,13 +139,18 @@ class Plan:
 
     @cached_property
     def reads(self) -> dict[int, frozenset[Column]]:
-        """For each live node the columns that it reads."""
-        return {i: frozenset(item.column for item in self.graph.nodes[i].inputs) for i in self.live}
+        """For each live node the columns that it reads. One in pieces reads for them, since it ends after all."""
+        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces) for i in self.units}
 
     @cached_property
     def gives(self) -> dict[int, tuple[Column, ...]]:
-        """For each live node its columns that are kept."""
-        return {i: tuple(Column(i, name) for name in self.keeps(self.graph.nodes[i])) for i in self.live}
+        """For each live node its columns that are kept. What pieces give is not seen before it is joined."""
+        return {i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces) for i in self.units}
+
+    def shared(self, seconds: Mapping[int, float]) -> dict[int, float]:
+        """Seconds of nodes as those of all that is scheduled: of one in pieces each piece has an even share, and joining takes none."""
+        own = {i: 0.0 if i in self.in_pieces else seconds[i] for i in self.live}
+        return own | {i: seconds[piece.node] / len(self.in_pieces[piece.node]) for i, piece in self.pieces.items()}
 
     @cached_property
     def readers(self) -> dict[Column, set[int]]:
@@ -154,26 +224,88 @@ def room_of(placement: Placement | None) -> dict[str, int]:
     return {f"{name}{kind}": places for name in placement.pools for kind, places in POOL_ROOM.items()}
 
 
+def stream(plan: Plan) -> Plan:
+    """Cut what scores rows by themselves into pieces that start before all rows are sampled: rewards and forwards, where a row's bits do
+    not depend on the rows beside it and the work does not take turns with the sampling. A node that samples then gives chunks."""
+    ids = itertools.count(len(plan.graph.nodes))
+    chunks: dict[int, tuple[int, ...]] = {}
+    pieces: dict[int, Piece] = {}
+    said: list[str] = []
+    for source in (plan.graph.nodes[i] for i in plan.live if plan.graph.nodes[i].op is Op.GENERATE):
+        left = {node.id: why for node in _scores(plan, source) if (why := _whole(plan, source, node))}
+        cut = [node.id for node in _scores(plan, source) if node.id not in left]
+        said.append(_streamed(plan, source, cut, left))
+        if cut:
+            chunks[source.id] = tuple(itertools.islice(ids, plan.streaming.chunks - 1))
+            pieces |= {next(ids): Piece(node, source.id, chunk) for chunk in range(plan.streaming.chunks) for node in cut}
+    what = "; ".join(said) if plan.streaming.chunks > 1 and said else "nothing is scored before all rows are sampled"
+    lane = {**plan.lane, **{i: plan.lane[piece.node] for i, piece in pieces.items()}}
+    lane |= {piece.node: "control" for piece in pieces.values()}
+    return replace(plan, chunks=chunks, pieces=pieces, lane=lane, did=(*plan.did, Did("stream", what)))
+
+
+def _scores(plan: Plan, source: Node) -> Iterator[Node]:
+    """What could score the rows of a node that samples."""
+    for node in (plan.graph.nodes[i] for i in plan.live):
+        if node.axis == source.makes and node.op in (Op.REWARD, *FORWARDS):
+            yield node
+
+
+def _whole(plan: Plan, source: Node, node: Node) -> str:
+    """Why a node scores all rows at once; nothing where it need not."""
+    streaming, role = plan.streaming, node.role or ""
+    models = any(use.name == role and (use.trained or not use.rewards) for use in plan.graph.roles)
+    if streaming.chunks < 2:
+        return "off"
+    if source.role not in streaming.by:
+        return f"the generator of {source.role} gives all rows at once"
+    if models and plan.home.get(node.id) == plan.home.get(source.id):
+        return f"takes turns with {source.name}"
+    if role not in streaming.exact:
+        return "rounds a row by the rows beside it"
+    late = [plan.graph.nodes[j].name for j in _made_of(plan, source) if j in {item.column.node for item in node.inputs}]
+    return f"reads {late[0]}, which waits for all rows" if late else ""
+
+
+def _made_of(plan: Plan, source: Node) -> set[int]:
+    """Nodes that wait for the one that samples."""
+    found: set[int] = set()
+    for i in plan.live:
+        if plan.waits_for[i] & (found | {source.id}):
+            found.add(i)
+    return found
+
+
+def _streamed(plan: Plan, source: Node, cut: list[int], left: Mapping[int, str]) -> str:
+    """In one line."""
+    names = ", ".join(plan.graph.nodes[i].name for i in cut)
+    first = f"{source.name} gives {plan.streaming.chunks} chunks to {names}" if cut else f"{source.name} gives all rows at once"
+    reasons: dict[str, list[str]] = {}
+    for i, why in left.items():
+        reasons.setdefault(why, []).append(plan.graph.nodes[i].name)
+    return first + "".join(f"; not to {', '.join(nodes)} ({why})" for why, nodes in reasons.items())
+
+
 def rank(plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None) -> Plan:
     """Ready nodes start by what remains after them, longest first. ``seconds`` of each live node are by default what its kind usually
     takes beside others."""
-    seconds = seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live}
-    after = remaining(plan, seconds, room or room_of(plan.placement))
-    longest = max(after, key=lambda i: after[i] + seconds[i])
-    return replace(plan, priority=after, did=(*plan.did, Did("rank", f"the longest path starts at {plan.graph.nodes[longest].name}")))
+    taken = plan.shared(seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live})
+    after = remaining(plan, taken, room or room_of(plan.placement))
+    longest = max(after, key=lambda i: after[i] + taken[i])
+    return replace(plan, priority=after, did=(*plan.did, Did("rank", f"the longest path starts at {plan.node(longest).name}")))
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:
-    """For each live node the seconds that pass at least from its end to that of the iteration: the longest path through those that
-    wait for it, which take turns where they share a lane. A node's own seconds do not count: of two that are ready for one place, the
+    """For each live node and piece the seconds that pass at least from its end to that of the iteration: the longest path through those
+    that wait for it, which take turns where they share a lane. A node's own seconds do not count: of two that are ready for one place, the
     one with more to come must go first, however long it takes (Jackson 1955)."""
     after: dict[int, float] = {}
-    for i in reversed(list(nx.topological_sort(plan.graph.order))):
+    for i in reversed(list(graphlib.TopologicalSorter(plan.waits_for).static_order())):
         sharing: dict[str, list[tuple[float, float]]] = {}
         for j in plan.followers.get(i, ()):
             sharing.setdefault(plan.lane.get(j, ""), []).append((after[j], seconds[j]))
         after[i] = max((_in_turn(nodes, room.get(lane, math.inf)) for lane, nodes in sharing.items()), default=0.0)
-    return {i: after[i] for i in plan.live}
+    return {i: after[i] for i in plan.units}
 
 
 def _in_turn(nodes: list[tuple[float, float]], room: float) -> float:
@@ -193,24 +325,26 @@ def reuse(plan: Plan) -> Plan:
     before = [node for node in nodes if first and node.op in FORWARDS and node.role == first.role and node.id < first.id]
     if first is None or first.op is not Op.UPDATE or first.rows != "row" or not before or before[-1].axis != first.axis:
         return replace(plan, did=(*plan.did, Did("reuse", "no update begins with a forward that was made before")))
+    if before[-1].id in plan.in_pieces:
+        return replace(plan, did=(*plan.did, Did("reuse", f"{before[-1].name} is in pieces, so {first.name} begins anew")))
     rows = dict(first.settings).get("minibatch")
     ahead = {before[-1].id: float(str(rows)) if rows is not None else math.inf}
     upto = f" of at most {rows} rows" if rows is not None else ""
     return replace(plan, ahead=ahead, did=(*plan.did, Did("reuse", f"{first.name} begins with {before[-1].name}{upto}")))
 
 
-PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, rank, reuse)
+PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, stream, rank, reuse)
 
 
-def plan(program: Program, placement: Placement | None = None) -> Plan:
+def plan(program: Program, placement: Placement | None = None, streaming: Streaming = Streaming()) -> Plan:
     """All passes over the program's graph, and over the bodies of its repeats; with a placement for its pools, else for one process."""
-    return _planned(program, program.graph, placement, is_body=False)
+    return _planned(program, program.graph, placement, streaming, is_body=False)
 
 
-def _planned(program: Program, graph: Graph, placement: Placement | None, is_body: bool) -> Plan:
+def _planned(program: Program, graph: Graph, placement: Placement | None, streaming: Streaming, is_body: bool) -> Plan:
     held = frozenset(item.column for item in graph.results) if is_body else frozenset()
-    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held, placement=placement)
+    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held, placement=placement, streaming=streaming)
     for run_pass in PASSES:
         made = run_pass(made)
-    bodies = {node.id: _planned(program, node.body, placement, is_body=True) for node in graph.nodes if node.body}
+    bodies = {node.id: _planned(program, node.body, placement, streaming, is_body=True) for node in graph.nodes if node.body}
     return replace(made, bodies=bodies)

@@ -2,7 +2,7 @@
 
 A node is waiting, ready, running or done. Ready nodes start when their lane has room, the one with most to come after it first, ties in
 program order. A column is freed when its last reader is done. After a failure nothing more starts and, when the last running node has
-ended, everything is freed.
+ended, everything is freed. A node that samples may let go of chunks of its rows while it runs; pieces of other nodes wait for these.
 
 An event costs what it touches: the nodes that wait for the one that ended, the columns that it read or gave, and their lanes.
 """
@@ -62,6 +62,7 @@ class Scheduler:
         self._lanes: dict[str, _Lane] = {}
         self._running: set[int] = set()
         self._done: set[int] = set()
+        self._chunks: set[int] = set()
         self._unread = {column: len(nodes) for column, nodes in plan.readers.items()}
         self._stored: set[Column] = set()
         self._failed = False
@@ -78,6 +79,11 @@ class Scheduler:
         self._stored.update(self._plan.gives[node])
         touched = [lane, *(self._make_ready(later) for later in self._plan.followers[node] if self._one_less(later))]
         return [*self._free(node), *self._start(touched), *self._finish()]
+
+    def released(self, chunk: int) -> list[Instruction]:
+        """A chunk is there of the rows that a running node samples."""
+        self._chunks.add(chunk)
+        return self._start([self._make_ready(later) for later in self._plan.followers[chunk] if self._one_less(later)])
 
     def failed(self, node: int) -> list[Instruction]:
         """A node has raised: nothing more starts."""
@@ -100,12 +106,12 @@ class Scheduler:
         ready = {node for lane in self._lanes.values() for _, node in lane.ready}
         states = [set(self._waiting), ready, self._running, self._done]
         assert sum(map(len, states)) == len(set().union(*states)), "a node is in one state"
-        assert self._failed or set().union(*states) == set(self._plan.live), "no node is lost"
+        assert self._failed or set().union(*states) == set(self._plan.units), "no node is lost"
         for name, lane in self._lanes.items():
             assert sum(self._plan.lane[node] == name for node in self._running) == lane.used <= lane.limit, f"lane {name} holds its limit"
             assert self._failed or not lane.ready or lane.used == lane.limit, f"lane {name} leaves no place empty"
         for node, left in self._waiting.items():
-            assert left == len(self._plan.waits_for[node] - self._done) > 0, "a node waits for what is not done"
+            assert left == len(self._plan.waits_for[node] - self._done - self._chunks) > 0, "a node waits for what is not done"
 
     def _one_less(self, node: int) -> bool:
         """Whether the node now waits for nothing."""
@@ -149,7 +155,7 @@ class Scheduler:
         return not self._unread.get(column) and column in self._stored and column not in self._plan.held_to_end
 
     def _finish(self) -> list[Instruction]:
-        if self._running or (not self._failed and len(self._done) < len(self._plan.live)):
+        if self._running or (not self._failed and len(self._done) < len(self._plan.units)):
             return []
         rest = tuple(sorted(self._stored, key=_place))
         self._stored.clear()

@@ -73,18 +73,25 @@ class Simulation:
         return max(span.start for span in spans) < min(span.end for span in spans)
 
 
-def simulate(plan: Plan, seconds: Seconds, room: Mapping[str, int]) -> Simulation:
+def evenly(rows: float) -> float:
+    """Rows end one after another, none much later than the others."""
+    return rows
+
+
+def simulate(plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Callable[[float], float] = evenly) -> Simulation:
     """Run a plan, an unrolled one too, in virtual time. ``seconds`` maps node ids to durations, or gives that of a node; `repeat` is
-    one node. ``room`` is how many nodes each lane runs at once. Raises PlanError where a node has no duration, and where nodes are
-    left that can never start."""
-    taken = durations(plan, seconds)
-    clock = _Clock(plan, taken)
+    one node. ``room`` is how many nodes each lane runs at once. ``ended``: of a node whose rows are streamed the share of its time after
+    which a share of its rows has ended, rising from 0 to 1. Raises PlanError where a node has no duration, and where nodes are left that
+    can never start."""
+    taken = plan.shared(durations(plan, seconds))
+    clock = _Clock(plan, taken, ended)
     scheduler = Scheduler(plan, room)
     instructions = scheduler.begin()
     while not clock.carry_out(instructions):
-        instructions = scheduler.done(clock.next())
+        unit = clock.next()
+        instructions = scheduler.released(unit) if unit in plan.source_of else scheduler.done(unit)
     after = remaining(plan, taken, room={})
-    return Simulation(tuple(clock.spans), max((taken[i] + after[i] for i in plan.live), default=0.0), dict(room))
+    return Simulation(tuple(clock.spans), max((taken[i] + after[i] for i in plan.units), default=0.0), dict(room))
 
 
 def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
@@ -104,27 +111,36 @@ class _Clock:
 
     plan: Plan
     seconds: Mapping[int, float]
+    ended: Callable[[float], float] = evenly
     now: float = 0.0
     spans: list[Span] = field(default_factory=list)
-    _ends: list[tuple[float, int, float]] = field(default_factory=list)
+    _ends: list[tuple[float, bool, int]] = field(default_factory=list)
+    _since: dict[int, float] = field(default_factory=dict)
 
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
         """Whether the iteration is over."""
         for instruction in instructions:
             if isinstance(instruction, Start):
-                node = instruction.node
-                heapq.heappush(self._ends, (self.now + self.seconds[node], node, self.now))
+                self._start(instruction.node)
         return any(isinstance(instruction, Finish) for instruction in instructions)
 
+    def _start(self, unit: int) -> None:
+        self._since[unit] = self.now
+        heapq.heappush(self._ends, (self.now + self.seconds[unit], True, unit))
+        chunks = self.plan.chunks.get(unit, ())
+        for number, chunk in enumerate(chunks, 1):
+            heapq.heappush(self._ends, (self.now + self.ended(number / (len(chunks) + 1)) * self.seconds[unit], False, chunk))
+
     def next(self) -> int:
-        """The node that ends next."""
+        """The node or piece that ends next, or the chunk that is there next, with which a part of its source's time ends."""
         if not self._ends:
             raise self._stuck()
-        self.now, ended, start = heapq.heappop(self._ends)
-        node = self.plan.graph.nodes[ended]
-        if node.op not in INSTANT:
-            waits = tuple(self.plan.graph.nodes[i].name for i in self.plan.waits_for[ended])
-            self.spans.append(Span(node.name, self.plan.lane[ended], start, self.now, waits))
+        self.now, _, ended = heapq.heappop(self._ends)
+        unit = self.plan.source_of.get(ended, ended)
+        node, lane = self.plan.node(unit), self.plan.lane[unit]
+        if node.op not in INSTANT and unit not in self.plan.in_pieces:
+            self.spans.append(Span(node.name, lane, self._since[unit], self.now, self.plan.names_before(unit)))
+            self._since[unit] = self.now
         return ended
 
     def _stuck(self) -> PlanError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,8 +53,11 @@ class Rows:
 
 
 @torch.inference_mode()
-def decode(network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Tensor, sampling: Sampling, ends: Endings) -> Drawn:
-    """Sample one response for each entry of ``of`` [rows], the number of its prompt.
+def decode(
+    network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Tensor, sampling: Sampling, ends: Endings
+) -> Iterator[tuple[Drawn, Tensor]]:
+    """Sample one response for each entry of ``of`` [rows], the number of its prompt. Gives what is drawn so far, always the same tensors,
+    each time that rows end, and their numbers.
 
     uniform: float64 [rows, max_tokens] in [0, 1). Rows that ended go on, unread, until a fifth of those under way has.
     """
@@ -65,6 +68,7 @@ def decode(network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Ten
     logprobs = torch.zeros(shape, dtype=torch.promote_types(rows.hidden.dtype, torch.float32), device=of.device)
     lengths = torch.full((len(of),), sampling.max_tokens, device=of.device)
     stopped = torch.zeros(len(of), dtype=torch.bool, device=of.device)
+    drawn = Drawn(tokens, logprobs, lengths, stopped)
     for step in range(sampling.max_tokens):
         token, logprob = draw(network.logits(rows.hidden), uniform[rows.numbers, step], sampling)
         tokens[rows.numbers, step], logprobs[rows.numbers, step] = token, logprob
@@ -72,14 +76,15 @@ def decode(network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Ten
         if bool(done.any()):
             lengths[rows.numbers[done]] = step + 1
             stopped[rows.numbers[done]] = True
+            yield drawn, rows.numbers[done]
             going = (~stopped[rows.numbers]).nonzero()[:, 0]
             if len(going) == 0:
-                break
+                return
             if len(going) <= (1 - IDLE) * len(rows.numbers):
                 rows, token = rows.take(going), token[going]
         if step + 1 < sampling.max_tokens:
             rows.hidden = advance(network, rows, token, step)
-    return Drawn(tokens, logprobs, lengths, stopped)
+    yield drawn, (~stopped).nonzero()[:, 0]
 
 
 def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ from rlflow.backends.local.endings import Endings
 from rlflow.backends.local.network import Network, load_network
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer, texts
-from rlflow.batch import Batch, Data, flatten
+from rlflow.batch import Axis, Batch, Data, flatten
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import PlanError
 from rlflow.training.chance import uniforms
+from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
 from rlflow.training.protocols import ModelSpec, Sampling
 
@@ -44,15 +46,37 @@ class Generator:
         and the weights. Other rows have a say only through the rounding of matrix products (about 1e-7 in float32), which moves
         a token when a cumulative probability comes that close to its uniform number.
         """
-        prompts = prompts.select("prompt_tokens")
-        axis = prompts.axis.repeat(sampling.samples)
-        if len(seeds) != len(axis):
-            raise ValueError(f"generate: found {len(seeds)} seeds, expected one per row: {len(axis)}")
-        parts = [(rows, self._sample(prompts, rows, sampling, seeds)) for rows in self._batches(prompts, len(axis), sampling)]
-        drawn = _in_order(parts, len(axis), sampling.max_tokens)
+        axis = _rows(prompts, sampling, seeds)
+        out = self._nothing_drawn(len(axis), sampling)
+        for rows, drawing in self._drawings(prompts, sampling, seeds):
+            drawn, _ = deque(drawing, maxlen=1).pop()
+            _take(out, rows, drawn, torch.arange(len(rows)))
+        return self._batch(axis, out, sampling)
+
+    def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
+        """The same rows in ``chunks`` chunks, each as soon as its last row has ended. Rows end by length, of equals those first that
+        stopped, ties by row; after those of an earlier batch where the cache has no room for all."""
+        axis = _rows(prompts, sampling, seeds)
+        out = self._nothing_drawn(len(axis), sampling)
+
+        def ended() -> Iterator[Tensor]:
+            for rows, drawing in self._drawings(prompts, sampling, seeds):
+                for drawn, done in drawing:
+                    _take(out, rows, drawn, done.cpu())
+                    yield rows[done.cpu()].sort().values
+
+        for rows in chunked(ended(), len(axis), chunks):
+            yield self._batch(axis.take(rows), Drawn(*(getattr(out, name)[rows] for name in vars(out))), sampling)
+
+    def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
         columns = _columns(drawn, sampling, self.version) | self._text(drawn)
-        columns["group"] = Data(standard_kind("group"), axis.keys[:, 0].clone())
-        return Batch(axis, columns)
+        return Batch(axis, columns | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})
+
+    def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
+        """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained on."""
+        logprobs = torch.promote_types(self.network.module.dtype, torch.float32)
+        return Drawn(torch.zeros(rows, sampling.max_tokens, dtype=torch.int64), torch.zeros(rows, sampling.max_tokens, dtype=logprobs),
+                     torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool))
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the number of updates behind
@@ -77,7 +101,15 @@ class Generator:
         for unit in microbatches(units, lengths + sampling.max_tokens, tokens=self.settings.batch_tokens):
             yield torch.cat(unit)
 
-    def _sample(self, prompts: Batch, rows: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Drawn:
+    def _drawings(
+        self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[Tensor, Iterator[tuple[Drawn, Tensor]]]]:
+        """The rows of each batch, and how they end."""
+        prompts = prompts.select("prompt_tokens")
+        for rows in self._batches(prompts, len(seeds), sampling):
+            yield rows, self._sample(prompts, rows, sampling, seeds)
+
+    def _sample(self, prompts: Batch, rows: Tensor, sampling: Sampling, seeds: Sequence[int]) -> Iterator[tuple[Drawn, Tensor]]:
         which, of = torch.unique_consecutive(rows // sampling.samples, return_inverse=True)
         column = prompts.data["prompt_tokens"].take(which, prompts.axis)
         pieces = column.value.split(column.lengths.tolist())
@@ -104,15 +136,17 @@ def eos_ids(network: Network, tokenizer: Any) -> list[int]:
     return sorted(found) or [token for token in [tokenizer.eos_token_id] if token is not None]
 
 
-def _in_order(parts: list[tuple[Tensor, Drawn]], rows: int, width: int) -> Drawn:
-    """The rows of all parts, where they belong, on the CPU. Copies, since what inference mode made cannot be trained on."""
-    logprobs = parts[0][1].logprobs.dtype if parts else torch.float32
-    out = Drawn(torch.zeros(rows, width, dtype=torch.int64), torch.zeros(rows, width, dtype=logprobs),
-                torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool))
-    for index, part in parts:
-        for name in vars(out):
-            getattr(out, name)[index] = getattr(part, name).cpu()
-    return out
+def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:
+    axis = prompts.axis.repeat(sampling.samples)
+    if len(seeds) != len(axis):
+        raise ValueError(f"generate: found {len(seeds)} seeds, expected one per row: {len(axis)}")
+    return axis
+
+
+def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
+    """Those at ``done`` of the rows of a batch, where they belong."""
+    for name in vars(out):
+        getattr(out, name)[rows[done]] = getattr(drawn, name)[done.to(drawn.tokens.device)].cpu()
 
 
 def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:

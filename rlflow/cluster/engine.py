@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +28,12 @@ from rlflow.cluster.pool import Pool
 from rlflow.cluster.route import Routes
 from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
+from rlflow.cluster.streams import Streams, chunks_of
 from rlflow.cluster.worker import Worker
 from rlflow.columns import Level
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.execution.apply import RemoteError
-from rlflow.execution.engine import HERE, Engine, Terms, whole
+from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged
 from rlflow.placement import Placement
@@ -68,17 +69,36 @@ class ClusterEngine(Engine):
             return self._sample(role, prompts, sampling, seed, terms)
 
     def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms) -> Batch:
-        model, pool = self.models[role], self.pools[self.placement.generators[role]]
-        if (frozen := self.weights.get(role)) is not None:
-            model.use(frozen, terms.seconds)
-        else:
-            model.synchronise(terms.seconds)
-        prompts = self.spread(prompts.select("prompt_tokens"), pool.name)
+        pool, prompts = self._ready(role, prompts, terms)
         axis = prompts.axis.repeat(sampling.samples)
         arguments = {"role": role, "sampling": sampling, "seed": seed}
         split = self._split(prompts, pool)
         answers = self._run(pool, "generate", prompts, split, arguments, terms, "model")
         return whole(self.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+
+    def _ready(self, role: str, prompts: Batch, terms: Terms) -> tuple[Pool[Worker], Batch]:
+        """The pool that samples, with its weights, and what it reads, there."""
+        model, pool = self.models[role], self.pools[self.placement.generators[role]]
+        if (frozen := self.weights.get(role)) is not None:
+            model.use(frozen, terms.seconds)
+        else:
+            model.synchronise(terms.seconds)
+        return pool, self.spread(prompts.select("prompt_tokens"), pool.name)
+
+    def sample_chunks(
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: Terms = HERE
+    ) -> Iterator[Batch]:
+        """A chunk is what the ranks give as their chunk of this number, when all have; at last every rank has its rows as ``sample`` would
+        leave them there."""
+        with self._sampling:
+            pool, prompts = self._ready(role, prompts, terms)
+            axis, split = prompts.axis.repeat(sampling.samples), self._split(prompts, pool)
+            routes, told, streams = Routes(prompts), {"role": role, "sampling": sampling, "seed": seed, "into": into}, {}
+            for rank in _used(split):
+                arguments = pickled({**told, "keys": [self.key() for _ in range(into.count)]})
+                streams[rank] = self._ask(pool, rank, "generate", routes, split[rank], arguments, "model", chunks=True)
+            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self._remember(pool, "generate", there, terms))
+            yield from chunks_of(self, answers, into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         pool = self.pools[self.placement.trainers[role]]
@@ -269,8 +289,7 @@ class ClusterEngine(Engine):
     ) -> dict[int, Answer]:
         """The operation on each rank that has rows (on rank 0 where there are none at all), and the answers by rank."""
         routes, told = Routes(self.spread(batch, pool.name)), pickled(arguments)
-        used = [rank for rank, rows in enumerate(split) if len(rows)] or [0]
-        refs = {rank: self._ask(pool, rank, op, routes, split[rank], told, group) for rank in used}
+        refs = {rank: self._ask(pool, rank, op, routes, split[rank], told, group) for rank in _used(split)}
         return self._answers(pool, op, refs, terms)
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
@@ -286,15 +305,15 @@ class ClusterEngine(Engine):
                          for rank, answer in answers.items())
 
     def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str
+        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False
     ) -> Any:
-        """Start an operation on one rank; the reference of its answer. What lies on other workers is sent
+        """Start an operation on one rank; the reference of its answer, or of several those of all. What lies on other workers is sent
         from there to here, not through the driver."""
         at = pool.at(rank)
         inputs, coming = routes.to(rows, at)
         transfers = [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in coming]
         call = Call(op, self.key(), inputs, self.iteration, {}, self._forgotten(at))
-        return pool.run(rank, call.packed(arguments), transfers, group)
+        return (pool.run_chunks if chunks else pool.run)(rank, call.packed(arguments), transfers, group)
 
     def _forgotten(self, at: Where) -> list[int]:
         """Keys on this worker of which nobody knows any more."""
@@ -339,6 +358,11 @@ class ClusterEngine(Engine):
                 size = sum(answers[rank].columns[name][1] for rank in ranks)
                 columns[name] = Sharded(kind, layout, lengths.get(kind.level.value), name, size)
         return Batch(axis, columns)
+
+
+def _used(split: Sequence[Tensor]) -> list[int]:
+    """The ranks that have rows, rank 0 where there are none at all."""
+    return [rank for rank, rows in enumerate(split) if len(rows)] or [0]
 
 
 def _lengths(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Tensor:

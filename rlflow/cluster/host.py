@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,11 @@ class Host:
         """What a frame tells, whose answer may be one: bytes alone are what Ray hands over fastest."""
         self._of_now(era, "run")
         return self.held.run(frame, *transfers)
+
+    def do_chunks(self, era: int, frame: bytes, *transfers: Payload) -> Iterator[Any]:
+        """The same, with several answers, each as soon as it is there."""
+        self._of_now(era, "run_chunks")
+        yield from self.held.run_chunks(frame, *transfers)
 
     def _of_now(self, era: int, what: str) -> None:
         if era != self.era:

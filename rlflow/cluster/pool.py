@@ -127,7 +127,7 @@ class Pool(Generic[W]):
         self.making: list[Any] = []
         self.watcher: Watcher | None = None
         self._places = tuple(Where(name, rank) for rank in range(len(self.actors)))
-        self._methods: dict[tuple[int, str, str, int], Any] = {}
+        self._methods: dict[tuple[int, str, str, int | str], Any] = {}
 
     def __len__(self) -> int:
         return len(self.actors)
@@ -147,7 +147,11 @@ class Pool(Generic[W]):
         """Have one rank's object ``run`` a frame; ``transfers``: references, which arrive as their values."""
         return self._method(rank, "do_run", group).remote(self.era, frame, *transfers)
 
-    def _method(self, rank: int, name: str, group: str, answers: int = 1) -> Any:
+    def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
+        """The same for a frame with several answers; their references, each as soon as it is there."""
+        return self._method(rank, "do_chunks", group, "streaming").remote(self.era, frame, *transfers)
+
+    def _method(self, rank: int, name: str, group: str, answers: int | str = 1) -> Any:
         which = (rank, name, group, answers)
         if which not in self._methods:
             self._methods[which] = getattr(self.actors[rank], name).options(concurrency_group=group, num_returns=answers)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -107,6 +108,21 @@ class Worker:
             start = time.time()
             batch = self.shelf.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
+
+    def run_chunks(self, frame: bytes, *transfers: Payload) -> Iterator[bytes | Answer]:
+        """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
+        call = Call.unpacked(frame)
+        self.shelf.forget(call.forget)
+        role, sampling, seed, into, keys = (call.arguments[name] for name in ("role", "sampling", "seed", "into", "keys"))
+        with MARKS.during(call):
+            start = time.time()
+            batch = self.shelf.batch(call.inputs, transfers)
+            rows = self.engine.sample_chunks(role, batch, sampling, seed, into)
+            for key, chunk in zip(keys, itertools.islice(rows, into.count), strict=True):
+                assert chunk.axis.index is not None
+                answer = self._keep(call._replace(key=key), chunk)._replace(value=chunk.axis.index.numpy())
+                yield answer._replace(ran=(start, start := time.time())).packed()
+            yield self._keep(call, next(rows))._replace(ran=(start, time.time())).packed()
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""

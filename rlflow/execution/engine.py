@@ -66,6 +66,14 @@ class Terms:
 HERE = Terms()
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """Into how many chunks sampled rows go, and the columns that are read of them."""
+
+    count: int
+    names: tuple[str, ...]
+
+
 @dataclass
 class Engine:
     """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data; ``weights`` by role, from
@@ -102,6 +110,40 @@ class Engine:
         seeds = chance.row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
         return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
+
+    def chunks(
+        self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, into: Chunks, terms: Terms = HERE
+    ) -> Iterator[Batch]:
+        """What ``generate`` gives, in chunks as rows end, and at last all of it."""
+        yield from self.sample_chunks(role, prompts, Sampling(**settings), self.seed_of(call), into, terms)
+
+    def sample_chunks(
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: Terms = HERE
+    ) -> Iterator[Batch]:
+        """The same from a seed. A chunk's axis was taken from that of all rows."""
+        model = self.models[role]
+        model.synchronise()
+        assert model.generator is not None
+        seeds = chance.row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
+        generate = model.generator.generate_chunks  # type: ignore[attr-defined]
+        made: list[Batch] = []
+        for chunk in generate(prompts.select("prompt_tokens"), sampling, seeds, into.count):
+            made.append(chunk)
+            yield chunk.select(*into.names)
+        if len(made) != into.count:
+            raise ValueError(f"found {len(made)} chunks of the rows that were sampled, expected {into.count}")
+        rows = self.in_order(made)
+        yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
+
+    def in_order(self, pieces: Sequence[Batch]) -> Batch:
+        """Batches of rows that were taken from one axis, together all of its, over that axis. Raises ValueError where one is lost or there
+        twice."""
+        axis = pieces[0].axis.parent
+        taken = torch.cat([piece.axis.index for piece in pieces if piece.axis.index is not None])
+        if axis is None or not torch.equal(taken.sort().values, torch.arange(len(axis))):
+            raise ValueError(f"found {len(taken)} rows in {len(pieces)} chunks, expected each of {len(axis or ())} once")
+        joined = self.joined([piece for piece in pieces if len(piece)] or [pieces[0]])
+        return Batch(axis, joined.rows(taken.argsort()).data)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         trainer = self.models[role].trainer

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -15,12 +14,14 @@ import torch
 
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Axis, Batch, Data, other_axis
+from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
-from rlflow.errors import FlowError, StageError
+from rlflow.errors import StageError
 from rlflow.execution.apply import Stopped, failing, shapes
 from rlflow.execution.engine import Engine, Metrics, Terms
 from rlflow.execution.lanes import Lanes
+from rlflow.execution.pieces import Pieces
+from rlflow.execution.store import Store, spread
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, settled
 from rlflow.graph.model import Column, Node, Op
@@ -54,60 +55,6 @@ class Sampled:
     metrics: Metrics = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     skipped: str = ""
-
-
-class Store:
-    """Columns of one iteration, and the real row axis of each of the graph's. Nodes put from their threads; once closed it stays
-    empty, whatever a late node still brings."""
-
-    def __init__(self) -> None:
-        self.columns: dict[Column, Data] = {}
-        self.axes: dict[int, Axis] = {}
-        self.peak_bytes = 0
-        self._bytes = 0
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def put(self, node: Node, batch: Batch, names: tuple[str, ...]) -> None:
-        """Keep the outputs that are read later. ``batch`` has them under the names that the function knows."""
-        with self._lock:
-            if self._closed:
-                return
-            self.axes.setdefault(node.rows_axis, batch.axis)
-            for output in node.outputs:
-                if output.name in names:
-                    data = self.columns[Column(node.id, output.name)] = batch.data[output.source]
-                    self._bytes += data.nbytes
-            self.peak_bytes = max(self.peak_bytes, self._bytes)
-
-    def free(self, columns: Iterable[Column]) -> None:
-        with self._lock:
-            gone = [self.columns.pop(column) for column in columns if column in self.columns]
-            self._bytes -= sum(data.nbytes for data in gone)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self.columns.clear()
-
-    def gather(self, plan: Plan, node: Node) -> Batch:
-        """The node's inputs under its parameters' names, spread over its rows."""
-        axis = self.axes[node.axis]
-        found: dict[str, Data] = {}
-        for item in node.inputs:
-            data, own = self.columns[item.column], self.axes[plan.graph.nodes[item.column.node].rows_axis]
-            found[item.parameter] = _spread(item.parameter, data, own, axis)
-        return Batch(axis, found)
-
-
-def _spread(name: str, data: Data, own: Axis, axis: Axis) -> Data:
-    """A column over the rows of ``axis``. Raises FlowError for one whose kind the tracer could not know and that cannot be spread."""
-    if own is axis or data.kind.level is Level.SCALAR:
-        return data
-    index = own.rows_of(axis)
-    if index is None or data.kind.level is Level.TOKEN:
-        raise FlowError(other_axis([name]))
-    return data.take(index, own)
 
 
 class Executor:
@@ -160,6 +107,8 @@ class _Run:
         self._scheduler = Scheduler(plan, executor.lanes.room)
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._deadlines: dict[int, float] = {}
+        self._since: dict[int, float] = {}
+        self._pieces = Pieces(plan)
         self._failure: BaseException | None = None
         self._writing = False
 
@@ -167,17 +116,22 @@ class _Run:
         instructions = self._scheduler.begin()
         try:
             while not self._carry_out(instructions):
-                node, error = self._next()
+                unit, error = self._next()
                 if error is not None and self._failure is None:
                     self._failure = error
                 if self.executor.stopping and not self._writing and self._failure is None:
                     self._failure = Stopped()
                     self._scheduler.halt()
-                instructions = self._scheduler.failed(node) if error else self._scheduler.done(node)
+                instructions = self._told(unit, error)
         finally:
             self.store.close()
         if self._failure is not None:
             raise self._failure
+
+    def _told(self, unit: int, error: BaseException | None) -> list[Instruction]:
+        if unit in self.plan.source_of:
+            return self._scheduler.released(unit)
+        return self._scheduler.failed(unit) if error else self._scheduler.done(unit)
 
     def _carry_out(self, instructions: list[Instruction]) -> bool:
         """Whether the run is over."""
@@ -186,38 +140,44 @@ class _Run:
             self._record()
         for instruction in instructions:
             if isinstance(instruction, Start):
-                self._start(self.plan.graph.nodes[instruction.node])
+                self._start(instruction.node)
             elif isinstance(instruction, Free):
                 self.store.free(instruction.columns)
         return over
 
-    def _start(self, node: Node) -> None:
-        self._deadlines.pop(node.id, None)
+    def _start(self, unit: int) -> None:
+        node = self.plan.node(unit)
+        self._deadlines.pop(unit, None)
         self._writing |= bool(node.writes)
-        if self._given(node):
-            self._job(node)()
+        if self._instant(unit):
+            self._job(unit)()
         else:
-            self.executor.lanes.submit(self.plan.lane[node.id], self._job(node))
+            self.executor.lanes.submit(self.plan.lane[unit], self._job(unit))
 
-    def _given(self, node: Node) -> bool:
-        """Whether nothing is computed for it."""
-        return node.op in (Op.DATA, Op.STATE) or node.id in self.ready
+    def _instant(self, unit: int) -> bool:
+        """Whether nothing is computed for it: columns that are there, pieces to be joined."""
+        return self.plan.node(unit).op in (Op.DATA, Op.STATE) or unit in self.ready or unit in self.plan.in_pieces
 
-    def _job(self, node: Node) -> Callable[[], None]:
+    def _job(self, unit: int) -> Callable[[], None]:
         def job() -> None:
             error: BaseException | None = None
-            start = time.monotonic()
-            self._deadlines[node.id] = start + self._seconds(node) + self.engine.grace
+            self._since[unit] = time.monotonic()
+            self._deadlines[unit] = self._since[unit] + self._seconds(self.plan.node(unit), self._rows(unit)) + self.engine.grace
             try:
-                self._perform(node)
+                self._perform(unit)
             except BaseException as raised:
                 error = raised
-            if not self._given(node):
-                waits = tuple(self.plan.graph.nodes[i].name for i in self.plan.waits_for[node.id])
-                self.outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic(), waits))
-            self._ended.put((node.id, error))
+            if not self._instant(unit):
+                self._span(unit)
+            self._ended.put((unit, error))
 
         return job
+
+    def _span(self, unit: int) -> None:
+        """What it did ends here, or what it did up to here."""
+        start, end = self._since[unit], time.monotonic()
+        self._since[unit] = end
+        self.outcome.spans.append(Span(self.plan.node(unit).name, self.plan.lane[unit], start, end, self.plan.names_before(unit)))
 
     def _next(self) -> tuple[int, BaseException | None]:
         """The next node that ends, waiting no longer than the nearest deadline. A node that is still queued for its lane has none:
@@ -231,27 +191,42 @@ class _Run:
                 late = [i for i in running if self._deadlines.get(i, math.inf) <= time.monotonic()]
                 if late:
                     self.executor.lanes.lost(self.plan.lane[late[0]])
-                    raise self._late(self.plan.graph.nodes[late[0]]) from None
+                    raise self._late(late[0]) from None
 
-    def _seconds(self, node: Node) -> float:
+    def _rows(self, unit: int) -> int:
+        if unit in self.plan.pieces:
+            return len(self._pieces.axis(self.plan.pieces[unit]))
+        return len(self.store.axes.get(self.plan.node(unit).axis, ()))
+
+    def _seconds(self, node: Node, rows: int = 0) -> float:
         """How long a node may run. A reward has the deadlines of its rows, one after another at worst."""
-        if node.op is not Op.REWARD:
-            return node.timeout
-        return max(node.timeout, self.engine.reward_timeout * len(self.store.axes[node.axis]))
+        return max(node.timeout, self.engine.reward_timeout * rows) if node.op is Op.REWARD else node.timeout
 
-    def _late(self, node: Node) -> StageError:
-        batch = self.store.gather(self.plan, node)
-        return StageError(node.name, self.engine.iteration, len(batch), f"no result after its deadline of {self._seconds(node):g} s",
-                          node.place, shapes(batch))
+    def _late(self, unit: int) -> StageError:
+        node, batch = self.plan.node(unit), self._inputs(unit)
+        return StageError(node.name, self.engine.iteration, len(batch),
+                          f"no result after its deadline of {self._seconds(node, len(batch)):g} s", node.place, shapes(batch))
 
-    def _perform(self, node: Node) -> None:
-        """Run one node and keep what it gives."""
+    def _inputs(self, unit: int) -> Batch:
+        if unit in self.plan.pieces:
+            return self._pieces.gather(self.store, self.plan.pieces[unit])
+        return self.store.gather(self.plan, self.plan.graph.nodes[unit])
+
+    def _perform(self, unit: int) -> None:
+        """Run one node, or piece, and keep what it gives."""
+        node = self.plan.node(unit)
+        if unit in self.plan.pieces:
+            self._perform_piece(unit, node)
+            return
         if node.op is Op.DATA:
             result: Batch | None = self.engine.spread(self.prompts, self.plan.home.get(node.id))
         elif node.op is Op.STATE:
             result = Batch(self.prompts.axis, self.state)
         elif node.id in self.ready:
             result = self.ready[node.id]
+        elif unit in self.plan.in_pieces:
+            result, metrics = self._pieces.joined(self.engine, node)
+            self.outcome.metrics |= settled(metrics, f"{node.name}/")
         else:
             batch = self.store.gather(self.plan, node)
             with failing(node.name, self.engine.iteration, batch, node.place):
@@ -261,6 +236,13 @@ class _Run:
             self.outcome.metrics |= settled(metrics, f"{node.name}/")
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
+
+    def _perform_piece(self, unit: int, node: Node) -> None:
+        """A chunk without rows is no work, but for the first: it says which columns there are."""
+        piece, batch = self.plan.pieces[unit], self._inputs(unit)
+        if len(batch) or not piece.chunk:
+            with failing(node.name, self.engine.iteration, batch, node.place):
+                self._pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
         """Take what outlives the run: recorded columns, results of a body, the state's last values."""
@@ -281,27 +263,40 @@ class _Run:
         rows = self.store.axes[graph.rows]
         for item in kept:
             own = self.store.axes[graph.nodes[item.column.node].rows_axis]
-            found[item.parameter] = _spread(item.parameter, self.store.columns[item.column], own, rows)
+            found[item.parameter] = spread(item.parameter, self.store.columns[item.column], own, rows)
         self.results = Batch(rows, found)
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
 
     def _terms(self, node: Node, batch: Batch | None = None) -> Terms:
         ahead = batch is not None and len(batch) <= self.plan.ahead.get(node.id, -1)
-        return Terms(self.plan.home.get(node.id), self._seconds(node), ahead, node=node.name)
+        return Terms(self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead, node=node.name)
 
     def _settings(self, node: Node) -> Mapping[str, Any]:
         return self.plan.program.settings[node.name]
 
     def generate(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+        if node.id in self.plan.chunks:
+            return self._streamed(node, batch), {}
         rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
         return rows, {}
+
+    def _streamed(self, node: Node, batch: Batch) -> Batch:
+        """All rows; chunks are let go as they are there."""
+        into = self._pieces.into(node)
+        rows = self.engine.chunks(node.role or "", batch, self._settings(node), node.call, into, self._terms(node))
+        for number, released in enumerate(self.plan.chunks[node.id]):
+            self._pieces.add(node, number, next(rows))
+            self._span(node.id)
+            self._ended.put((released, None))
+        self._pieces.add(node, into.count - 1, next(rows))
+        return next(rows)
 
     def forward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node, batch)), {}
 
     def reward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
-        return self.engine.reward(node.role or "", batch, self._terms(node))
+        return self.engine.reward(node.role or "", batch, self._terms(node, batch))
 
     def update(self, node: Node, batch: Batch) -> tuple[None, Tallies]:
         loss = self.plan.program.functions[node.name]

@@ -1,12 +1,15 @@
-"""Metrics that can be put together from the ranks that computed a part of them each."""
+"""Metrics that can be put together from the ranks, or the chunks, that computed a part of them each. Sums are exact, so that a metric is
+the same however the rows were divided."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
+import numpy as np
 from torch import Tensor
 
 Kind = Literal["mean", "max", "sum"]
@@ -16,18 +19,18 @@ Kind = Literal["mean", "max", "sum"]
 class Tally:
     """Of ``count`` values: their sum and the highest, and which of mean, maximum or sum is the metric."""
 
-    total: float
+    total: Fraction | float
     count: int
     highest: float
     kind: Kind = "mean"
 
     @staticmethod
     def of(values: Tensor, kind: Kind = "mean") -> Tally:
-        """Over the values that are not NaN, in float64."""
+        """Over the values that are not NaN."""
         present = values.double()[~values.isnan()]
         if not present.numel():
-            return Tally(0.0, 0, -math.inf, kind)
-        return Tally(float(present.sum()), present.numel(), float(present.max()), kind)
+            return Tally(Fraction(0), 0, -math.inf, kind)
+        return Tally(exact_sum(present), present.numel(), float(present.max()), kind)
 
     @staticmethod
     def sum(value: float) -> Tally:
@@ -38,16 +41,32 @@ class Tally:
     def value(self) -> float:
         """The metric; NaN for the mean or the maximum of nothing."""
         if self.kind == "sum":
-            return self.total
+            return float(self.total)
         if not self.count:
             return math.nan
-        return self.highest if self.kind == "max" else self.total / self.count
+        return self.highest if self.kind == "max" else float(self.total / self.count)
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(self.total + other.total, self.count + other.count, max(self.highest, other.highest), self.kind)
 
 
 Tallies = Mapping[str, Tally]
+DIGITS = 53  # binary digits of a float64
+LOW = 26  # of them the lower ones: up to 2^26 values, sums of either half are exact in float64
+
+
+def exact_sum(values: Tensor) -> Fraction | float:
+    """The sum of float64 values without any rounding, so that sums of parts add up to that of the whole; infinite or NaN where one is."""
+    fractions, exponents = np.frexp(values.numpy())
+    if not np.isfinite(fractions).all():
+        return float(values.sum())
+    digits = np.ldexp(fractions, DIGITS).astype(np.int64)
+    lowest = int(exponents.min(initial=0))
+    places = exponents - lowest
+    high, low = (np.bincount(places, weights=half) for half in (digits >> LOW, digits & (1 << LOW) - 1))
+    halves = enumerate(zip(high.tolist(), low.tolist(), strict=True))
+    total = sum(((int(more) << LOW) + int(less)) << place for place, (more, less) in halves)
+    return Fraction(total, 1 << DIGITS - lowest) if lowest <= DIGITS else Fraction(total << lowest - DIGITS)
 
 
 def merged(parts: Sequence[Tallies]) -> dict[str, Tally]:

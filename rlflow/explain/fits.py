@@ -106,6 +106,19 @@ def overlap_problems(graph: Graph, placement: Placement | None, staleness: int) 
                           remedy=_apart(role, pool, placement))
 
 
+def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
+    """Chunks that nobody would wait for, and that nothing is streamed where it was asked for."""
+    chunks = plan.streaming.chunks
+    if chunks > 1 and staleness >= 1:
+        yield Problem("stream-ahead", "rows that are sampled ahead are all there before they are scored, so nothing is won by chunks",
+                      found=f"--stream {chunks} --staleness {staleness}", expected="one of the two", remedy="leave --stream out")
+    elif chunks > 1 and not any(each.pieces for each in (plan, *plan.bodies.values())):
+        said = "; ".join(did.what for each in (plan, *plan.bodies.values()) for did in each.did if did.name == "stream")
+        yield Problem("stream-nothing", f"nothing in flow '{plan.graph.name}' can be scored before all rows are sampled",
+                      found=f"--stream {chunks}: {said}", remedy="leave --stream out",
+                      expected="a reward function, or a model on another pool whose backend is exact by row")
+
+
 def _apart(role: str, pool: str, placement: Placement) -> str:
     other = next((name for name in placement.pools if name != pool), None)
     if other is not None:

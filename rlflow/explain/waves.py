@@ -16,7 +16,7 @@ from rlflow.simulate import INSTANT
 @dataclass(frozen=True)
 class Step:
     """A node of the plan. wave: the number of those before it on the longest chain, within its repeat; split_of: the node for which
-    its split was made; within: the repeat that it belongs to."""
+    its split was made; within: the repeat that it belongs to; chunks: how many it works on."""
 
     name: str
     op: str
@@ -27,11 +27,13 @@ class Step:
     layout: str
     split_of: str | None = None
     within: str | None = None
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two nodes that do not wait for one another. lane: the one whose only place they take in turn, None where they overlap."""
+    """Two nodes that do not wait for one another, or of which the second waits for chunks of the first. lane: the one whose only place
+    they take in turn, None where they overlap."""
 
     first: str
     second: str
@@ -51,8 +53,8 @@ def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: st
     layout = layouts.needed.get(node.id) if layouts else None
     dispatch = {Op.UPDATE: "UPDATE", Op.REPEAT: ""}.get(node.op, node.dispatch)
     pool = plan.home.get(node.id) if node.op is not Op.REPEAT else None
-    return Step(node.name, node.op.value, wave, pool, plan.lane[node.id], dispatch, str(layout or ""),
-                layout.of if layout and layout.of != node.name else None, within)
+    return Step(node.name, node.op.value, wave, pool, plan.works_in(node.id), dispatch, str(layout or ""),
+                layout.of if layout and layout.of != node.name else None, within, len(plan.in_pieces.get(node.id, ())) or 1)
 
 
 def waves(plan: Plan) -> list[list[Node]]:
@@ -62,13 +64,16 @@ def waves(plan: Plan) -> list[list[Node]]:
 
 
 def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
-    """Pairs of nodes in program order of which neither waits for the other, those within repeats too."""
+    """Pairs of nodes in program order of which neither waits for the other, or just for chunks of it; those within repeats too."""
     running = [i for i in plan.live if plan.graph.nodes[i].op not in INSTANT]
     before = {i: nx.ancestors(plan.graph.order, i) for i in running}
     for place, one in enumerate(running):
         for other in running[place + 1 :]:
             if one not in before[other] and other not in before[one]:
-                lane = plan.lane[one] if plan.lane[one] == plan.lane[other] and room.get(plan.lane[one]) == 1 else None
-                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane)
+                lane = plan.works_in(one)
+                taken = lane == plan.works_in(other) and room.get(lane) == 1
+                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane if taken else None)
+            elif any(plan.pieces[i].source == one for i in plan.in_pieces.get(other, ())):
+                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name)
     for body in plan.bodies.values():
         yield from pairs(body, room)

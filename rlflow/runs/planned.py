@@ -12,7 +12,7 @@ from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.explain.explanation import Explanation, explain, here
-from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, short_repeats, unused_pools
+from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, short_repeats, stream_problems, unused_pools
 from rlflow.explain.memory import Kept, ModelFacts
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.given.backends import Halves, backend, check_settings, halves, model_folder, settings
@@ -23,6 +23,7 @@ from rlflow.placement import HALVES, Placement, judging, parse_pools, place
 from rlflow.plan import plan
 from rlflow.rewards.spec import parse_reward
 from rlflow.runs.prepare import model_uses
+from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program
 
 
@@ -37,7 +38,10 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     needs = {use.name: halves(program.graph, use) for use in uses}
     sampling = {name: Halves(half.trainer, half.generator or name == evaluated(program.graph, given)) for name, half in needs.items()}
     placement, warnings = placed(program, needs, sampling, given)
-    made, assumed = plan(program, placement), Assumed(given.options.prompts, **_prompt_tokens(given))
+    made = plan(program, placement, streaming(program.graph, uses, given))
+    if problems := list(stream_problems(made, given.options.staleness)):
+        raise PlanError(*problems)
+    assumed = Assumed(given.options.prompts, **_prompt_tokens(given))
     sizes = Sizes.of(program.graph, assumed)
     if placement is not None:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]

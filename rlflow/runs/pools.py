@@ -29,6 +29,7 @@ from rlflow.placement import Placement, judging
 from rlflow.plan import Plan, plan, room_of
 from rlflow.runs.planned import kept
 from rlflow.runs.prepare import Made, model_uses, placed
+from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
@@ -55,7 +56,7 @@ def on_pools(
         engine = engine_of(program, given, prompts, placement, fleet.pools)
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
-        made = plan(program, placement)
+        made = plan(program, placement, streaming(program.graph, model_uses(program.graph), given))
         ahead = sampling_ahead(made, engine, lanes, given, prompts)
         if ahead is not None:
             started.callback(ahead.close)

@@ -22,7 +22,7 @@ from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
-from rlflow.explain.fits import overlap_problems
+from rlflow.explain.fits import overlap_problems, stream_problems
 from rlflow.given import rewards as bound
 from rlflow.given.backends import Halves, check_settings, device_of, halves, make_models, model_folder
 from rlflow.given.dataset import divided, open_dataset
@@ -35,6 +35,7 @@ from rlflow.rewards.process import in_worker
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
 from rlflow.runs.recovery import Workers
+from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.secrets import redacted
@@ -77,9 +78,11 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
 
 
 def check_fits(program: Program, given: Given) -> None:
-    """Raises PlanError for pools and a staleness that cannot be, before anything is loaded."""
+    """Raises PlanError for pools, a staleness and chunks that cannot be, before anything is loaded."""
     placement, staleness = placed(program.graph, given), given.options.staleness
     if problems := [*stale_problems(program, staleness), *overlap_problems(program.graph, placement, staleness)]:
+        raise PlanError(*problems)
+    if problems := list(stream_problems(plan(program, placement, streaming(program.graph, model_uses(program.graph), given)), staleness)):
         raise PlanError(*problems)
 
 
@@ -137,7 +140,7 @@ def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str
     scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
     rewards.load_models(device)
     lanes = Lanes()
-    return Made(plan(program), engine, lanes, rewards.reasons, lanes.close)
+    return Made(plan(program, streaming=streaming(graph, uses, given)), engine, lanes, rewards.reasons, lanes.close)
 
 
 def evaluated_role(graph: Graph, held_out: Dataset, rewards: bound.Rewards, given: Given) -> str | None:

@@ -56,7 +56,10 @@ class Trainer(Protocol):
         present, temperature. Same axis as ``batch``.
 
         A trainer may also have ``forward_ahead`` with the same parameters and results. It is called in place of ``forward`` where
-        the role's next update takes all of these rows in its first step, which can then go on from this pass."""
+        the role's next update takes all of these rows in its first step, which can then go on from this pass.
+
+        One whose numbers for a row are the same bits whichever rows are computed beside it says so by ``row_exact = True`` on its class;
+        its forwards may then be made chunk by chunk."""
 
     def update(
         self, batch: Batch, loss: Loss, *, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens", seed: int = 0,
@@ -94,7 +97,11 @@ class Generator(Protocol):
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version over ``prompts.axis.repeat(samples)``;
-        ``seeds`` has one number per row, and a row's tokens depend on its prompt and its seed alone."""
+        ``seeds`` has one number per row, and a row's tokens depend on its prompt and its seed alone.
+
+        A generator may also have ``generate_chunks(prompts, sampling, seeds, chunks)``: the same rows, bit for bit, in an iterator over
+        ``chunks`` batches, each as soon as its last row has ended. Their axes are taken from one, ``prompts.axis.repeat(samples)``.
+        Which rows a chunk has depends on what is sampled, never on timing; ``rlflow.training.chunks`` says how."""
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; ``version`` is the number of updates behind them."""

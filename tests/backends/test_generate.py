@@ -193,3 +193,27 @@ def test_sleeping_and_waking_change_nothing(generators, prompts):
     generators["gpt2"].sleep()
     generators["gpt2"].wake()
     assert torch.equal(generators["gpt2"].generate(prompts, sampling, range(4))["tokens"], before["tokens"])
+
+
+@pytest.mark.parametrize(("batch_tokens", "chunks", "dtype"), [(65536, 4, "float64"), (500, 3, "bfloat16"), (65536, 80, "float32")])
+def test_chunks_are_the_rows_of_one_call_in_the_order_in_which_they_end(folders, prompts, batch_tokens, chunks, dtype):
+    generator = Generator(ModelSpec(folders["gpt2"], dtype=dtype), Generator.Settings(batch_tokens=batch_tokens))
+    sampling, seeds = Sampling(samples=8, max_tokens=30), range(32)
+    whole, parts = generator.generate(prompts, sampling, seeds), list(generator.generate_chunks(prompts, sampling, seeds, chunks))
+    assert len(parts) == chunks
+    taken = torch.cat([part.axis.index for part in parts])
+    assert sorted(taken.tolist()) == list(range(32))
+    assert {part.axis.parent for part in parts} == {parts[0].axis.parent}
+    joined = Batch.concat([part for part in parts if len(part)]).rows(taken.argsort())
+    for name, data in whole.data.items():
+        again = joined.data[name]
+        assert again.kind == data.kind
+        assert again.value == data.value if isinstance(data.value, tuple) else torch.equal(again.value, data.value), name
+    if batch_tokens == 65536:
+        lengths = whole.data["tokens"].lengths
+        order = sorted(range(32), key=lambda row: (int(lengths[row]), whole["finish"][row] == "length", row))
+        assert [row for part in parts for row in sorted(part.axis.index.tolist(), key=order.index)] == order
+
+
+def test_no_prompts_give_chunks_without_rows(generators, prompts):
+    assert [len(chunk) for chunk in generators["gpt2"].generate_chunks(prompts.rows([]), Sampling(samples=2), [], 3)] == [0, 0, 0]

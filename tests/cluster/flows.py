@@ -88,3 +88,24 @@ def kinds(prompts, actor, reward, hp=Settings()):
     batch |= report(batch)
     actor.update(batch, policy_loss, minibatch=5)
     return batch
+
+
+@dataclass(frozen=True)
+class Long:
+    samples: int = 8
+    max_tokens: int = 160
+
+
+@stage(gives="advantages", rows="group")
+def less_mean(scores, group, mask):
+    return torch.where(mask, (scores - group_mean(scores, group))[:, None], 0.0), {"spread": scores}
+
+
+@flow
+def long_tailed(prompts, actor, reward, hp=Long()):
+    """So hot that lengths are as good as geometric: most rows end long before the last."""
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens, temperature=9.0)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= less_mean(batch)
+    actor.update(batch, policy_loss, minibatch=16)

@@ -38,7 +38,7 @@ class Recorded:
 def generated(ids, eos):
     """(mask [T], stopped) of the local generator's decode loop over recorded tokens, which go on after the end."""
     sampling = Sampling(max_tokens=len(ids), temperature=0.0)
-    drawn = decode(Recorded(ids), [torch.tensor([5])], torch.tensor([0]), torch.zeros(1, len(ids)), sampling,
+    *_, (drawn, _) = decode(Recorded(ids), [torch.tensor([5])], torch.tensor([0]), torch.zeros(1, len(ids)), sampling,
                    Endings(torch.tensor([eos]), (), None))
     mask = _columns(drawn, sampling, 0)["mask"]
     return torch.nn.functional.pad(mask.value, (0, len(ids) - len(mask.value))), bool(drawn.stopped)

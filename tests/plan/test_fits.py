@@ -21,6 +21,8 @@ from rlflow.errors import PlanError
     ("grpo --staleness 1", "staleness", "--staleness 1", "--pools train=1,rollout=1, or leave --staleness out"),
     ("grpo --pools all=5 --staleness 1", "staleness", "--staleness 1, both halves on 'all'",
      "--pools train=2,rollout=3, or leave --staleness out"),
+    ("sft --stream 2", "stream-nothing", "--stream 2: nothing is scored before all rows are sampled", "leave --stream out"),
+    ("grpo --pools train=1,rollout=1 --staleness 1 --stream 2", "stream-ahead", "--stream 2 --staleness 1", "leave --stream out"),
 ])  # fmt: skip
 def test_what_cannot_be_meant_is_refused(planned_as, line, code, found, remedy):
     with pytest.raises(PlanError) as refused:

@@ -1,0 +1,67 @@
+"""Answers that several workers give one after another while a call of theirs goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+from torch import Tensor
+
+from rlflow.author import verbs
+from rlflow.batch import Axis, Batch
+from rlflow.cluster.message import Answer
+from rlflow.cluster.pool import LOOK_SECONDS, Dead, Future, Pool
+from rlflow.execution.engine import Chunks, whole
+
+if TYPE_CHECKING:
+    from rlflow.cluster.engine import ClusterEngine
+
+
+class Streams(Future[list[Any]]):
+    """``streams``: those of ``Pool.run_chunks`` by rank. The deadline is that of the whole call. ``note`` is told all answers."""
+
+    def __init__(
+        self, pool: Pool[Any], what: str, streams: Mapping[int, Any], seconds: float, note: Callable[[Mapping[int, Any]], None]
+    ) -> None:
+        super().__init__(what, [pool.at(rank) for rank in streams], list(streams.values()), seconds, list, pool.watcher)
+        self.pool, self._ranks, self._note = pool, tuple(streams), note
+
+    def next(self) -> dict[int, Any]:
+        """The next answer of each rank, when all are there. Raises as ``Future.result`` does."""
+        self._wait()
+        refs = [(rank, next(stream)) for rank, stream in zip(self._ranks, self.refs, strict=True)]
+        answers = self.pool.future(self.what, refs, max(self._limit - time.monotonic(), LOOK_SECONDS), list).result()
+        found = dict(zip(self._ranks, map(Answer.unpacked, answers), strict=True))
+        self._note(found)
+        return found
+
+    def _wait(self) -> None:
+        while True:
+            if self._watcher is not None and self._watcher.verdict is not None:
+                raise Dead(self._watcher.verdict)
+            left = self._limit - time.monotonic()
+            ready, waiting = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=min(max(left, 0.0), LOOK_SECONDS))
+            if not waiting:
+                return
+            if left <= 0:
+                raise self._late()
+
+
+def chunks_of(engine: ClusterEngine, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis) -> Iterator[Batch]:
+    """What a pool samples, of which each rank has ``rows``: a chunk is what the ranks give as their chunk of this number, when all have; at
+    last all rows, which lie as if there had been no chunks."""
+    for _ in range(into.count):
+        yield _chunk(engine, answers, rows, axis)
+    yield whole(engine.kept(answers.pool, answers.next(), rows, axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+
+
+def _chunk(engine: ClusterEngine, answers: Streams, rows: Sequence[Tensor], axis: Axis) -> Batch:
+    """The ranks' rows, those of one rank after those of another."""
+    there: dict[int, Answer] = answers.next()
+    none = torch.zeros(0, dtype=torch.int64)
+    taken = [mine[torch.tensor(there[rank].value)] if rank in there else none for rank, mine in enumerate(rows)]
+    places = list(torch.split(torch.arange(sum(map(len, taken))), [len(part) for part in taken]))
+    return engine.kept(answers.pool, there, places, axis.take(torch.cat(taken)))

@@ -1,0 +1,69 @@
+"""Scoring in pieces: the chunks of rows that are sampled, what is made of each, and how that becomes columns over all rows."""
+
+from __future__ import annotations
+
+import threading
+
+from rlflow.batch import Axis, Batch, Data
+from rlflow.execution.engine import Chunks, Engine
+from rlflow.execution.store import Store, spread
+from rlflow.execution.tally import Tallies, merged
+from rlflow.graph.model import Node
+from rlflow.plan import Piece, Plan
+
+
+class Pieces:
+    """Those of one run of a plan. Nodes put from their threads. A chunk goes when its last piece is done."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._chunks: dict[tuple[int, int], Batch] = {}
+        self._unread: dict[tuple[int, int], int] = {}
+        self._made: dict[int, dict[int, tuple[Batch, Tallies]]] = {}
+        self._lock = threading.Lock()
+
+    def into(self, source: Node) -> Chunks:
+        """The chunks of a node that samples, with the columns that pieces read."""
+        nodes = {piece.node for piece in self._plan.pieces.values() if piece.source == source.id}
+        read = {item.column.name for i in sorted(nodes) for item in self._plan.graph.nodes[i].inputs if item.column.node == source.id}
+        names = tuple(output.source for output in source.outputs if output.name in read)
+        return Chunks(len(self._plan.chunks[source.id]) + 1, names)
+
+    def add(self, source: Node, number: int, rows: Batch) -> None:
+        """A chunk is there."""
+        readers = sum((piece.source, piece.chunk) == (source.id, number) for piece in self._plan.pieces.values())
+        with self._lock:
+            self._chunks[source.id, number], self._unread[source.id, number] = rows, readers
+
+    def axis(self, piece: Piece) -> Axis:
+        return self._chunks[piece.source, piece.chunk].axis
+
+    def gather(self, store: Store, piece: Piece) -> Batch:
+        """What the piece reads: the chunk's columns, and others spread over its rows."""
+        nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
+        found: dict[str, Data] = {}
+        for item in nodes[piece.node].inputs:
+            source = nodes[item.column.node]
+            if source.id == piece.source:
+                found[item.parameter] = chunk.data[source.output(item.column.name).source]
+            else:
+                data = store.columns[item.column]
+                found[item.parameter] = spread(item.parameter, data, store.axes[source.rows_axis], chunk.axis)
+        return Batch(chunk.axis, found)
+
+    def put(self, piece: Piece, result: Batch | None, metrics: Tallies) -> None:
+        """What a piece gave. Raises ValueError where rows are missing."""
+        chunk = self.axis(piece)
+        if result is None or len(result) != len(chunk):
+            raise ValueError(f"found {len(result or ())} rows, expected {len(chunk)}")
+        with self._lock:
+            self._made.setdefault(piece.node, {})[piece.chunk] = Batch(chunk, result.data), metrics
+            self._unread[piece.source, piece.chunk] -= 1
+            if not self._unread[piece.source, piece.chunk]:
+                del self._chunks[piece.source, piece.chunk]
+
+    def joined(self, engine: Engine, node: Node) -> tuple[Batch, Tallies]:
+        """What all pieces of a node gave, over all rows and in their order, and its metrics."""
+        made = self._made.pop(node.id)
+        parts = [made[number] for number in sorted(made)]
+        return engine.in_order([rows for rows, _ in parts]), merged([metrics for _, metrics in parts])

@@ -1,0 +1,95 @@
+"""Scoring while rows are sampled, on pools: the same bits as without, and nothing hangs or stays when something ends early."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+
+import rlflow
+from rlflow import StageError
+from rlflow.author.load import load
+from rlflow.cluster.pool import Late
+from rlflow.execution.engine import Chunks, Terms
+from rlflow.training.protocols import Sampling
+
+pytestmark = pytest.mark.slow
+flows = load(Path(__file__).parent / "flows.py")
+TIMES = ("seconds", "response/tokens_per_second")
+JUDGE = "def judge(completion, answer):\n    return len(completion) / 7 + (completion[:1] == answer[:1]) / 3\n"
+
+
+def run(folder, **keywords):
+    (folder / "judge.py").write_text(JUDGE)
+    result = rlflow.run(flows.long_tailed, out=str(folder), prompts=6, iterations=3, held_out=0, threads=1, save_every=0,
+                        reward=[f"{folder / 'judge.py'}:judge"], **keywords)
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+    return metrics, (result.folder / "samples.jsonl").read_text(), load_file(result.folder / "final/actor/model.safetensors"), result
+
+
+def spans(result, name):
+    """(start, end) of each time that a node ran, by iteration."""
+    lines = (line.strip().strip("[],") for line in (result.folder / "timeline.json").read_text().splitlines())
+    events = [json.loads(line) for line in lines if line]
+    found = [(event["args"]["iteration"], event["ts"], event["ts"] + event["dur"]) for event in events
+             if event["name"] == name and event["cat"] != "rank"]  # fmt: skip
+    return [[(start, end) for i, start, end in found if i == iteration] for iteration in range(3)]
+
+
+def test_rows_are_scored_before_the_last_is_sampled_and_every_bit_is_as_without(tmp_path, ray_address):
+    metrics, samples, weights, _ = run(tmp_path)
+    again, same, others, result = run(tmp_path, pools="train=1,rollout=1", ray_address=ray_address, stream=6)
+    for sampling, scoring in zip(spans(result, "actor.generate"), spans(result, "reward"), strict=True):
+        assert (len(sampling), len(scoring)) == (6, 6)
+        assert min(start for start, _ in scoring) < max(end for _, end in sampling)
+    assert again == metrics
+    assert same == samples
+    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+
+
+@pytest.fixture
+def roles(ray_address):
+    """Two ranks that sample for at least 0.4 s, and one that trains."""
+    made = rlflow.roles("ppo", backend="null", prompts=5, iterations=9, stream=4, pools="train=1,rollout=2", ray_address=ray_address,
+                        **{"hp.samples": 3, "hp.max_tokens": 40, "actor.token_seconds": 0.01})
+    yield made
+    made.close()
+
+
+def outcome(roles, rows=5):
+    return roles.prepared.executor.run(roles.prepared.plan, roles.prepared.prompts.take(rows))
+
+
+def test_forwards_are_streamed_too_where_a_backend_is_exact_and_a_worker_that_dies_is_named(roles):
+    prepared = roles.prepared
+    alone = rlflow.roles("ppo", backend="null", prompts=5, **{"hp.samples": 3, "hp.max_tokens": 40})
+    for rows in (5, 1):
+        there, here = outcome(roles, rows), outcome(alone, rows)
+        assert there.metrics == here.metrics
+        assert there.summary == here.summary
+        ended = max(span.end for span in there.spans if span.node == "actor.generate")
+        for name in ("reward", "reference.logprobs", "critic.values", "actor.logprobs"):
+            assert min(span.start for span in there.spans if span.node == name) < ended
+        assert all(set(pool.call("held").result()) == {0} for pool in prepared.engine.pools.values())
+    alone.close()
+
+    rollout = prepared.engine.pools["rollout"]
+    prompts = prepared.prompts.take(5)
+    with pytest.raises(Late, match="no answer to 'generate' from rank 0 of pool 'rollout', rank 1 of pool 'rollout' after 0.05 s"):
+        next(prepared.engine.sample_chunks("actor", prompts, Sampling(3, 40), 0, Chunks(4, ()), Terms(seconds=0.05)))
+
+    score, victim = prepared.engine.reward, ray.get(rollout.actors[1].present.remote()).process.pid
+
+    def kill(*given):
+        os.kill(victim, signal.SIGKILL)
+        return score(*given)
+
+    prepared.engine.reward = kill
+    with pytest.raises(StageError, match=r"rank 1 of pool 'rollout'.* has died"):
+        outcome(roles)
+    assert not prepared.executor.store.columns

@@ -1,0 +1,173 @@
+"""Scoring in pieces while rows are sampled: it overlaps, the results are the same bits, and what fails names itself and leaves nothing."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from rlflow import StageError, flow, loss
+from rlflow.backends.null import Generator, Score
+from rlflow.execution.apply import Stopped
+from rlflow.plan import Streaming, plan
+from rlflow.spans import critical_path
+
+ROWS = 24
+SECONDS = 20  # longer than anything here takes
+
+
+@loss
+def policy_loss(new, logprobs, scores):
+    return new.logprobs * logprobs * scores[:, None], {"scores": scores}
+
+
+@flow
+def scored(prompts, actor, reward):
+    batch = actor.generate(prompts, samples=4, max_tokens=32)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    actor.update(batch, policy_loss)
+
+
+def streamed(run, chunks):
+    """The plan of the flow; in one process its forwards take turns with the sampling."""
+    made = plan(run.program, streaming=Streaming(chunks, frozenset({"actor"}), frozenset({"reward"})))
+    assert made.pieces or chunks == 1
+    return made
+
+
+def outcome(run, chunks, count=ROWS // 4):
+    return run.executor.run(streamed(run, chunks), run.stream.take(count))
+
+
+def told(run, chunks, **options):
+    """What an iteration came to."""
+    found = outcome(run, chunks, **options)
+    return found.metrics, found.summary, run.learned
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 7, ROWS, 2 * ROWS])
+def test_chunks_change_no_bit(world, chunks):
+    assert told(world(scored), chunks) == told(world(scored), 1)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_rows_and_none_are_no_exception(world, count):
+    assert told(world(scored), 3, count=count)[2] == told(world(scored), 1, count=count)[2]
+
+
+@pytest.mark.parametrize("name", ["adaptive", "remax"])
+def test_flows_with_a_baseline_and_with_a_repeat_are_the_same(world, flows, name):
+    one, other = (world(getattr(flows, name)) for _ in range(2))
+    results = [run.executor.run(plan(run.program, streaming=Streaming(chunks, frozenset({"actor"}), frozenset({"reward"}))),
+                                run.stream.take(6)) for run, chunks in ((one, 1), (other, 3))]  # fmt: skip
+    assert results[0].metrics == results[1].metrics
+    assert one.learned == other.learned
+
+
+class Waits(Generator):
+    """Its second chunk is there when the first has been scored."""
+
+    scored = None
+
+    def generate_chunks(self, *given):
+        for number, chunk in enumerate(super().generate_chunks(*given)):
+            assert number != 1 or self.scored.wait(SECONDS), "nothing was scored before all rows were sampled"
+            yield chunk
+
+
+def waiting(run):
+    """Let the reward say when it has scored rows; the numbers of rows that it saw."""
+    done, seen = threading.Event(), []
+    run.engine.models["actor"].generator.scored = done
+
+    def score(batch):
+        seen.append(len(batch))
+        done.set()
+        return Score()(batch)
+
+    run.engine.scorers["reward"] = score
+    return seen
+
+
+def test_scoring_starts_before_the_last_row_is_sampled(world):
+    run = world(scored, generator=Waits)
+    seen = waiting(run)
+    spans = outcome(run, 4).spans
+    assert seen == [6, 6, 6, 6]
+    sampling, scoring = ([span for span in spans if span.node == name] for name in ("actor.generate", "reward"))
+    assert (len(sampling), len(scoring)) == (4, 4)
+    assert min(span.start for span in scoring) < max(span.end for span in sampling)
+    assert all(a.end == b.start for a, b in zip(sampling, sampling[1:], strict=False))
+    assert critical_path(spans)[-1].node == "actor.update"
+
+
+def test_a_piece_that_raises_ends_the_iteration_when_the_sampling_has_ended(world):
+    run = world(scored, generator=Waits)
+    waiting(run)
+    inner = run.engine.scorers["reward"]
+
+    def breaks(batch):
+        inner(batch)
+        raise KeyError("lost")
+
+    run.engine.scorers["reward"] = breaks
+    with pytest.raises(StageError, match="stage 'reward' failed in iteration 0 on 8 rows: KeyError: 'lost'"):
+        outcome(run, 3)
+    assert not run.executor.store.columns
+    assert not run.learned
+
+
+def test_a_sampling_that_fails_between_chunks_is_named(world):
+    class Breaks(Generator):
+        def generate_chunks(self, *given):
+            yield next(super().generate_chunks(*given))
+            raise RuntimeError("out of memory")
+
+    run = world(scored, generator=Breaks)
+    with pytest.raises(StageError, match=r"stage 'actor.generate' failed in iteration 0 on 6 rows: RuntimeError: out of memory"):
+        outcome(run, 3)
+    assert not run.executor.store.columns
+
+
+@pytest.mark.parametrize(("kept", "message"), [
+    (lambda chunks: chunks[:2], "found 2 chunks of the rows that were sampled, expected 3"),
+    (lambda chunks: [chunks[0], chunks[0], chunks[2]], "found 24 rows in 3 chunks, expected each of 24 once"),
+    (lambda chunks: [chunks[0], chunks[1].rows([0]), chunks[2]], r"found \d+ rows in 3 chunks, expected each of"),
+])  # fmt: skip
+def test_a_backend_that_loses_or_doubles_rows_is_refused(world, kept, message):
+    class Wrong(Generator):
+        def generate_chunks(self, *given):
+            yield from kept(list(super().generate_chunks(*given)))
+
+    with pytest.raises(StageError, match=message):
+        outcome(world(scored, generator=Wrong), 3)
+
+
+def test_a_stop_between_chunks_starts_nothing_more(world):
+    class Stops(Generator):
+        executor = None
+
+        def generate_chunks(self, *given):
+            for chunk in super().generate_chunks(*given):
+                self.executor.stopping = True
+                yield chunk
+
+    run = world(scored, generator=Stops)
+    run.engine.models["actor"].generator.executor = run.executor
+    run.engine.scorers["reward"] = lambda batch: pytest.fail("scored after a stop")
+    with pytest.raises(Stopped):
+        outcome(run, 3)
+    assert not run.learned
+
+
+def test_a_piece_that_never_ends_has_the_deadline_of_its_rows(world):
+    run, forever = world(scored), threading.Event()
+    run.engine.scorers["reward"] = lambda batch: forever.wait(SECONDS)
+    run.engine.reward_timeout = 0.0
+    made = streamed(run, 3)
+    nodes = tuple(replace(node, timeout=0.2) if node.name == "reward" else node for node in made.graph.nodes)
+    made = replace(made, graph=replace(made.graph, nodes=nodes))
+    with pytest.raises(StageError, match=r"stage 'reward' failed in iteration 0 on 8 rows: no result after its deadline of 0.2 s"):
+        run.executor.run(made, run.stream.take(ROWS // 4))
+    forever.set()
+    assert not run.executor.store.columns

@@ -1,0 +1,34 @@
+"""Metrics put together from parts are, bit for bit, those of the whole."""
+
+import math
+from fractions import Fraction
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow.execution.tally import Tally, exact_sum, merged
+
+FLOATS = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=60)
+
+
+@given(FLOATS)
+def test_a_sum_is_exact(values):
+    assert exact_sum(torch.tensor(values, dtype=torch.float64)) == sum(map(Fraction, values), Fraction(0))
+
+
+@given(st.lists(st.floats(width=32), max_size=60), st.lists(st.integers(0, 60), max_size=5), st.randoms())
+def test_a_metric_is_the_same_however_its_rows_were_divided(values, cuts, random):
+    whole = Tally.of(torch.tensor(values))
+    shuffled = random.sample(values, len(values))
+    ends = sorted(min(cut, len(values)) for cut in cuts)
+    parts = [Tally.of(torch.tensor(shuffled[a:b])) for a, b in zip([0, *ends], [*ends, len(values)], strict=True)]
+    both = [tally.value for tally in (whole, merged([{"mean": part} for part in parts])["mean"])]
+    assert both[0] == both[1] or all(map(math.isnan, both))
+
+
+def test_what_is_not_finite_stays_so():
+    assert exact_sum(torch.tensor([1.0, math.inf], dtype=torch.float64)) == math.inf
+    assert math.isnan(Tally.of(torch.tensor([math.inf, -math.inf])).value)
+    assert (Tally.of(torch.tensor([math.inf])) + Tally.of(torch.tensor([1.0]))).value == math.inf
+    assert Tally.of(torch.tensor([math.nan, 2.0])).value == 2.0
