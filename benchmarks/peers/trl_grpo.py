@@ -195,6 +195,7 @@ class Worker:
         self.system, self.log = system, folder / f"{system}.log"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])) if system != "trl" else ""
         variables = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        variables |= {"GOMP_SPINCOUNT": "3000"} if system == "rlflow" else {}  # as `rlflow run` has it
         words = [python, str(Path(__file__).resolve()), "--worker", system, str(folder), str(iterations)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(words, env=os.environ | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,

@@ -135,6 +135,7 @@ def doctor() -> None:
 
 def main() -> None:
     """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held · 130 interrupted."""
+    share_cores()
     try:
         code = app(standalone_mode=False)
     except typer.Abort:
@@ -150,6 +151,12 @@ def main() -> None:
     except Exception as error:
         code = _usage(error)
     leave(code if isinstance(code, int) else 0)
+
+
+def share_cores() -> None:
+    """Let OpenMP threads that wait for each other's next operation sleep after some thirty microseconds, before torch asks: with libgomp's
+    milliseconds a run stands still where other processes want the same cores, its own rewards among them."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
 def leave(code: int) -> None:

@@ -27,6 +27,7 @@ from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import Tally
+from rlflow.execution.threads import others_alone
 from rlflow.given.backends import Halves, device_of, make_models
 from rlflow.given.rewards import ModelScore, Rewards
 from rlflow.graph.model import RoleUse
@@ -51,6 +52,7 @@ class Worker:
             join(setup)
         self.rewards = Rewards(setup.given, setup.data)
         self.engine = self._engine()
+        others_alone()
 
     def _engine(self) -> Engine:
         """The models of this pool. A role has here just the half that is placed here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from rlflow.errors import FlowError, Place, Problem
 from rlflow.execution.apply import SkipIteration, apply_stage, failing
 from rlflow.execution.engine import Engine, Metrics, model_reads, reads
 from rlflow.execution.tally import Tallies, settled
+from rlflow.execution.threads import alone
 from rlflow.trace import rules
 
 
@@ -31,7 +33,7 @@ class Bare:
                                     found="no flow around it", expected="a call inside a flow that has the role",
                                     remedy="call it inside a flow, or its function with a trainer and tensors"))
         inputs, settings = prepared(stage, batch, {}, settings)
-        with failing(stage.name, 0, inputs, call_place()):
+        with failing(stage.name, 0, inputs, call_place()), alone():
             result, _ = apply_stage(stage, inputs, settings, 0)
         return renamed(f"stage '{stage.name}'", result, gives)
 
@@ -110,7 +112,7 @@ class Session:
         call, node = self.next_call(stage.name)
         state = self.engine.state_batch(batch).data if self.engine.state else {}
         inputs, settings = prepared(stage, batch, state, settings)
-        with failing(node, self.engine.iteration, inputs, call_place()):
+        with failing(node, self.engine.iteration, inputs, call_place()), nullcontext() if stage.on else alone():
             result, metrics = self.engine.stage(stage, inputs, settings, call)
         self.log(node, metrics)
         result = renamed(f"stage '{stage.name}'", result, gives)

@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -77,7 +78,7 @@ class Executor:
         self.store = run.store
         try:
             run.until_finished()
-            outcome.summary = self.engine.summarise(outcome.records)
+            outcome.summary = self.lanes.do("model", partial(self.engine.summarise, outcome.records))
             outcome.ranks = self.engine.ran()
         finally:
             if not self.stopping:  # what was done ahead for an iteration that is not done is saved

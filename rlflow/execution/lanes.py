@@ -7,10 +7,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
 
 from rlflow.plan import ROOM
 
 Job = Callable[[], None]
+T = TypeVar("T")
 
 
 class Lanes:
@@ -40,6 +43,19 @@ class Lanes:
             self._queues[lane].put(lambda: run(job))
         else:
             threading.Thread(target=run, args=(job,), name=lane, daemon=True).start()
+
+    def do(self, lane: str, call: Callable[[], T]) -> T:
+        """What the call gives or raises, once it has run in a thread of the lane."""
+        done: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.submit(lane, job)
+        return done.result()
 
     def close(self, seconds: float = 5.0) -> bool:
         """End the threads; whether all ended in time. A job that still runs ends its thread when it returns, if ever: Python aborts

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.data.prompts import Prompts
+from rlflow.execution import threads
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.apply import SkipIteration, Stopped
 from rlflow.execution.engine import Engine
@@ -82,6 +84,9 @@ class Result:
         }
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class Account:
     """What a loop counts: where time went, the last metrics, iterations that were skipped, and those in a row that were bad."""
@@ -110,6 +115,11 @@ class Loop:
         self.recovery = Recovery(self)
 
     def run(self, start: Start) -> Result:
+        self.compute(threads.keep)
+        with threads.alone():
+            return self._run(start)
+
+    def _run(self, start: Start) -> Result:
         began = time.monotonic()
         self.start = start
         after, compared = self.recovery.run(self.to_the_end, start.iteration)
@@ -191,14 +201,18 @@ class Loop:
         self.guard.check(iteration, self.last, outcome.summary)
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        self.writer.submit(self.take(replace(self.start, iteration=iteration), cursor))
+        self.writer.submit(self.compute(partial(self.take, replace(self.start, iteration=iteration), cursor)))
+
+    def compute(self, call: Callable[[], T]) -> T:
+        """A call that works with models, where they are worked with."""
+        return self.prepared.executor.lanes.do("model", call)
 
     def evaluate(self, iteration: int) -> Accuracy | None:
         """How the weights do after so many iterations; not done again where it is known."""
         if self.prepared.evaluation is None:
             return None
         if iteration not in self.evaluated:
-            accuracy = self.prepared.evaluation()
+            accuracy = self.compute(self.prepared.evaluation)
             self.records.metrics(iteration, shown(accuracy))
             self.reporter.evaluation(iteration, shown(accuracy))
             self.evaluated[iteration] = accuracy
@@ -206,7 +220,7 @@ class Loop:
 
     def answers(self) -> list[dict[str, str]]:
         """What the model answers, sampled, to the first ten held-out prompts."""
-        return self.prepared.evaluation.answers(10) if self.prepared.evaluation else []
+        return self.compute(partial(self.prepared.evaluation.answers, 10)) if self.prepared.evaluation else []
 
 
 def stage_seconds(outcome: Outcome) -> dict[str, float]:

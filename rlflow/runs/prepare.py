@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -134,12 +135,12 @@ def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str
     used = {node.role for node in all_nodes(graph.nodes)}
     scorers: dict[str, Scorer] = {use.name: rewards.scorer(use.name) for use in graph.roles if use not in uses and use.name in used}
     device = device_of(options.device)
-    models = make_models(graph, uses, given, device, updates)
+    lanes = Lanes()
+    models = lanes.do("control", partial(make_models, graph, uses, given, device, updates))  # a thread that ends, and its team with it
     engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
                     reward_timeout=options.reward_timeout)
     scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
-    rewards.load_models(device)
-    lanes = Lanes()
+    lanes.do("control", partial(rewards.load_models, device))
     return Made(plan(program, streaming=streaming(graph, uses, given)), engine, lanes, rewards.reasons, lanes.close)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def restored(folder: Path, prepared: Prepared, reporter: Reporter) -> Start:
     loaded: Loaded = load_latest(folder)
     for path, reason in loaded.rejected:
         reporter.note(f"{path.name} is damaged and not used: {reason}")
-    start = state.restore(prepared, loaded.snapshot)
+    start = prepared.executor.lanes.do("control", partial(state.restore, prepared, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
 

@@ -1,0 +1,51 @@
+"""Models are worked with by all threads of torch, everything else by one."""
+
+import threading
+
+import pytest
+import torch
+
+from rlflow.execution import threads
+from rlflow.execution.lanes import Lanes
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def in_a_new_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_lane_keeps_its_threads_while_all_else_computes_alone(two_threads):
+    lanes = Lanes({"model": 1, "cpu": 1})
+    lanes.do("model", threads.keep)
+    with threads.alone():
+        assert lanes.do("model", torch.get_num_threads) == 2
+        assert lanes.do("cpu", torch.get_num_threads) == 1
+        assert torch.get_num_threads() == in_a_new_thread() == 1
+    assert torch.get_num_threads() == in_a_new_thread() == 2
+    assert lanes.close()
+
+
+def test_a_worker_computes_with_all_in_the_thread_that_made_it(two_threads):
+    threads.others_alone()
+    assert torch.get_num_threads() == 2
+    assert in_a_new_thread() == 1
+
+
+def test_a_lane_hands_over_what_a_call_gives_and_raises():
+    lanes = Lanes({"model": 1})
+    assert lanes.do("model", lambda: threading.current_thread().name) == "model"
+    assert lanes.do("elsewhere", lambda: 3) == 3
+    with pytest.raises(KeyError, match="gone"):
+        lanes.do("model", lambda: {}["gone"])
+    assert lanes.close()
