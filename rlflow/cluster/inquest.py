@@ -14,6 +14,7 @@ from pathlib import Path
 from rlflow.cluster.pulse import Presence
 
 DUMP_SECONDS = 2.0  # how long stacks may take to be written
+LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
 FRAMES = 8  # of a stack that are shown
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -42,6 +43,12 @@ def kill(presence: Presence) -> bool:
     _signal(presence, signal.SIGCONT)
     _signal(presence, signal.SIGKILL)
     return _until(lambda: presence.process.alive() is False, GONE_SECONDS)
+
+
+def see_off(presence: Presence) -> bool:
+    """The same for a process that Ray has been told to end: had it been killed before Ray saw to it, Ray would tell the terminal of a
+    worker that died."""
+    return _until(lambda: presence.process.alive() is False, LEAVING_SECONDS) or kill(presence)
 
 
 def _state(presence: Presence) -> str:

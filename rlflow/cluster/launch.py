@@ -180,7 +180,7 @@ def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]
             ray.kill(actor)
     for ward in wards:
         with contextlib.suppress(Exception):
-            end(ward.presence)
+            end(ward.presence, asked=True)
     for group in groups.values():
         with contextlib.suppress(Exception):
             remove_placement_group(group)

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlflow.cluster.inquest import GONE_SECONDS, Found, kill, look
+from rlflow.cluster.inquest import GONE_SECONDS, Found, kill, look, see_off
 from rlflow.cluster.layout import Where
 from rlflow.cluster.pool import Dead, Pool
 from rlflow.cluster.pulse import Presence
@@ -194,9 +194,9 @@ def _stands(node: str) -> bool:
     return any(each["NodeID"] == node and each["Alive"] for each in nodes)
 
 
-def end(presence: Presence) -> bool:
-    """Kill a worker's process, wherever it is; whether it is gone. It may be gone already."""
-    return bool(_there(presence, kill))
+def end(presence: Presence, asked: bool = False) -> bool:
+    """Kill a worker's process, wherever it is; whether it is gone. It may be gone already, or, ``asked`` by Ray, be about to."""
+    return bool(_there(presence, see_off if asked else kill))
 
 
 def _there(presence: Presence, what: Callable[[Presence], Any]) -> Any:
