@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from rlflow.errors import StageError, listed
 from rlflow.execution.summary import Summary
 from rlflow.given.options import Options
+from rlflow.plan import Plan
 
 
 class Guard:
@@ -33,3 +34,11 @@ class Guard:
         causes = "; ".join(f"{cause}: {message}" for cause, message in self.reasons().items())
         raise StageError("reward", iteration, summary.scored, f"{rate:.0%} of the rewards are missing, expected at most "
                          f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}")
+
+
+def too_few(plan: Plan, metrics: Mapping[str, float]) -> Iterator[str]:
+    """What there is to say of repeats that kept fewer groups than they were to."""
+    for name in (plan.graph.nodes[i].name for i in plan.bodies):
+        groups, kept = int(plan.program.settings[name]["groups"]), metrics.get(f"{name}/kept")
+        if kept is not None and kept < groups:
+            yield f"{name}: {kept:g} of {groups} groups were kept in {metrics[f'{name}/tries']:g} tries; these are trained on"

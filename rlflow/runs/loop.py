@@ -20,7 +20,7 @@ from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.given.options import Options
 from rlflow.plan import Plan
-from rlflow.runs.bad_days import Guard
+from rlflow.runs.bad_days import Guard, too_few
 from rlflow.runs.bounds import Totals
 from rlflow.runs.directory import Records
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
@@ -198,6 +198,8 @@ class Loop:
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome))
+        for what in too_few(self.prepared.plan, self.last):
+            self.reporter.note(f"iteration {iteration + 1}: {what}")
         self.guard.check(iteration, self.last, outcome.summary)
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:

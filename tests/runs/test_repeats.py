@@ -1,0 +1,20 @@
+"""A repeat that kept fewer groups than it was to is told of."""
+
+from rlflow.algorithms import dapo
+from rlflow.plan import plan
+from rlflow.runs.bad_days import too_few
+from rlflow.trace.compile import compile_flow
+
+
+def told(kept):
+    made = plan(compile_flow(dapo.dapo, dapo.DAPO(groups=8)))
+    return list(too_few(made, kept))
+
+
+def test_a_repeat_that_fell_short_is_told_of():
+    assert told({"repeat.sampled/kept": 5.0, "repeat.sampled/tries": 10.0}) == [
+        "repeat.sampled: 5 of 8 groups were kept in 10 tries; these are trained on"]
+
+
+def test_one_that_did_not_or_did_not_run_is_not():
+    assert told({"repeat.sampled/kept": 8.0, "repeat.sampled/tries": 3.0}) == told({}) == []
