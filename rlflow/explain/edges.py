@@ -69,14 +69,16 @@ def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: 
 
 def copies(held: Layout, needed: Layout, ranks: Mapping[str, int], epochs: int) -> float:
     """How often a row is expected to go to a rank that does not hold it. Splits that differ have nothing to do with one another. An
-    update looks at its rows once, to leave out those that are not finite, and then draws their ranks anew in each epoch."""
+    update has its rows on its own pool once, to leave out those that are not finite, and then draws their ranks anew in each epoch."""
     count, elsewhere = ranks[needed.pool], held.pool != needed.pool
     if not elsewhere and alike(held, needed):
         return 0.0
     if needed.by == "all ranks":
         return float(count if elsewhere else count - 1)
     reached = 1 - (1 - 1 / count) ** epochs if needed.by == "minibatch" else 1 / count  # the chance that a rank needs the row
-    return count * reached + (needed.by == "minibatch") if elsewhere else (count - 1) * reached
+    if elsewhere and needed.by != "minibatch":
+        return count * reached
+    return elsewhere + (count - 1) * reached
 
 
 def weights(graph: Graph, placement: Placement, sizes: Mapping[str, int | None]) -> Iterator[Weights]:

@@ -10,6 +10,7 @@ import rlflow
 from rlflow import PlanError
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
+from rlflow.cluster.message import Call
 from rlflow.cluster.pool import Pool
 from rlflow.execution.apply import Stopped
 from rlflow.runs import resume
@@ -21,13 +22,18 @@ TIMES = ("seconds", "response/tokens_per_second")
 
 
 def test_rows_are_of_the_weights_that_the_staleness_says(ray_address, monkeypatch):
-    sent, send = [], Pool.send
+    sent, send, run = [], Pool.send, Pool.run
 
     def noted(pool, rank, method, *arguments, **options):
-        sent.append(arguments[0].op if method == "run" else f"{method} from {pool.name}")
+        sent.append(f"{method} from {pool.name}")
         return send(pool, rank, method, *arguments, **options)
 
+    def ran(pool, rank, frame, *arguments):
+        sent.append(Call.unpacked(frame).op)
+        return run(pool, rank, frame, *arguments)
+
     monkeypatch.setattr(Pool, "send", noted)
+    monkeypatch.setattr(Pool, "run", ran)
     roles = rlflow.roles("grpo", backend="null", prompts=3, iterations=6, staleness=2, ray_address=ray_address,
                          **{"hp.max_tokens": 16}, **POOLS)
     prepared, positions = roles.prepared, []

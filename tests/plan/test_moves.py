@@ -1,5 +1,6 @@
 """What a plan says of columns that move is what a run on pools moves."""
 
+import pickle
 from collections import Counter
 
 import pytest
@@ -20,16 +21,17 @@ def test_columns_that_move(planned_as, monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "local")  # a Ray of its own, whatever else runs here
     moved, within, asked = Counter(), set(), engine.ClusterEngine._ask
 
-    def watched(self, pool, rank, op, batch, rows, arguments, group):
-        target = TARGETS.get(arguments.get("role"), {}).get(op) or arguments.get("function")
-        for transfer in engine.request(batch, rows, pool.at(rank)).transfers if target else ():
+    def watched(self, pool, rank, op, routes, rows, arguments, group):
+        told = pickle.loads(arguments)
+        target = TARGETS.get(told.get("role"), {}).get(op) or told.get("function")
+        for transfer in routes.to(rows, pool.at(rank)).transfers if target else ():
             if transfer.at.pool == pool.name:
                 within.update((target, name) for name in transfer.names)
             elif self.iteration == 1:
-                held = next(shard for data in batch.data.values() for shard in data.layout.shards if shard.key == transfer.key)
+                held = next(shard for group in routes.groups for shard in group.layout.shards if shard.key == transfer.key)
                 count = len(transfer.rows) if transfer.rows is not None else held.rows
                 moved.update({(target, transfer.at.pool, pool.name, name): count for name in transfer.names})
-        return asked(self, pool, rank, op, batch, rows, arguments, group)
+        return asked(self, pool, rank, op, routes, rows, arguments, group)
 
     monkeypatch.setattr(engine.ClusterEngine, "_ask", watched)
     rlflow.run(load_flow("grpo"), backend="null", pools="train=2,rollout=2", prompts=8, iterations=2, out=str(tmp_path),
@@ -38,7 +40,8 @@ def test_columns_that_move(planned_as, monkeypatch, tmp_path):
     told = {(edge.target, edge.from_pool, edge.to_pool, name): edge.moved * 16 // edge.bytes
             for edge in found if edge.why == "pool" for name in edge.columns}  # fmt: skip
     assert len(told) == 11
-    assert moved == told
+    assert moved == dict.fromkeys(told, 16)  # each row comes from the other pool once
+    assert told == {place: 24 if place[0] == "actor.update" else 16 for place in told}  # then half of them go to the rank that learns
     split = {(edge.target, name) for edge in found if edge.why == "split" for name in edge.columns}
     assert split == {("actor.update", "logprobs")}
     assert split <= within

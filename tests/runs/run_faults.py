@@ -170,10 +170,10 @@ def at(node: str, iteration: int, action: Callable[[], object]) -> None:
     """Have this process do something as a node begins."""
     perform = executor._Run._perform
 
-    def performing(self: Any, it: Any) -> None:
-        if it.name == node and self.engine.iteration == iteration:
+    def performing(self: Any, unit: int) -> None:
+        if self.plan.node(unit).name == node and self.engine.iteration == iteration:
             action()
-        perform(self, it)
+        perform(self, unit)
 
     executor._Run._perform = performing  # type: ignore[method-assign]
 
