@@ -18,6 +18,7 @@ def dapo_roles(tmp_path):
     roles.close()
 
 
+@pytest.mark.slow
 def test_an_iteration_generates_until_it_has_its_groups(dapo_roles):
     model = dapo_roles.prepared.engine.models["actor"]
     generate, update = model.generator.generate, model.trainer.update

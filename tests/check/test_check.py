@@ -648,6 +648,7 @@ def test_help_loads_no_torch():
     assert loaded("import rlflow.cli.main\nsys.argv = ['rlflow', '--help']\ntry: rlflow.cli.main.main()\nexcept SystemExit: pass") == "[]"
 
 
+@pytest.mark.slow
 def test_checking_a_file_loads_what_that_file_loads():
     assert loaded(CHECKED.format(path=str(FIXTURES / "never_read.py"))) == "[]"
     assert loaded(CHECKED.format(path=str(FIXTURES / "symbol_torch.py"))) == "['torch']"

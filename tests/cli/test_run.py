@@ -18,6 +18,7 @@ def rlflow(*words, cwd, **options):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **options)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
     done = rlflow("run", "ppo", *NULL, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -83,6 +84,7 @@ def test_a_model_that_is_not_there_is_said(called):
     assert "'nowhere' is no Hugging Face model folder" in err
 
 
+@pytest.mark.slow
 def test_a_stage_that_raises_exits_1_with_its_place_and_shapes(tmp_path):
     (tmp_path / "own.py").write_text(
         "from rlflow import flow, loss, stage\n"
@@ -107,6 +109,7 @@ def test_a_stage_that_raises_exits_1_with_its_place_and_shapes(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ndef score(completion):\n    time.sleep(60)\n    return 1.0\n")
     words = [sys.executable, "-m", "rlflow.cli.main", "run", "ppo", *NULL, "--reward", "slow.py:score"]

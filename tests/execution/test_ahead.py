@@ -225,6 +225,7 @@ def test_prompts_that_something_else_reads_are_taken_in_every_iteration(run):
     assert len(made.trained()) == len(set(made.trained())) == 2 * ITERATIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [1, 3])
 @pytest.mark.parametrize(("flow", "hp", "skips"), [
     (kept, Settings(), False), (kept, Settings(groups=5, tries=1, bar=0.6), True), (beside, Settings(), False), (plain, None, False),

@@ -73,6 +73,7 @@ def test_eager_and_compiled_runs_end_in_identical_parameters_and_metrics(name, t
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_an_update_changes_the_parameters_and_the_seed_decides_how(task):
     """The equality above would hold for runs that learn nothing."""
     ends = {}
