@@ -18,7 +18,7 @@ import torch
 from rlflow import Batch
 from rlflow.batch import Axis, Data
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where
-from rlflow.cluster.route import request
+from rlflow.cluster.route import Routes
 from rlflow.cluster.split import balanced, keep_or_balance, merge_order, units_of_rows
 from rlflow.cluster.wire import pack, unpack
 from rlflow.columns import standard_kind
@@ -80,7 +80,7 @@ def split(rows: int, longest: int) -> None:
         "units_of_rows": lambda: units_of_rows(None, rows),
         "balanced": lambda: balanced(units, tokens, RANKS),
         "keep_or_balance": lambda: keep_or_balance(found, units, tokens),
-        "request": lambda: [request(batch, part, Where("all", rank)) for rank, part in enumerate(found)],
+        "Routes": lambda: list(map(Routes(batch).to, found, (Where("all", rank) for rank in range(RANKS)))),
         "merge_order": lambda: merge_order(found),
     }
     print(f"{rows} rows on {RANKS} ranks")

@@ -63,11 +63,6 @@ class Routes:
         return part.key is not None and part.rows is None
 
 
-def request(batch: Batch, rows: Tensor, at: Where) -> Request:
-    """The rows ``rows`` of a batch for the worker ``at``."""
-    return Routes(batch).to(rows, at)
-
-
 def _alike(batch: Batch) -> list[tuple[Layout, list[tuple[str, Sharded]]]]:
     """Columns by layout."""
     found: list[tuple[Layout, list[tuple[str, Sharded]]]] = []

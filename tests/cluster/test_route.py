@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlflow import Batch
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where
-from rlflow.cluster.route import request
+from rlflow.cluster.route import Routes
 from rlflow.cluster.shelf import Shelf
 
 FEW = settings(deadline=None, max_examples=60)
@@ -51,7 +51,7 @@ class Workers:
 
     def fetched(self, batch, rows, at):
         """What the worker ``at`` has of ``rows``, and how many rows others sent."""
-        asked = request(batch, rows, at)
+        asked = Routes(batch).to(rows, at)
         sent = [self.shelves[each.at].slice(each.key, each.names, each.rows) for each in asked.transfers]
         return self.shelves.setdefault(at, Shelf()).batch(asked.inputs, sent), asked
 
