@@ -27,7 +27,7 @@ def digest(values: Tensor, box: Box) -> int:
     if not box:
         return wrapped(int(bits(values)) * int(coefficients(0, 1)[0]))
     rows = max(1, ROWS * values.shape[0] // values.numel())
-    parts = [_summed(part, box) for part in values.split(rows)]
+    parts = [_summed(part, box) for part in torch.split(values, rows)]
     return int((torch.cat(parts) * _coefficients(0, box[0], values.device)).sum())
 
 

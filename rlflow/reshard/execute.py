@@ -121,7 +121,7 @@ class Resharder:
         """Bucket ``index`` as one message to each rank that it goes to: uint8, in memory that the next call with another bucket takes."""
         self._pack(index, 0).make()
         sent, box = self.rounds[index].sent, self.transport.outbox(0)
-        return {peer: part for peer, part in enumerate(box[: sum(sent)].split(list(sent))) if len(part)}
+        return {peer: part for peer, part in enumerate(torch.split(box[: sum(sent)], list(sent))) if len(part)}
 
     def unpack(self, index: int, messages: Mapping[int, Tensor]) -> None:
         """Bucket ``index`` from the message of each rank that it comes from. Raises TransferError where a message is missing or has
@@ -172,7 +172,7 @@ class Resharder:
 def _views(flat: Tensor, legs: Sequence[Leg]) -> Iterable[Tensor]:
     """The place of each box in a message."""
     sizes = [volume(leg.box) for leg in legs]
-    return (part.view(lengths(leg.box)) for part, leg in zip(flat.split(sizes), legs, strict=True)) if legs else ()
+    return (part.view(lengths(leg.box)) for part, leg in zip(torch.split(flat, sizes), legs, strict=True)) if legs else ()
 
 
 def _check_bound(plan: Plan, rank: int, source: Mapping[str, Pieces], target: Mapping[str, Pieces]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -73,8 +75,9 @@ def from_dtensor(name: str, tensor: DTensor) -> Pieces:
             "reshard-partial", f"tensor {name!r} is a sum over ranks, of which each holds a term", found=str(tensor.placements),
             expected="Shard or Replicate", remedy="redistribute it first",
         )  # fmt: skip
+    _check_order(name, tensor.device_mesh)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    local = tensor.detach().to_local()
+    local: Tensor = cast(DTensor, tensor.detach()).to_local()
     box = tuple((start, start + size) for start, size in zip(offset, shape, strict=True))
     if tuple(local.shape) != lengths(box) and volume(box):
         raise PlanError.of(
@@ -82,6 +85,16 @@ def from_dtensor(name: str, tensor: DTensor) -> Pieces:
             remedy="shard it in contiguous ranges",
         )  # fmt: skip
     return Pieces(tuple(tensor.shape), dtype_name(local), (Piece(box, local),) if volume(box) else ())
+
+
+def _check_order(name: str, mesh: DeviceMesh) -> None:
+    """Torch sorts the ranks of a group, and FSDP2 shards by their order there, whatever the mesh says."""
+    groups = [dist.get_process_group_ranks(mesh.get_group(dim)) for dim in range(mesh.ndim)]
+    if [ranks.index(mesh.get_rank()) for ranks in groups] != list(mesh.get_coordinate() or ()):
+        raise PlanError.of(
+            "reshard-mesh", f"the mesh of tensor {name!r} does not say which shard a rank has", found=str(mesh),
+            expected="ranks in ascending order along each dimension", remedy="order the ranks of the rollout instead",
+        )  # fmt: skip
 
 
 def from_zero3(name: str, parameter: Tensor) -> Pieces:

@@ -78,7 +78,7 @@ class AllToAll:
 
     def begin(self, version: int) -> None:
         mine = torch.full((1,), version, dtype=torch.int64, device=self.device)
-        self._agreed = dist.all_gather(list(self._versions.split(1)), mine, group=self.group, async_op=True)
+        self._agreed = dist.all_gather(list(torch.split(self._versions, 1)), mine, group=self.group, async_op=True)
 
     def start(self, slot: int, bucket: Round) -> None:
         into, out = self._in[slot][: sum(bucket.received)], self._out[slot][: sum(bucket.sent)]
