@@ -16,19 +16,19 @@ from pathlib import Path
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1",
                "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # fmt: skip
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
-import vllm.model_executor.layers.utils as dispatch  # noqa: E402
-from torch import nn  # noqa: E402
-from vllm.config import set_current_vllm_config  # noqa: E402
-from vllm.distributed import init_distributed_environment, initialize_model_parallel  # noqa: E402
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
-from vllm.model_executor.model_loader import get_model  # noqa: E402
-from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload  # noqa: E402
+import torch
+import transformers
+import vllm.model_executor.layers.utils as dispatch
+from torch import nn
+from vllm.config import set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlflow.reshard.kinds import replicated  # noqa: E402
-from rlflow.reshard.proof import patterns, prove  # noqa: E402
-from rlflow.reshard.trace import trace  # noqa: E402
+from rlflow.reshard.kinds import replicated
+from rlflow.reshard.proof import patterns, prove
+from rlflow.reshard.trace import trace
 
 SMALL = {"vocab_size": 70, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "dtype": "float32"}  # fmt: skip
