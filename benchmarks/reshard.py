@@ -232,7 +232,8 @@ def plans() -> list[dict[str, Any]]:
                 stats, spent = plan.stats, time.process_time() - start
                 made.append({"cell": f"{name} → TP{size} × DP{ranks // size}", "ranks": ranks, "seconds": spent,
                              "inbound": int(stats.inbound.max()), "outbound": int(stats.outbound.max()),
-                             "over bound": float(stats.inbound.sum() / max(1, stats.bound.sum())), "buckets": len(plan.buckets)})  # fmt: skip
+                             "over bound": float(stats.inbound.sum() / max(1, stats.bound.sum())),
+                             "buckets": len(plan.buckets)})  # fmt: skip
     return made
 
 
