@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def numel(shape: tuple[int, ...]) -> int:
 # -- one rank ------------------------------------------------------------------------------------------------------------------------
 
 
+@cache
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
     chance = torch.Generator().manual_seed(sum(map(ord, name)))
     return torch.randint(-(1 << 15), 1 << 15, shape, generator=chance, dtype=torch.int16).view(torch.bfloat16).nan_to_num(0.0)
@@ -163,7 +165,7 @@ def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) ->
     ways["segment"].run(2)
     ways["segment"].verify()
     acts: dict[str, Callable[[], Any]] = {name: (lambda way=way: way.run(2)) for name, way in ways.items()}
-    acts |= {"memcpy": copier(views), "verify": ways["segment"].verify}
+    acts |= {"verify": ways["segment"].verify, "memcpy": copier(views)}
     times: dict[str, list[float]] = {name: [] for name in acts}
     for _ in range(repeats + 1):
         for name, act in acts.items():

@@ -28,6 +28,7 @@ class Destinations:
     pieces: dict[str, Pieces]
     staged: dict[str, Tensor]
     why: dict[str, str]
+    device: torch.device = torch.device("cpu")
 
     def finish(self, reload: Reload) -> None:
         """After each run: let the engine load what it must."""
@@ -59,16 +60,21 @@ def prove(model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reloa
 def _all_by_engine(made: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
     """The engine cannot load parts: it gets the whole model."""
     why = made.why | {name.rpartition(".")[0]: f"{name} differs even where its module is loaded by the engine" for name in differing}
-    staged = {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype)) for name, spread in tensors.items()}
-    return Destinations({name: from_plain(tensor) for name, tensor in staged.items()}, staged, why)
+    staged = _stage(tensors, made.device)
+    return Destinations({name: from_plain(tensor) for name, tensor in staged.items()}, staged, why, made.device)
+
+
+def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype), device=device) for name, spread in tensors.items()}
 
 
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
     """Views of the engine's memory for all that can be written straight, memory of our own for the rest."""
     by_engine = traced.loaded_by_engine()
-    staged = {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype)) for name, spread in tensors.items() if name in by_engine}
+    device = next((piece.view.device for mine in traced.pieces.values() for piece in mine.pieces), torch.device("cpu"))
+    staged = _stage({name: spread for name, spread in tensors.items() if name in by_engine}, device)
     straight = {name: pieces for name, pieces in traced.pieces.items() if name not in by_engine}
-    return Destinations(straight | {name: from_plain(tensor) for name, tensor in staged.items()}, staged, dict(traced.fallback))
+    return Destinations(straight | {name: from_plain(tensor) for name, tensor in staged.items()}, staged, dict(traced.fallback), device)
 
 
 def _write(made: Destinations, tensors: Mapping[str, Spread], reload: Reload) -> None:

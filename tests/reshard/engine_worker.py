@@ -37,7 +37,7 @@ MODELS = {
     "Qwen3 tied": transformers.Qwen3Config(**SMALL, tie_word_embeddings=True, architectures=["Qwen3ForCausalLM"]),
     "Llama, one KV head": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 1}, architectures=["LlamaForCausalLM"]),
     "GPT-2": transformers.GPT2Config(vocab_size=70, n_embd=32, n_layer=2, n_head=4, n_positions=64, dtype="float32",
-                                     architectures=["GPT2LMHeadModel"]),
+                                     bos_token_id=1, eos_token_id=2, architectures=["GPT2LMHeadModel"]),
     "Gemma 3": transformers.Gemma3TextConfig(**SMALL, sliding_window=16, architectures=["Gemma3ForCausalLM"]),
 }  # fmt: skip
 

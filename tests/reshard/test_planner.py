@@ -1,5 +1,8 @@
 """Plans over random models, meshes and layouts: exact bits, no byte too many, bounded buckets."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -162,3 +165,11 @@ def test_a_plan_says_what_it_moves():
     facts = summary(plan)
     assert facts["inbound"] == facts["bound"] == 512 << 10
     assert facts["unused"] == ["lm_head.weight"]
+
+
+def test_planning_needs_no_torch():
+    found = subprocess.run(
+        [sys.executable, "-c", "import sys, rlflow.reshard.planner, rlflow.reshard.choices; print('torch' in sys.modules)"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert found.stdout == "False\n"
