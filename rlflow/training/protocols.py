@@ -47,7 +47,11 @@ class Sampling:
 
 
 class Trainer(Protocol):
-    """Holds one model's weights and learns; one instance per rank."""
+    """Holds one model's weights and learns; one instance per rank.
+
+    One whose ranks hold a part of the weights each says so by ``collective = True`` on its class: every rank of its pool then takes part
+    in each call, also one that has no rows for it, in the same order on all. Where its settings have ``tensor_parallel``, that many
+    adjacent ranks get the same rows and give the same results."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
@@ -91,7 +95,7 @@ class Trainer(Protocol):
 
 
 class Generator(Protocol):
-    """Samples from a model that someone else trains."""
+    """Samples from a model that someone else trains. ``collective`` and ``tensor_parallel`` say of it what they say of a trainer."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
