@@ -35,6 +35,7 @@ from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
+from rlflow.runs.parallel import lying
 from rlflow.runs.recovery import Workers
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
@@ -90,10 +91,11 @@ def check_fits(program: Program, given: Given) -> None:
 def placed(graph: Graph, given: Given, evaluated: str | None = None) -> Placement | None:
     """Where the halves of the roles go, None for one process. The role that is evaluated samples, even where its flow never does."""
     if not given.options.pools:
-        return None
+        return lying(None, graph, model_uses(graph), given)
     needs = {use.name: halves(graph, use) for use in model_uses(graph)}
     needs = {name: Halves(half.trainer, half.generator or name == evaluated) for name, half in needs.items()}
-    return place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})
+    placement = place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})
+    return lying(placement, graph, model_uses(graph), given)
 
 
 def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:
