@@ -20,7 +20,7 @@ from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.given.options import Options
 from rlflow.plan import Plan
-from rlflow.runs.bad_days import Guard, too_few
+from rlflow.runs.bad_days import Guard, mismatched, too_few
 from rlflow.runs.bounds import Totals
 from rlflow.runs.directory import Records
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
@@ -198,7 +198,7 @@ class Loop:
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome))
-        for what in too_few(self.prepared.plan, self.last):
+        for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last)):
             self.reporter.note(f"iteration {iteration + 1}: {what}")
         self.guard.check(iteration, self.last, outcome.summary)
 

@@ -26,7 +26,7 @@ from rlflow.runs.session import carried_on
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
-MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_bad",
+MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_mismatch", "max_bad",
               "heartbeat", "commit_every", "insecure")
 
 
