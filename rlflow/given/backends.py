@@ -30,6 +30,9 @@ def backend(name: str) -> Any:
         raise no_backend(name) from error
 
 
+HALVES = ("Trainer", "Generator")
+
+
 class Halves(NamedTuple):
     """What a role needs of its backends."""
 
@@ -55,7 +58,7 @@ def settings(module: Any, half: str, role: str, given: Mapping[str, Any]) -> Any
 
 def known_names(modules: tuple[Any, ...]) -> set[str]:
     """The settings that the halves of a role have."""
-    kinds = [getattr(module, half).Settings for module in modules for half in ("Trainer", "Generator") if hasattr(module, half)]
+    kinds = [getattr(module, half).Settings for module in modules for half in HALVES if hasattr(module, half)]
     return {field.name for kind in kinds for field in fields(kind)}
 
 
@@ -65,8 +68,12 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
     for use in uses:
         _, modules = _planned(use, given)
         problems += unknown_names(use.name, given.role(use.name), known_names(modules), given.every_role)
-        for half, module in zip(("Trainer", "Generator"), modules, strict=True):
-            settings(module, half, use.name, given.role(use.name))
+        needed = Halves(use.trained or not use.generates, use.generates)
+        for half, module, need in zip(HALVES, modules, needed, strict=True):
+            if hasattr(module, half):
+                settings(module, half, use.name, given.role(use.name))
+            elif need:
+                problems.append(no_half(module, half, use.name))
     if problems:
         raise PlanError(*dict.fromkeys(problems))
 
@@ -82,10 +89,23 @@ def make_models(
         spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0))  # type: ignore[arg-type]
         chosen = given.role(use.name)
         made[use.name] = Model(
-            trainer.Trainer(spec, settings(trainer, "Trainer", use.name, chosen)) if need.trainer else None,
-            generator.Generator(spec, settings(generator, "Generator", use.name, chosen)) if need.generator else None,
+            half_of(trainer, "Trainer", use.name)(spec, settings(trainer, "Trainer", use.name, chosen)) if need.trainer else None,
+            half_of(generator, "Generator", use.name)(spec, settings(generator, "Generator", use.name, chosen)) if need.generator else None,
         )
     return made
+
+
+def half_of(module: Any, half: str, role: str) -> Any:
+    """The class of a backend. Raises PlanError where the backend has none."""
+    if not hasattr(module, half):
+        raise PlanError(no_half(module, half, role))
+    return getattr(module, half)
+
+
+def no_half(module: Any, half: str, role: str) -> Problem:
+    name, kind = str(module.__name__).removeprefix("rlflow.backends."), half.lower()
+    return Problem("backend-half", f"the backend '{name}' has no {half}, which role '{role}' needs", found=f"{kind} {name}",
+                   expected=f"a backend with a {half}, such as local", remedy=f"--{role}.{kind} local")
 
 
 def model_folder(use: RoleUse, given: Given) -> Path | None:
