@@ -33,7 +33,8 @@ CONFIGS = {
 def started(task, models, shapes, out, *rank):
     """An engine's process, which has two minutes and more for what takes seconds: machines that test are busy."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("vllm_worker.py")), task, str(models), ",".join(shapes), str(out), *map(str, rank)]
+    worker = Path(__file__).with_name("vllm_worker.py")
+    command = [sys.executable, *map(str, (worker, task, models, ",".join(shapes), out, *rank))]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -101,8 +101,8 @@ def alone(generator, prompts):
     seeds = [2**62 + i for i in range(8)]
     together = tokens(generator.generate(prompts, Sampling(2, 24), seeds))
     apart = [tokens(generator.generate(prompts.rows([i // 2]), Sampling(1, 24), [seeds[i]]))[0] for i in range(8)]
-    again = tokens(generator.generate(prompts, Sampling(2, 24), seeds))
-    return {"together": together, "apart": apart, "again": again, "other": tokens(generator.generate(prompts, Sampling(2, 24), range(20, 28)))}
+    again, other = (tokens(generator.generate(prompts, Sampling(2, 24), numbers)) for numbers in (seeds, range(20, 28)))
+    return {"together": together, "apart": apart, "again": again, "other": other}
 
 
 def ends(generator, prompts):
