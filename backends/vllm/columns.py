@@ -15,17 +15,28 @@ from rlflow.columns import Kind, Level, standard_kind
 from rlflow.training.protocols import Sampling
 
 
+def pieces_of(batch: Batch, name: str) -> list[list[int]]:
+    """The tokens of each row of a column."""
+    column = batch.data[name]
+    assert column.lengths is not None
+    return [piece.tolist() for piece in column.value.split(column.lengths.tolist())] if len(batch) else []
+
+
+def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Data:
+    """Entries of each row as a column."""
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    flat = torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=dtype)
+    return Data(Kind(Level.TOKEN, str(dtype).removeprefix("torch.")), flat, lengths)
+
+
 def batch_of(axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any) -> Batch:
     """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over ``axis``."""
-    lengths = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
-    tokens = torch.tensor(list(itertools.chain.from_iterable(row.tokens for row in rows)), dtype=torch.int64)
-    token_level = {
-        "tokens": tokens,
-        "mask": torch.ones(len(tokens), dtype=torch.bool),
-        "sampled_logprobs": torch.tensor(list(itertools.chain.from_iterable(row.logprobs for row in rows)), dtype=torch.float32),
-        "policy_version": torch.tensor(list(itertools.chain.from_iterable(row.versions for row in rows)), dtype=torch.int64),
+    columns = {
+        "tokens": token_column([row.tokens for row in rows], torch.int64),
+        "mask": token_column([[True] * len(row.tokens) for row in rows], torch.bool),
+        "sampled_logprobs": token_column([row.logprobs for row in rows]),
+        "policy_version": token_column([row.versions for row in rows], torch.int64),
     }
-    columns = {name: Data(Kind(Level.TOKEN, str(x.dtype).removeprefix("torch.")), x, lengths) for name, x in token_level.items()}
     spoken = [row.tokens[:-1] if row.tokens and row.tokens[-1] in eos else row.tokens for row in rows]
     columns |= {
         "completion": Data(Kind(Level.TEXT), tuple(texts(tokenizer, spoken))),

@@ -26,12 +26,14 @@ Stops = Callable[[list[int]], bool]  # whether a row's newest token ends it
 
 @dataclass
 class Row:
-    """One response as it grows. versions: how many updates were behind the weights that each token was sampled with."""
+    """One response as it grows. versions: how many updates were behind the weights that each token was sampled with. scored: log-probs of
+    the prompt's tokens but the first, where they were asked for."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     stopped: bool = False
+    scored: list[float] = field(default_factory=list)
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
         """Add what a step gave, up to the token that ``stops``, if any does."""
@@ -113,8 +115,17 @@ class Engine:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int], eos: Sequence[int], stops: Stops
     ) -> Iterator[tuple[int, Row]]:
         """(number of the prompt, its response), each as it ends. ``eos`` ends a response, and so does ``stops``, asked after each token."""
+        return self._rows(prompts, [self._parameters(sampling, seed, eos) for seed in seeds], stops)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The log-prob of each token of these rows but the first, after those before it, at temperature 1."""
+        parameters = self.vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        found = dict(self._rows(rows, [parameters] * len(rows), lambda _: False))
+        return [found[number].scored for number in range(len(rows))]
+
+    def _rows(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops) -> Iterator[tuple[int, Row]]:
         with self._calls:
-            under_way = self._added(prompts, [self._parameters(sampling, seed, eos) for seed in seeds])
+            under_way = self._added(prompts, parameters)
             try:
                 while under_way:
                     for name in self._step(under_way, stops):
@@ -147,7 +158,9 @@ class Engine:
         ended = []
         for output in outputs:
             row, new = under_way[output.request_id][1], output.outputs[0]
-            stopped = row.grow(new.token_ids, new.logprobs.logprobs, version, stops)
+            if output.prompt_logprobs is not None:
+                row.scored = list(output.prompt_logprobs.logprobs)
+            stopped = new.logprobs is not None and row.grow(new.token_ids, new.logprobs.logprobs, version, stops)
             if stopped and not output.finished:
                 self.llm.abort_request([output.request_id])
             if stopped or output.finished:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from rlflow.backends.local.endings import eos_of, text_stops
 from rlflow.backends.local.tokenizer import load_tokenizer
-from rlflow.backends.vllm.columns import batch_of
+from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
 from rlflow.backends.vllm.engine import Engine
 from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.batch import Batch
@@ -57,15 +57,22 @@ class Generator:
         before and after a ``receive`` from another thread. Raises ValueError where a row does not fit, and whatever ends the engine.
         """
         axis = prompts.axis.repeat(sampling.samples)
-        column = prompts.data["prompt_tokens"]
-        assert column.lengths is not None
-        pieces = [piece.tolist() for piece in column.value.split(column.lengths.tolist())] if len(prompts) else []
+        pieces = pieces_of(prompts, "prompt_tokens")
         self._check(pieces, sampling, len(axis), len(seeds))
         pieces = [piece for piece in pieces for _ in range(sampling.samples)]
         self._check_peers((pieces, sampling, list(seeds)))
         stops = text_stops(sampling.stop, self.tokenizer)
         drawn = dict(self.engine.sample(pieces, sampling, seeds, self.eos, stops))
         return batch_of(axis, [drawn[number] for number in range(len(axis))], sampling, self.eos, self.tokenizer)
+
+    def logprobs(self, batch: Batch) -> Batch:
+        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with."""
+        prompts, tokens = pieces_of(batch, "prompt_tokens"), pieces_of(batch, "tokens")
+        whole = [prompt + row for prompt, row in zip(prompts, tokens, strict=True)]
+        self._check(whole, Sampling(max_tokens=1), len(batch), len(batch))
+        self._check_peers(whole)
+        scored = self.engine.score(whole)
+        return Batch(batch.axis, {"logprobs": token_column([row[len(row) - len(own) :] for row, own in zip(scored, tokens, strict=True)])})
 
     def _check_peers(self, call: Any) -> None:
         """Ranks that share an engine make every step of it together: were their rows different, they would wait for each other forever."""

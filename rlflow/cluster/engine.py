@@ -108,6 +108,13 @@ class ClusterEngine(Engine):
         answers = self._run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model", lies)
         return whole(self.kept(pool, answers, split, batch.axis), len(batch), want)
 
+    def score(self, role: str, batch: Batch, terms: Terms = HERE) -> Batch:
+        self.models[role].synchronise(terms.seconds)
+        pool, lies = self.pools[self.placement.generators[role]], self.placement.lies(role, "generator")
+        split = self._split(batch, pool, lies=lies)
+        answers = self._run(pool, "score", batch, split, {"role": role}, terms, "model", lies)
+        return whole(self.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
+
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))

@@ -145,6 +145,9 @@ class Worker:
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
         return self._keep(call, self.engine.forward(role, want, batch, Terms(ahead=ahead)))
 
+    def score(self, call: Call, batch: Batch) -> Answer:
+        return self._keep(call, self.engine.score(call.arguments["role"], batch))
+
     def reward(self, call: Call, batch: Batch) -> Answer:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
         return self._keep(call, scores, tallies)
@@ -289,7 +292,7 @@ def _no_data(count: int) -> Batch:
 
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
-    "generate": Worker.generate, "forward": Worker.forward, "reward": Worker.reward, "stage": Worker.stage, "facts": Worker.facts,
-    "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
+    "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
+    "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

@@ -33,6 +33,7 @@ from rlflow.graph.wire import identity
 from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
+from rlflow.runs.canary import canary
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
 from rlflow.runs.parallel import lying
@@ -127,7 +128,7 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
                     evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
-                    made.reasons, close, made.ahead, made.workers)
+                    made.reasons, close, made.ahead, made.workers, canary(uses, made.engine, training, given))
 
 
 def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards) -> Made:
