@@ -122,6 +122,7 @@ def test_a_stop_string_ends_a_row_and_stays_in_it(found):
 def test_received_weights_are_what_is_sampled_from(found):
     assert found["stale"] > 100 * TOLERANCE
     assert found["fresh"] < TOLERANCE
+    assert found["scored"] < TOLERANCE
     assert found["versions"] == [[0], [7]]
     assert found["written"] < TOLERANCE
     assert found["written_version"] == 8

@@ -141,6 +141,8 @@ def received(generator, folder, prompts):
     after = generator.generate(prompts, Sampling(1, 8), range(4))
     found = {"stale": mismatch(trainer, before, prompts), "fresh": mismatch(trainer, after, prompts),
              "versions": [sorted(set(out.data["policy_version"].value.tolist())) for out in (before, after)]}
+    scored = generator.logprobs(after | prompts).data["logprobs"].value
+    found["scored"] = float((scored - trainer.forward(after | prompts).data["logprobs"].value).abs().max())
     with generator.writing(8), torch.no_grad():
         for parameter in generator.module.parameters():
             parameter.mul_(1.1)
