@@ -74,12 +74,13 @@ class Trainer:
         starts = lengths.cumsum(0) - lengths
         out: dict[str, Tensor] = {}
         micros = self._micros(batch)
+        idle = self.peers.idle(len(micros), self.device)
         for micro in micros:
             place = starts[micro].repeat_interleave(lengths[micro]) + ramp(lengths[micro])
             for name, flat in self._forward(batch.rows(micro), want, ahead and len(micro) == len(batch)).items():
                 out.setdefault(name, torch.zeros(len(batch) if name == "scores" else int(lengths.sum()), dtype=flat.dtype))
                 out[name][micro if name == "scores" else place] = flat.cpu()
-        for _ in range(self.peers.idle(len(micros), self.device)):
+        for _ in range(idle):
             self._compute(ONE_TOKEN, want)
         return Batch(batch.axis, {name: self._column(name, out.get(name, torch.zeros(0)), lengths) for name in want})
 
@@ -157,8 +158,8 @@ class Trainer:
         self.network.copy(other.tensors())
         self.base = None
         self.held.drop()
-        if self.spec.head == "values":
-            self.network.head.load_state_dict(other.head.state_dict())
+        for name, value in other.head.state_dict().items() if self.spec.head == "values" else ():
+            self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, ``steps``.
