@@ -99,7 +99,7 @@ def learn_shares(
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(microbatches(share.units, lengths, tokens=passes.micro_tokens))
-        idle = engine.peers.idle(len(micros), engine.device)  # asked first: in lockstep, a rank without rows waits for no other
+        idle = engine.peers.idle(len(micros), engine.device)  # asked before any, since ranks in lockstep wait for each other in each
         for micro in micros:
             rows = torch.cat(micro)
             weights = row_weights(counts[rows], passes.mean, share.totals)

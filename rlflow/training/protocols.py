@@ -105,7 +105,9 @@ class Generator(Protocol):
 
         A generator may also have ``generate_chunks(prompts, sampling, seeds, chunks)``: the same rows, bit for bit, in an iterator over
         ``chunks`` batches, each as soon as its last row has ended. Their axes are taken from one, ``prompts.axis.repeat(samples)``.
-        Which rows a chunk has depends on what is sampled, never on timing; ``rlflow.training.chunks`` says how."""
+        Which rows a chunk has depends on what is sampled, never on timing; ``rlflow.training.chunks`` says how.
+
+        One that also has ``logprobs(batch)`` scores given tokens with the weights that it samples with, as ``Trainer.forward`` does."""
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; ``version`` is the number of updates behind them."""
