@@ -80,7 +80,7 @@ class Network:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once; adapters are merged into new tensors."""
-        for name, tensor in self._own():
+        for (name, *_), tensor in self.own():
             layer = self.adapted.get(name.removesuffix(".weight"))
             yield name, self.whole(tensor) if layer is None else lora.merged(layer, self.whole(tensor), self.whole)
 
@@ -92,19 +92,24 @@ class Network:
         """Change such a tensor to a ``value``, all of which is given, in place."""
         target.copy_(value)
 
-    def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """The same, as they are in memory and without adapters."""
-        seen = set()
-        for name, tensor in self.module.state_dict().items():
-            if ((tensor.data_ptr(), tensor.shape) not in seen or tensor.numel() == 0) and not (self.adapted and lora.is_adapter(name)):
-                seen.add((tensor.data_ptr(), tensor.shape))
-                yield lora.plain(name), tensor
+    def own(self) -> Iterator[tuple[list[str], Tensor]]:
+        """The same as they are in memory, without adapters, and with all names of tied ones."""
+        groups: dict[Any, tuple[list[str], Tensor]] = {}
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if not (self.adapted and lora.is_adapter(name)):
+                groups.setdefault(self.identity(tensor) or name, ([], tensor.detach()))[0].append(lora.plain(name))
+        return iter(groups.values())
+
+    def identity(self, tensor: Tensor) -> Any:
+        """What tied weights have in common; None for one without content."""
+        return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """Take the weights of ``tensors`` by name, in place, and clear adapters. Raises ValueError where a name is unknown or one is
         missing."""
-        own = {lora.plain(name): tensor for name, tensor in self.module.state_dict().items()}
-        missing = {tensor.data_ptr(): name for name, tensor in self._own()}
+        groups = list(self.own())
+        own = {name: tensor for names, tensor in groups for name in names}
+        missing, first = {names[0] for names, _ in groups}, {name: names[0] for names, _ in groups for name in names}
         with torch.no_grad():
             for name, tensor in tensors:
                 if name not in own:
@@ -112,9 +117,9 @@ class Network:
                 if own[name].shape != tensor.shape:
                     raise ValueError(f"weights: found '{name}' {list(tensor.shape)}, expected the shape {list(own[name].shape)}")
                 self.put(own[name], tensor)
-                missing.pop(own[name].data_ptr(), None)
+                missing.discard(first[name])
         if missing:
-            raise ValueError(f"weights: found no {listed(missing.values(), 8)}, expected every weight of the model")
+            raise ValueError(f"weights: found no {listed(sorted(missing), 8)}, expected every weight of the model")
         if self.adapted:
             lora.clear(self.module)
 
@@ -125,10 +130,14 @@ class Network:
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder, and the value head beside it."""
+        self.write(folder, dict(self.tensors()) if self.adapted else None, self.head.state_dict() if self.kind == "values" else {})
+
+    def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
+        """The same with these weights; None: those of the model as they are."""
         with quiet():
-            self.module.save_pretrained(folder, state_dict=dict(self.tensors()) if self.adapted else None)
-        if self.kind == "values":
-            save_file({name: p.detach().cpu().contiguous() for name, p in self.head.state_dict().items()}, folder / VALUE_HEAD)
+            self.module.save_pretrained(folder, state_dict=tensors)
+        if head:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD)
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:

@@ -158,8 +158,8 @@ class Trainer:
         self.network.copy(other.tensors())
         self.base = None
         self.held.drop()
-        if self.spec.head == "values":
-            self.network.head.load_state_dict(other.head.state_dict())
+        for name, value in other.head.state_dict().items() if self.spec.head == "values" else ():
+            self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, ``steps``.
