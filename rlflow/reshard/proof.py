@@ -39,19 +39,19 @@ class Destinations:
 def prove(model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reload: Reload) -> Destinations:
     """reload: the engine's own reload, of all tensors or of those of some modules. The weights are patterns afterwards. It takes the memory
     of the engine's weights once more while it runs."""
-    reload(patterns(tensors, 1))
+    reload(patterns(tensors, 1, traced.ties))
     expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
-    reload(patterns(tensors, 2))
+    reload(patterns(tensors, 2, traced.ties))
     for _ in range(2):  # what falls back is proved as well; by then nothing new may differ
         made = destinations(traced, tensors)
-        _write(made, tensors, reload)
+        _write(made, tensors, traced.ties, reload)
         if not (differing := _differing(model, expected)):
             return made
         for name in differing:
             traced.fallback.setdefault(name.rpartition(".")[0], f"{name} differs from the engine's own reload")
-        reload(patterns(tensors, 2))
+        reload(patterns(tensors, 2, traced.ties))
     made = destinations(traced, tensors)
-    _write(made, tensors, reload)
+    _write(made, tensors, traced.ties, reload)
     if differing := _differing(model, expected):
         return _all_by_engine(made, tensors, differing)
     return made
@@ -77,9 +77,9 @@ def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
     return Destinations(straight | {name: from_plain(tensor) for name, tensor in staged.items()}, staged, dict(traced.fallback), device)
 
 
-def _write(made: Destinations, tensors: Mapping[str, Spread], reload: Reload) -> None:
+def _write(made: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload) -> None:
     """Pattern 1, as a Resharder would."""
-    for name, values in patterns({name: tensors[name] for name in made.pieces}, 1):
+    for name, values in patterns({name: tensors[name] for name in made.pieces}, 1, ties):
         for piece in made.pieces[name].pieces:
             piece.view.copy_(values[tuple(slice(low, high) for low, high in piece.box)] if piece.box else values)
     made.finish(reload)
@@ -101,10 +101,10 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
 
 
-def patterns(tensors: Mapping[str, Spread], salt: int) -> Iterator[tuple[str, Tensor]]:
-    """Small whole numbers that follow from the name and the place of each element."""
+def patterns(tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Small whole numbers that follow from the name and the place of each element; tied tensors have the same."""
     for name, spread in tensors.items():
-        start = zlib.crc32(f"{salt} {name}".encode())
+        start = zlib.crc32(f"{salt} {ties.get(name, name)}".encode())
         index = torch.arange(spread.nbytes and torch.Size(spread.shape).numel())
         values = ((index * 2654435761 + start * 40503) >> 9) % 251 - 125
         yield name, values.to(getattr(torch, spread.dtype)).view(spread.shape)

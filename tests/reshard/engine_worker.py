@@ -86,10 +86,10 @@ def compared(model: nn.Module, config, tensors: dict, renamed: bool) -> dict:
     traced = trace(model, tensors, load)
     milliseconds = 1000 * (time.perf_counter() - start)
     made = prove(model, traced, tensors, reload)
-    reload(patterns(tensors, 3))
+    reload(patterns(tensors, 3, traced.ties))
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    reload(patterns(tensors, 4))
-    for name, values in patterns({name: tensors[name] for name in made.pieces}, 3):
+    reload(patterns(tensors, 4, traced.ties))
+    for name, values in patterns({name: tensors[name] for name in made.pieces}, 3, traced.ties):
         for piece in made.pieces[name].pieces:
             piece.view.copy_(values[tuple(slice(*span) for span in piece.box)])
     made.finish(reload)
