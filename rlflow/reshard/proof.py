@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import networkx as nx
 import torch
 from torch import Tensor, nn
 
@@ -36,22 +37,25 @@ class Destinations:
             reload(iter(self.staged.items()))
 
 
-def prove(model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reload: Reload) -> Destinations:
-    """reload: the engine's own reload, of all tensors or of those of some modules. The weights are patterns afterwards. It takes the memory
-    of the engine's weights once more while it runs."""
-    reload(patterns(tensors, 1, traced.ties))
+def prove(
+    model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reload: Reload, ties: Mapping[str, str] | None = None
+) -> Destinations:
+    """reload: the engine's own reload, of all tensors or of those of some modules; ties: names of the trainer's that are one tensor
+    (``shards.ties_of``). The weights are patterns afterwards. It takes the memory of the engine's weights once more while it runs."""
+    alike = together(traced.ties, ties or {})
+    reload(patterns(tensors, 1, alike))
     expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
-    reload(patterns(tensors, 2, traced.ties))
+    reload(patterns(tensors, 2, alike))
     for _ in range(2):  # what falls back is proved as well; by then nothing new may differ
         made = destinations(traced, tensors)
-        _write(made, tensors, traced.ties, reload)
+        _write(made, tensors, alike, reload)
         if not (differing := _differing(model, expected)):
             return made
         for name in differing:
             traced.fallback.setdefault(name.rpartition(".")[0], f"{name} differs from the engine's own reload")
-        reload(patterns(tensors, 2, traced.ties))
+        reload(patterns(tensors, 2, alike))
     made = destinations(traced, tensors)
-    _write(made, tensors, traced.ties, reload)
+    _write(made, tensors, alike, reload)
     if differing := _differing(model, expected):
         return _all_by_engine(made, tensors, differing)
     return made
@@ -99,6 +103,12 @@ def _same(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+
+
+def together(*ties: Mapping[str, str]) -> dict[str, str]:
+    """Of each tied tensor one name for all that are tied with it."""
+    pairs = nx.Graph(pair for some in ties for pair in some.items())
+    return {name: min(names) for names in nx.connected_components(pairs) for name in names}
 
 
 def patterns(tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
