@@ -5,7 +5,8 @@
 Real processes over gloo, one thread each, real FSDP2 and tensor-parallel shards of a bf16 model; ZeRO-3's flat parts are laid out as
 DeepSpeed does. ``gather`` gathers every parameter whole on every rank (for FSDP2 by ``DTensor.full_tensor``, else by one all-gather each)
 and copies out what the rank needs: what most frameworks do by default. ``memcpy`` copies as many bytes as the rank's target has from
-memory of the same size. Times are medians over repeats, which take turns, of the slowest rank. With 4 ranks on fewer cores, a model of a
+memory of the same size. Times are medians over repeats, which take turns, of the slowest rank; ratios in
+brackets are those of the fastest repeats. With 4 ranks on fewer cores, a model of a
 quarter, only bytes and bits are looked at. Plans are timed in CPU seconds, in one process, for the shapes of Qwen3-8B.
 """
 
@@ -206,9 +207,9 @@ def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> li
     return [json.loads(out.splitlines()[-1]) for out in ended]
 
 
-def slowest(found: list[dict[str, Any]], cell: str, name: str) -> float:
-    """The median over repeats of the slowest rank."""
-    return statistics.median(map(max, zip(*(one[cell]["times"][name] for one in found), strict=True)))
+def slowest(found: list[dict[str, Any]], cell: str, name: str) -> list[float]:
+    """Of each repeat, the slowest rank."""
+    return list(map(max, zip(*(one[cell]["times"][name] for one in found), strict=True)))
 
 
 def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
@@ -218,7 +219,8 @@ def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
         row["model"] = sum(numel(shape) for shape in small(megabytes).values()) * 2
         row |= {name: max(one[cell][name] for one in found) for name in ("inbound", "bound", "local", "peak", "plan")}
         row["over bound"] = row["inbound"] / row["bound"] if row["bound"] else float(row["inbound"] > 0)
-        row |= {name: slowest(found, cell, name) for name in (TIMES if repeats else ("verify",))}
+        for name in TIMES if repeats else ("verify",):
+            row[name], row[f"{name} fastest"] = statistics.median(times := slowest(found, cell, name)), min(times)
         made.append(row)
     return made
 
@@ -243,13 +245,18 @@ def plans() -> list[dict[str, Any]]:
     return made
 
 
+def ratio(row: dict[str, Any], one: str, other: str, digits: int) -> str:
+    """Of the medians, and of the fastest."""
+    return f"{row[one] / row[other]:.{digits}f} ({row[f'{one} fastest'] / row[f'{other} fastest']:.{digits}f})"
+
+
 def show(moves: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
     table = Table("from → to", "ranks", "model", "exact", "in", "in / bound", "local", "extra memory", "gather, ms", "all-to-all, ms",
                   "segment, ms", "memcpy, ms", "gather / segment", "segment / memcpy", "verify, ms")  # fmt: skip
     for row in moves:
         times = [f"{row[name]:.1f}" for name in TIMES if name in row]
         if "gather" in row:
-            times[4:4] = [f"{row['gather'] / row['segment']:.1f}", f"{row['segment'] / row['memcpy']:.2f}"]
+            times[4:4] = [ratio(row, "gather", "segment", 1), ratio(row, "segment", "memcpy", 2)]
         sizes = [readable(row["inbound"]), f"{row['over bound']:.3f}", readable(row["local"]), readable(row["peak"])]
         what = [row["cell"], str(row["ranks"]), readable(row["model"]), str(row["exact"]), *sizes]
         table.add_row(*what, *["-"] * (7 - len(times)), *times)
