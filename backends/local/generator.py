@@ -11,7 +11,9 @@ from torch import Tensor
 
 from rlflow.backends.local.decode import Drawn, decode
 from rlflow.backends.local.endings import Endings
+from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
+from rlflow.backends.local.sequences import sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer, texts
 from rlflow.batch import Axis, Batch, Data, flatten
@@ -67,6 +69,17 @@ class Generator:
 
         for rows in chunked(ended(), len(axis), chunks):
             yield self._batch(axis.take(rows), Drawn(*(getattr(out, name)[rows] for name in vars(out))), sampling)
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Batch:
+        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with; all rows at once."""
+        layout = sequences(batch, self.network.device)
+        positions = torch.arange(layout.ids.shape[1], device=self.network.device)[None]
+        hidden = self.network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)[layout.before]
+        vocabulary = self.network.module.get_output_embeddings().weight.shape[0]
+        flat, _ = logprobs_and_entropy(self.network.logits, hidden, layout.targets, torch.ones(len(hidden)).to(hidden.device),
+                                       tokens=tokens_at_once(0, vocabulary), entropy=False)
+        return Batch(batch.axis, {"logprobs": Data(Kind(Level.TOKEN, str(flat.dtype).removeprefix("torch.")), flat.cpu(), layout.lengths)})
 
     def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
         columns = _columns(drawn, sampling, self.version) | self._text(drawn)

@@ -20,14 +20,15 @@ from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch, Data, pad, ramp
 from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError
-from rlflow.training import peers
 from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import New
+from rlflow.training.peers import Peers
 from rlflow.training.protocols import Mean, ModelSpec
 from rlflow.training.rows import token_counts
 from rlflow.training.schedule import Schedule
 
+ONE_TOKEN = Batch.of(prompt_tokens=[[0]], tokens=[[0]])  # what a rank computes that has nothing to compute while others have
 QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "scores": ("scores",)}
 
 
@@ -43,6 +44,7 @@ class Trainer:
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or TrainerSettings()
+        self.peers = Peers()
         self.network = load_network(spec, self.settings)
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, spec.updates)
@@ -68,11 +70,14 @@ class Trainer:
         lengths = batch.data["tokens"].lengths
         starts = lengths.cumsum(0) - lengths
         out: dict[str, Tensor] = {}
-        for micro in self._micros(batch):
+        micros = self._micros(batch)
+        for micro in micros:
             place = starts[micro].repeat_interleave(lengths[micro]) + ramp(lengths[micro])
             for name, flat in self._forward(batch.rows(micro), want, ahead and len(micro) == len(batch)).items():
                 out.setdefault(name, torch.zeros(len(batch) if name == "scores" else int(lengths.sum()), dtype=flat.dtype))
                 out[name][micro if name == "scores" else place] = flat.cpu()
+        for _ in range(self.peers.idle(len(micros), self.device)):
+            self._compute(ONE_TOKEN, want)
         return Batch(batch.axis, {name: self._column(name, out.get(name, torch.zeros(0)), lengths) for name in want})
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
@@ -110,10 +115,14 @@ class Trainer:
     def backward(self, objective: Tensor) -> None:
         objective.backward()
 
+    def idle(self, want: tuple[Quantity, ...]) -> None:
+        """Take part in a micro-batch of other ranks, for sharded weights."""
+        self.backward(sum(x.sum() for x in self._compute(ONE_TOKEN, want).values()) * 0.0)
+
     def step(self) -> Step:
         """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
         learning = list(self.network.parameters().values())
-        peers.add_gradients(learning)
+        self.peers.add_gradients(learning)
         norm = float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
         if finite:
@@ -224,10 +233,9 @@ class Trainer:
         return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.settings.lr, eps=self.settings.eps,
                                  betas=(self.settings.beta1, self.settings.beta2), fused=True)
 
-    def _micros(self, batch: Batch) -> Iterator[Tensor]:
+    def _micros(self, batch: Batch) -> list[Tensor]:
         units = list(torch.arange(len(batch)).split(1)) if len(batch) else []
-        for micro in microbatches(units, token_counts(batch), tokens=self.settings.micro_tokens):
-            yield torch.cat(micro)
+        return [torch.cat(micro) for micro in microbatches(units, token_counts(batch), tokens=self.settings.micro_tokens)]
 
     def _forward(self, rows: Batch, want: tuple[str, ...], ahead: bool) -> dict[str, Tensor]:
         with torch.set_grad_enabled(ahead):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,7 @@ from rlflow.placement import judging
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
+from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_rows, group_of, mask_counts, token_counts
 
 GROUP_SECONDS = 1800.0  # how long a collective may wait for the slowest rank
@@ -144,6 +145,9 @@ class Worker:
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
         return self._keep(call, self.engine.forward(role, want, batch, Terms(ahead=ahead)))
 
+    def score(self, call: Call, batch: Batch) -> Answer:
+        return self._keep(call, self.engine.score(call.arguments["role"], batch))
+
     def reward(self, call: Call, batch: Batch) -> Answer:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
         return self._keep(call, scores, tallies)
@@ -227,10 +231,16 @@ class Worker:
     # -- weights -----------------------------------------------------------------------------------------------------------------
 
     def weights(self, role: str) -> Payload:
-        """The trainer's weights by Hugging Face name."""
+        """The trainer's weights by Hugging Face name, from rank 0; from others, which only take part, nothing."""
+        return pack_tensors(dict(self._from_rank0(self._trainer(role).weights())))
+
+    def _from_rank0(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return (pair for pair in tensors if self.setup.rank == 0)
+
+    def _trainer(self, role: str) -> Trainer:
         trainer = self.engine.models[role].trainer
         assert trainer is not None
-        return pack_tensors(dict(trainer.weights()))
+        return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> None:
         generator = self.engine.models[role].generator
@@ -238,9 +248,7 @@ class Worker:
         generator.receive(iter(unpack_tensors(weights).items()), version)
 
     def state(self, role: str) -> Payload:
-        trainer = self.engine.models[role].trainer
-        assert trainer is not None
-        return pack_tensors(trainer.state())
+        return pack_tensors(dict(self._from_rank0(self._trainer(role).state().items())))
 
     def commit(self, role: str) -> tuple[Payload, int]:
         """The state, for an object outside of this process, and its bytes."""
@@ -248,19 +256,16 @@ class Worker:
         return payload, payload.nbytes
 
     def restore(self, role: str, state: Payload) -> None:
-        trainer = self.engine.models[role].trainer
-        assert trainer is not None
-        trainer.restore(unpack_tensors(state))
+        self._trainer(role).restore(unpack_tensors(state))
 
-    def renumber(self, role: str, version: int) -> None:
-        """The model has this many updates behind it; a generator beside it takes its weights before it samples."""
+    def synchronise(self, role: str, version: int) -> None:
+        """The model has this many updates behind it; the generator beside the trainer takes its weights."""
         model = self.engine.models[role]
         model.version, model.sampled_version = version, -1
+        model.synchronise()
 
     def save(self, role: str, folder: str) -> None:
-        trainer = self.engine.models[role].trainer
-        assert trainer is not None
-        trainer.save(Path(folder))
+        self._trainer(role).save(Path(folder))
 
     def reasons(self) -> dict[str, str]:
         return self.rewards.reasons()
@@ -287,7 +292,7 @@ def _no_data(count: int) -> Batch:
 
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
-    "generate": Worker.generate, "forward": Worker.forward, "reward": Worker.reward, "stage": Worker.stage, "facts": Worker.facts,
-    "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
+    "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
+    "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

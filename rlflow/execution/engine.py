@@ -151,6 +151,13 @@ class Engine:
         forward = getattr(trainer, "forward_ahead", trainer.forward) if terms.ahead else trainer.forward
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
+    def score(self, role: str, batch: Batch, terms: Terms = HERE) -> Batch:
+        """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
+        model = self.models[role]
+        model.synchronise()
+        rows = model.generator.logprobs(batch)  # type: ignore[union-attr]
+        return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
+
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         """``scores``, and how many are missing."""
         scores, metrics = self.scorers[role](batch)

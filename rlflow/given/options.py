@@ -23,6 +23,8 @@ class Options:
     keep: Annotated[int, Ge(1)] = 2  # checkpoints that are kept
     reward_timeout: Annotated[float, Gt(0)] = 60.0  # seconds that a reward function may take for a row
     max_missing: Annotated[float, Ge(0), Le(1)] = 0.5  # share of an iteration's rewards that may be missing
+    max_mismatch: Annotated[float, Gt(1)] = 1.05  # factor by which trainer and sampler may differ on a token before the run warns
+    canary: Annotated[int, Ge(0)] = 1  # iterations between scoring fixed tokens in a trainer and a generator of two backends; 0: never
     max_bad: Annotated[int, Ge(0)] = 3  # iterations in a row without a finite step that stop the run; 0 never stops it
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow; several: repeat the flag
     seed: int = 0  # every draw is derived from it

@@ -22,6 +22,7 @@ from rlflow.graph.model import Graph, RoleUse
 from rlflow.placement import HALVES, Placement, judging, parse_pools, place
 from rlflow.plan import plan
 from rlflow.rewards.spec import parse_reward
+from rlflow.runs.parallel import lying
 from rlflow.runs.prepare import model_uses
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program
@@ -38,6 +39,7 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     needs = {use.name: halves(program.graph, use) for use in uses}
     sampling = {name: Halves(half.trainer, half.generator or name == evaluated(program.graph, given)) for name, half in needs.items()}
     placement, warnings = placed(program, needs, sampling, given)
+    placement = lying(placement, program.graph, uses, given)
     made = plan(program, placement, streaming(program.graph, uses, given))
     if problems := list(stream_problems(made, given.options.staleness)):
         raise PlanError(*problems)

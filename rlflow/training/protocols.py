@@ -47,7 +47,11 @@ class Sampling:
 
 
 class Trainer(Protocol):
-    """Holds one model's weights and learns; one instance per rank."""
+    """Holds one model's weights and learns; one instance per rank.
+
+    One whose ranks hold a part of the weights each says so by ``collective = True`` on its class: every rank of its pool then takes part
+    in each call, also one that has no rows for it, in the same order on all. Where its settings have ``tensor_parallel``, that many
+    adjacent ranks get the same rows and give the same results."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
@@ -91,7 +95,7 @@ class Trainer(Protocol):
 
 
 class Generator(Protocol):
-    """Samples from a model that someone else trains."""
+    """Samples from a model that someone else trains. ``collective`` and ``tensor_parallel`` say of it what they say of a trainer."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
@@ -101,7 +105,9 @@ class Generator(Protocol):
 
         A generator may also have ``generate_chunks(prompts, sampling, seeds, chunks)``: the same rows, bit for bit, in an iterator over
         ``chunks`` batches, each as soon as its last row has ended. Their axes are taken from one, ``prompts.axis.repeat(samples)``.
-        Which rows a chunk has depends on what is sampled, never on timing; ``rlflow.training.chunks`` says how."""
+        Which rows a chunk has depends on what is sampled, never on timing; ``rlflow.training.chunks`` says how.
+
+        One that also has ``logprobs(batch)`` scores given tokens with the weights that it samples with, as ``Trainer.forward`` does."""
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; ``version`` is the number of updates behind them."""
