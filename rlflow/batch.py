@@ -190,7 +190,7 @@ def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
     return padded[torch.arange(padded.shape[1]) < lengths[:, None]]
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _extent(lengths: Tensor) -> tuple[int, bool]:
     """The longest, and whether all are as long: asked of the same lengths for each column of a call. Nothing writes into what a batch
     stores, so a tensor stands for its values."""

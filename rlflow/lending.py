@@ -25,5 +25,5 @@ def lent(tensor: Tensor) -> Tensor:
 
 def address(tensor: Tensor) -> int:
     """Where a tensor's memory is, for reading: asking by ``data_ptr()`` would copy what is lent."""
-    found: int = torch._C._data_address(tensor)
-    return found
+    storage: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+    return storage + int(tensor.storage_offset()) * tensor.element_size()

@@ -75,6 +75,11 @@ def test_other_memory_is_copied_at_once(stored):
     assert torch.equal(stored, torch.arange(512.0, dtype=stored.dtype))
 
 
+def test_the_address_is_that_of_the_first_entry():
+    whole = numbers()
+    assert address(whole[7:]) == whole[7:].data_ptr()
+
+
 def test_gradients_go_through_what_is_padded():
     leaf = torch.ones(4, requires_grad=True)
     pad(2 * leaf, torch.tensor([2, 2])).mul_(3.0).sum().backward()

@@ -87,6 +87,16 @@ class Shelf:
         return {wanted: whole.data[name] for wanted, name in source.columns}
 
 
+def owned(batch: Batch) -> Batch:
+    """Rows of their own in memory of this process: what came in a frame lies in Ray's, which cannot be lent, and holds the whole frame."""
+    def copied(data: Data) -> Data:
+        value = data.value.clone() if isinstance(data.value, torch.Tensor) else data.value
+        return replace(data, value=value, lengths=None if data.lengths is None else data.lengths.clone())
+
+    axis = Axis(batch.axis.keys.clone(), grouped=batch.axis.grouped)
+    return Batch(axis, {name: copied(data) for name, data in batch.data.items()})
+
+
 def _borrowed(data: Data) -> Data:
     """The column for one call. Calls of several threads share no tensor: a backend that asks one for its address has its memory moved."""
     return replace(data, value=lent(data.value)) if isinstance(data.value, torch.Tensor) else data

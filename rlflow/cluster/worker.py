@@ -20,7 +20,7 @@ from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.pulse import MARKS
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.shelf import Shelf
+from rlflow.cluster.shelf import Shelf, owned
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
@@ -81,11 +81,11 @@ class Worker:
 
     def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Keep a shard that comes from the driver."""
-        self.shelf.put(key, opened(payload), iteration)
+        self.shelf.put(key, owned(opened(payload)), iteration)
 
     def load(self, key: int, payload: Payload, iteration: int) -> Answer:
         """The same, for a driver that does not know what is in it."""
-        return self._keep(Call("load", key, NOTHING, iteration), opened(payload))
+        return self._keep(Call("load", key, NOTHING, iteration), owned(opened(payload)))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
