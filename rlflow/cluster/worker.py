@@ -103,7 +103,7 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: bytes, *transfers: Payload) -> bytes | Answer:
+    def run(self, frame: bytes | memoryview, *transfers: Payload) -> bytes | Answer:
         """Carry out one operation of the driver's."""
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
@@ -112,7 +112,7 @@ class Worker:
             batch = self.shelf.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
 
-    def run_chunks(self, frame: bytes, *transfers: Payload) -> Iterator[bytes | Answer]:
+    def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
