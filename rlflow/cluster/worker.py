@@ -20,8 +20,9 @@ from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.pulse import MARKS
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.shelf import Shelf
+from rlflow.cluster.shelf import Shelf, owned
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.weights import Moving, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
@@ -49,6 +50,7 @@ class Worker:
         self.setup = setup
         self.program = setup.program()
         self.shelf = Shelf()
+        self.moving: dict[str, Moving] = {}
         if setup.ranks > 1:
             join(setup)
         self.rewards = Rewards(setup.given, setup.data)
@@ -81,11 +83,11 @@ class Worker:
 
     def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Keep a shard that comes from the driver."""
-        self.shelf.put(key, opened(payload), iteration)
+        self.shelf.put(key, owned(opened(payload)), iteration)
 
     def load(self, key: int, payload: Payload, iteration: int) -> Answer:
         """The same, for a driver that does not know what is in it."""
-        return self._keep(Call("load", key, NOTHING, iteration), opened(payload))
+        return self._keep(Call("load", key, NOTHING, iteration), owned(opened(payload)))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
@@ -103,7 +105,7 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: bytes, *transfers: Payload) -> bytes | Answer:
+    def run(self, frame: bytes | memoryview, *transfers: Payload) -> bytes | Answer:
         """Carry out one operation of the driver's."""
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
@@ -112,7 +114,7 @@ class Worker:
             batch = self.shelf.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
 
-    def run_chunks(self, frame: bytes, *transfers: Payload) -> Iterator[bytes | Answer]:
+    def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
@@ -258,11 +260,20 @@ class Worker:
     def restore(self, role: str, state: Payload) -> None:
         self._trainer(role).restore(unpack_tensors(state))
 
-    def synchronise(self, role: str, version: int) -> None:
-        """The model has this many updates behind it; the generator beside the trainer takes its weights."""
-        model = self.engine.models[role]
+    def synchronise(self, role: str, version: int) -> dict[str, float]:
+        """The model has this many updates behind it; the generator beside the trainer takes its weights. What came and how long it took."""
+        model, options = self.engine.models[role], self.setup.given.options
         model.version, model.sampled_version = version, -1
+        if role not in self.moving and movable(model, options.weights):
+            run = f"{Path(self.setup.meeting).name}-{role}"
+            self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
+        if role in self.moving:
+            moved = self.moving[role](version)
+            model.sampled_version = version
+            return moved
+        start = time.monotonic()
         model.synchronise()
+        return {"seconds": time.monotonic() - start}
 
     def save(self, role: str, folder: str) -> None:
         self._trainer(role).save(Path(folder))
