@@ -5,8 +5,9 @@
 Real processes over gloo, one thread each, real FSDP2 and tensor-parallel shards of a bf16 model; ZeRO-3's flat parts are laid out as
 DeepSpeed does. ``gather`` gathers every parameter whole on every rank (for FSDP2 by ``DTensor.full_tensor``, else by one all-gather each)
 and copies out what the rank needs: what most frameworks do by default. ``memcpy`` copies as many bytes as the rank's target has from
-memory of the same size. Times are medians over repeats, which take turns, of the slowest rank; ratios in brackets are those of the fastest repeats. With 4 ranks, on
-a model of a quarter, only bytes and bits are looked at. Plans are timed in CPU seconds, in one process, for the shapes of Qwen3-8B.
+memory of the same size. Times are medians over repeats, which take turns, of the slowest rank; ratios in brackets are those of the
+fastest repeats. With 4 ranks, on a model of a quarter, only bytes and bits are looked at. Plans are timed in CPU seconds, in one process,
+for the shapes of Qwen3-8B.
 """
 
 from __future__ import annotations
