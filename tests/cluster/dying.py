@@ -1,4 +1,7 @@
 """A flow whose workers die: fault.json beside this file says in which calls of a place, counted over all ranks from 1, and of which signal.
+
+Places are what a worker is asked for ("forward of critic", and "forward of critic, 2" in iteration 2 alone), and what is within: a call of
+the loss, a row's reward, a batch of samples.
 """
 
 import json
@@ -25,22 +28,29 @@ def happen(place, pid=None):
         os.kill(pid or os.getpid(), fault.get("signal", signal.SIGKILL))
 
 
-def counted(kind, name, place):
-    real = getattr(kind, name)
+def counted(real, *places):
+    """The function, which counts its calls."""
 
     def counting(*args, **kwargs):
-        happen(place)
+        for place in places or asked(args[1]):
+            happen(place)
         return real(*args, **kwargs)
 
-    setattr(kind, name, counting)
+    return counting
+
+
+def asked(call):
+    """The places of what the driver asks a worker for."""
+    place = str(call).partition(" in iteration")[0]
+    return place, f"{place}, {call.iteration}"
 
 
 if ray.is_initialized() and ray.get_runtime_context().get_actor_id():  # in a worker
     from rlflow.backends.local.generator import Generator
-    from rlflow.backends.local.trainer import Trainer
+    from rlflow.cluster.worker import OPERATIONS
 
-    counted(Generator, "generate", "generate")
-    counted(Trainer, "forward", "forward")
+    Generator.generate = counted(Generator.generate, "generate")
+    OPERATIONS |= {name: counted(real) for name, real in OPERATIONS.items()}
 
 
 def length(completion):
@@ -50,9 +60,8 @@ def length(completion):
 
 
 @stage(gives="advantages")
-def judge(scores, logprobs, mask):
-    happen("stage")
-    return torch.where(mask, scores[:, None], 0.0)
+def judge(scores, logprobs, ref_logprobs, values, mask):
+    return torch.where(mask, scores[:, None] - values - 0.1 * (logprobs - ref_logprobs), 0.0)
 
 
 @loss
@@ -61,10 +70,18 @@ def policy_loss(new, logprobs, sampled_logprobs, advantages):
     return -(new.logprobs - sampled_logprobs).exp() * advantages
 
 
+@loss(new="values")
+def value_loss(new, scores):
+    return (new.values - scores[:, None]).square()
+
+
 @flow
-def dying(prompts, actor, reward):
+def dying(prompts, actor, critic, reference, reward):
     batch = actor.generate(prompts, samples=2, max_tokens=4)
     batch |= reward(batch)
     batch |= actor.logprobs(batch)
+    batch |= reference.logprobs(batch, gives="ref_logprobs")
+    batch |= critic.values(batch)
     batch |= judge(batch)
+    critic.update(batch, value_loss, minibatch=8)
     actor.update(batch, policy_loss, minibatch=8)
