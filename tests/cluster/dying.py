@@ -1,12 +1,13 @@
 """A flow whose workers die: fault.json beside this file says in which calls of a place, counted over all ranks from 1, and of which signal.
 
-Places are what a worker is asked for ("forward of critic", and "forward of critic, 2" in iteration 2 alone), and what is within: a call of
-the loss, a row's reward, a batch of samples.
+Places are what a worker is asked for ("forward of critic", and "forward of critic, 2" in iteration 2 alone), and what is within: "update",
+a call of the loss, and "generate", a batch of samples, of an iteration too; and "reward", that of a row.
 """
 
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import ray
@@ -15,6 +16,7 @@ import torch
 from rlflow import flow, loss, stage
 
 HERE = Path(__file__).parent
+NOW = threading.local()  # iteration: of what this thread does for the driver
 
 
 def happen(place, pid=None):
@@ -28,21 +30,21 @@ def happen(place, pid=None):
         os.kill(pid or os.getpid(), fault.get("signal", signal.SIGKILL))
 
 
-def counted(real, *places):
-    """The function, which counts its calls."""
+def happen_now(place):
+    happen(place)
+    happen(f"{place}, {NOW.iteration}")
+
+
+def counted(real, place=None):
+    """The function, which counts its calls; one of a worker's operations where no place is given."""
 
     def counting(*args, **kwargs):
-        for place in places or asked(args[1]):
-            happen(place)
+        if place is None:
+            NOW.iteration = args[1].iteration
+        happen_now(place or str(args[1]).partition(" in iteration")[0])
         return real(*args, **kwargs)
 
     return counting
-
-
-def asked(call):
-    """The places of what the driver asks a worker for."""
-    place = str(call).partition(" in iteration")[0]
-    return place, f"{place}, {call.iteration}"
 
 
 if ray.is_initialized() and ray.get_runtime_context().get_actor_id():  # in a worker
@@ -66,7 +68,7 @@ def judge(scores, logprobs, ref_logprobs, values, mask):
 
 @loss
 def policy_loss(new, logprobs, sampled_logprobs, advantages):
-    happen("update")
+    happen_now("update")
     return -(new.logprobs - sampled_logprobs).exp() * advantages
 
 

@@ -36,7 +36,6 @@ class Said(Quiet):
 
 
 AT = ("forward of actor", "forward of reference", "forward of critic", "reward of reward", "stage of judge")  # what is asked of a worker
-PLACES = ("generate", *AT, "reward", "update of value_loss", "update")
 
 
 class Ended:
