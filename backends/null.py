@@ -20,6 +20,7 @@ from rlflow.execution import chance
 from rlflow.training.chunks import chunked
 from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.objective import New
+from rlflow.training.peers import Peers
 from rlflow.training.protocols import Mean, ModelSpec, Sampling
 
 VOCABULARY = 256
@@ -57,6 +58,7 @@ class Trainer:
     def __init__(self, spec: ModelSpec, settings: Settings = defaults) -> None:
         self.spec, self.settings, self.steps = spec, settings, 0
         self.device = torch.device("cpu")
+        self.peers = Peers()
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
         _take(self.settings.forward_seconds + self.settings.row_seconds * len(batch))
@@ -91,6 +93,9 @@ class Trainer:
 
     def backward(self, objective: Tensor) -> None:
         """There is nothing to learn."""
+
+    def idle(self, want: tuple[str, ...]) -> None:
+        """There are no ranks in lockstep."""
 
     def step(self) -> Step:
         self.steps += 1

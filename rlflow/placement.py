@@ -15,19 +15,33 @@ GENERATORS, REST = "rollout", "train"  # two pools of these names need no flags
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """How a half of a role lies on the ranks of its pool. tensor: how many adjacent ranks compute the same rows together, as one
+    data-parallel rank. collective: every rank takes part in every call, since each holds a part of the weights."""
+
+    tensor: int = 1
+    collective: bool = False
+
+
+@dataclass(frozen=True)
 class Placement:
     """pools: name → ranks, in the order given. trainers and generators: role → pool, for the halves that the graph uses; a reward
-    that is no model has none and runs where its input lies."""
+    that is no model has none and runs where its input lies. parallel: (role, half) → how it lies there, where it is not plain."""
 
     pools: Mapping[str, int]
     trainers: Mapping[str, str] = field(default_factory=dict)
     generators: Mapping[str, str] = field(default_factory=dict)
+    parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)
 
     def pool_of(self, node: Node) -> str | None:
         """The pool whose model the node runs; None for what has none."""
         if node.role is None:
             return None
         return (self.generators if node.op is Op.GENERATE else self.trainers).get(node.role)
+
+    def lies(self, role: str, half: str) -> Parallel:
+        """How the half of a role lies on its pool."""
+        return self.parallel.get((role, half), Parallel())
 
 
 def parse_pools(text: str) -> dict[str, int]:

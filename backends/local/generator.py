@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlflow.backends.local.decode import Drawn, decode
-from rlflow.backends.local.endings import Endings
+from rlflow.backends.local.endings import Endings, eos_of
+from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
+from rlflow.backends.local.sequences import sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer, texts
 from rlflow.batch import Axis, Batch, Data, flatten
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import PlanError
+from rlflow.reshard.layout import Spread
+from rlflow.reshard.proof import Destinations
+from rlflow.reshard.shards import pieces_of
 from rlflow.training.chance import uniforms
 from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
@@ -68,6 +74,17 @@ class Generator:
         for rows in chunked(ended(), len(axis), chunks):
             yield self._batch(axis.take(rows), Drawn(*(getattr(out, name)[rows] for name in vars(out))), sampling)
 
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Batch:
+        """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with; all rows at once."""
+        layout = sequences(batch, self.network.device)
+        positions = torch.arange(layout.ids.shape[1], device=self.network.device)[None]
+        hidden = self.network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)[layout.before]
+        vocabulary = self.network.module.get_output_embeddings().weight.shape[0]
+        flat, _ = logprobs_and_entropy(self.network.logits, hidden, layout.targets, torch.ones(len(hidden)).to(hidden.device),
+                                       tokens=tokens_at_once(0, vocabulary), entropy=False)
+        return Batch(batch.axis, {"logprobs": Data(Kind(Level.TOKEN, str(flat.dtype).removeprefix("torch.")), flat.cpu(), layout.lengths)})
+
     def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
         columns = _columns(drawn, sampling, self.version) | self._text(drawn)
         return Batch(axis, columns | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})
@@ -81,8 +98,24 @@ class Generator:
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the number of updates behind
         them. Raises ValueError where a name is unknown or missing."""
+        with self.writing(version):
+            self.load(weights)
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """The weights alone."""
         self.network.copy(weights)
+
+    @contextlib.contextmanager
+    def writing(self, version: int) -> Iterator[None]:
+        """A time for who writes into the memory of ``destinations``: afterwards these are the weights with ``version`` updates behind
+        them."""
+        yield
         self.version = version
+
+    def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
+        """Where each of these tensors lies here: under the same name, whole."""
+        own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
+        return Destinations(own, {}, {}, self.network.device)
 
     def sleep(self) -> None:
         """Move the weights to host memory. On a CPU they are there already, and nothing is freed."""
@@ -127,13 +160,8 @@ class Generator:
 def eos_ids(network: Network, tokenizer: Any) -> list[int]:
     """Every token that ends a response: of the generation config and of the config; the tokenizer's where those name none."""
     module = network.module
-    vocabulary = module.get_output_embeddings().weight.shape[0]
-    found: set[int] = set()
-    for config in (module.generation_config, module.config, module.config.get_text_config()):
-        ids = getattr(config, "eos_token_id", None)
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    found = {token for token in found if 0 <= token < vocabulary}
-    return sorted(found) or [token for token in [tokenizer.eos_token_id] if token is not None]
+    configs = module.generation_config, module.config, module.config.get_text_config()
+    return eos_of(configs, module.get_output_embeddings().weight.shape[0], tokenizer)
 
 
 def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:

@@ -13,21 +13,23 @@ from rlflow.author.loss import Loss, Quantity
 from rlflow.backends.local.held import Held
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
-from rlflow.backends.local.network import checkpoint_layers, load_network
+from rlflow.backends.local.network import Network, checkpoint_layers, load_network
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch, Data, pad, ramp
 from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError
-from rlflow.training import peers
+from rlflow.reshard.shards import Pieces, pieces_of
 from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import New
+from rlflow.training.peers import Peers
 from rlflow.training.protocols import Mean, ModelSpec
 from rlflow.training.rows import token_counts
 from rlflow.training.schedule import Schedule
 
+ONE_TOKEN = Batch.of(prompt_tokens=[[0]], tokens=[[0]])  # what a rank computes that has nothing to compute while others have
 QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "scores": ("scores",)}
 
 
@@ -43,7 +45,8 @@ class Trainer:
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or TrainerSettings()
-        self.network = load_network(spec, self.settings)
+        self.peers = Peers()
+        self.network = self._network()
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, spec.updates)
         self.steps = 0
@@ -51,6 +54,14 @@ class Trainer:
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
+
+    @staticmethod
+    def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        """What of its weights, adapters, gradient and optimizer a trainer's ranks divide among them."""
+        return ()
+
+    def _network(self) -> Network:
+        return load_network(self.spec, self.settings)
 
     @property
     def device(self) -> torch.device:
@@ -68,11 +79,15 @@ class Trainer:
         lengths = batch.data["tokens"].lengths
         starts = lengths.cumsum(0) - lengths
         out: dict[str, Tensor] = {}
-        for micro in self._micros(batch):
+        micros = self._micros(batch)
+        idle = self.peers.idle(len(micros), self.device)
+        for micro in micros:
             place = starts[micro].repeat_interleave(lengths[micro]) + ramp(lengths[micro])
             for name, flat in self._forward(batch.rows(micro), want, ahead and len(micro) == len(batch)).items():
                 out.setdefault(name, torch.zeros(len(batch) if name == "scores" else int(lengths.sum()), dtype=flat.dtype))
                 out[name][micro if name == "scores" else place] = flat.cpu()
+        for _ in range(idle):
+            self._compute(ONE_TOKEN, want)
         return Batch(batch.axis, {name: self._column(name, out.get(name, torch.zeros(0)), lengths) for name in want})
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
@@ -110,11 +125,13 @@ class Trainer:
     def backward(self, objective: Tensor) -> None:
         objective.backward()
 
+    def idle(self, want: tuple[Quantity, ...]) -> None:
+        """Take part in a micro-batch of other ranks, for sharded weights."""
+        self.backward(sum(x.sum() for x in self._compute(ONE_TOKEN, want).values()) * 0.0)
+
     def step(self) -> Step:
         """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
-        learning = list(self.network.parameters().values())
-        peers.add_gradients(learning)
-        norm = float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
+        norm = self._clip(list(self.network.parameters().values()))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
         if finite:
             for group in self.optimizer.param_groups:
@@ -125,9 +142,18 @@ class Trainer:
         self.held.drop()
         return Step(finite, norm, lr)
 
+    def _clip(self, learning: list[torch.nn.Parameter]) -> float:
+        """Add up the ranks' gradients and cut their sum to the length that is allowed. Gives its length before."""
+        self.peers.add_gradients(learning)
+        return float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) of the model, tied weights once; views of what is trained, not copies."""
         return self.network.tensors()
+
+    def pieces(self) -> dict[str, Pieces] | None:
+        """What this rank holds of each tensor of ``weights``, nothing gathered; None with adapters, which ``weights`` merges."""
+        return None if self.network.adapted else pieces_of((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder: config, safetensors, the source folder's tokenizer, and a critic's value head. Weights
@@ -142,8 +168,8 @@ class Trainer:
         self.network.copy(other.tensors())
         self.base = None
         self.held.drop()
-        if self.spec.head == "values":
-            self.network.head.load_state_dict(other.head.state_dict())
+        for name, value in other.head.state_dict().items() if self.spec.head == "values" else ():
+            self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, ``steps``.
@@ -151,17 +177,20 @@ class Trainer:
         With adapters, ``parameters/`` has the merged weights, on the host; ``adapters/NAME`` the adapters themselves; ``base/sha256``
         the digest of the weights that they belong to. Live tensors: copy what has to outlast the next update.
         """
-        out = {f"parameters/{name}": tensor.cpu() if self.network.adapted else tensor for name, tensor in self.weights()}
-        out["steps"] = torch.tensor(self.steps)
+        return dict(self._state())
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.weights():
+            yield f"parameters/{name}", tensor.cpu() if self.network.adapted else tensor
+        yield "steps", torch.tensor(self.steps)
         if self.network.adapted:
-            out["base/sha256"] = self._base_digest()
+            yield "base/sha256", self._base_digest()
         for name, parameter in self.network.parameters().items() if self.optimizer else ():
             if name.startswith("value_head.") or is_adapter(name):
-                out[stored(name)] = parameter.detach()
+                yield stored(name), self.network.whole(parameter.detach())
             for moment in ("exp_avg", "exp_avg_sq"):
                 if moment in self.optimizer.state[parameter]:
-                    out[f"{moment}/{name}"] = self.optimizer.state[parameter][moment]
-        return out
+                    yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from what ``state`` gave. Raises PlanError where it is of other adapters, or of another base."""
@@ -177,15 +206,17 @@ class Trainer:
         self.optimizer.state.clear()
         for name, parameter in self.network.parameters().items():
             if self.network.adapted or name.startswith("value_head."):
-                parameter.data.copy_(state[stored(name)])
+                self.network.put(parameter.detach(), state[stored(name)])
             if f"exp_avg/{name}" in state:
-                moments = {moment: state[f"{moment}/{name}"].to(parameter, copy=True) for moment in ("exp_avg", "exp_avg_sq")}
+                moments = {moment: torch.empty_like(parameter, requires_grad=False) for moment in ("exp_avg", "exp_avg_sq")}
+                for moment, tensor in moments.items():
+                    self.network.put(tensor, state[f"{moment}/{name}"])
                 step = torch.tensor(float(self.steps), device=parameter.device if self.device.type == "cuda" else "cpu")
                 self.optimizer.state[parameter] = moments | {"step": step}
 
     def _base_digest(self) -> Tensor:
         if self.base is None:
-            self.base = digest(self.network.module)
+            self.base = digest(self.network.module, self.network.whole)
         return self.base
 
     def _check_adapters(self, state: dict[str, Tensor]) -> None:
@@ -224,10 +255,9 @@ class Trainer:
         return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.settings.lr, eps=self.settings.eps,
                                  betas=(self.settings.beta1, self.settings.beta2), fused=True)
 
-    def _micros(self, batch: Batch) -> Iterator[Tensor]:
+    def _micros(self, batch: Batch) -> list[Tensor]:
         units = list(torch.arange(len(batch)).split(1)) if len(batch) else []
-        for micro in microbatches(units, token_counts(batch), tokens=self.settings.micro_tokens):
-            yield torch.cat(micro)
+        return [torch.cat(micro) for micro in microbatches(units, token_counts(batch), tokens=self.settings.micro_tokens)]
 
     def _forward(self, rows: Batch, want: tuple[str, ...], ahead: bool) -> dict[str, Tensor]:
         with torch.set_grad_enabled(ahead):

@@ -13,10 +13,9 @@ from typing import Any
 
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
-from rlflow.cluster.models import MOVE_SECONDS
-from rlflow.cluster.pool import Dead, Pool
+from rlflow.cluster.models import MOVE_SECONDS, RemoteTrainer
+from rlflow.cluster.pool import Dead
 from rlflow.cluster.watch import Death
-from rlflow.cluster.worker import Worker
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.apply import RemoteError
 
@@ -31,9 +30,9 @@ class Copy:
     size: Future[int]
 
     @staticmethod
-    def of(pool: Pool[Worker], rank: int, method: str, *args: Any, group: str) -> Copy:
-        """Of what a method answers that gives a payload and its bytes."""
-        ref, size = pool.send(rank, method, *args, group=group, answers=2)
+    def of(trainer: RemoteTrainer) -> Copy:
+        """Of a trainer's state."""
+        ref, size = trainer.begin("commit", answers=2)
         return Copy(ref, size.future())
 
 
@@ -73,7 +72,7 @@ class Workers:
         """Begin to copy the state before an iteration. What is asked of a worker's models from now on comes after. Waits for rows that are
         being sampled: raises what keeps them from it."""
         trainers = {role: self.engine.models[role].trainer for role in self.roles}
-        states = {role: Copy.of(trainer.pool, 0, "commit", role, group="model") for role, trainer in trainers.items() if trainer}
+        states = {role: Copy.of(trainer) for role, trainer in trainers.items() if trainer}
         versions = {role: model.version for role, model in self.engine.models.items()}
         return Commit(states, versions, self.ahead.saved(iteration) if self.ahead else None)
 

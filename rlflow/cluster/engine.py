@@ -29,6 +29,7 @@ from rlflow.cluster.route import Routes
 from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.streams import Streams, chunks_of
+from rlflow.cluster.teams import PLAIN, asked, first_ranks, teams, used
 from rlflow.cluster.worker import Worker
 from rlflow.columns import Level
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
@@ -36,7 +37,7 @@ from rlflow.execution.apply import RemoteError
 from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged
-from rlflow.placement import Placement
+from rlflow.placement import Parallel, Placement
 from rlflow.spans import RankSpan
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
@@ -72,8 +73,9 @@ class ClusterEngine(Engine):
         pool, prompts = self._ready(role, prompts, terms)
         axis = prompts.axis.repeat(sampling.samples)
         arguments = {"role": role, "sampling": sampling, "seed": seed}
-        split = self._split(prompts, pool)
-        answers = self._run(pool, "generate", prompts, split, arguments, terms, "model")
+        lies = self.placement.lies(role, "generator")
+        split = self._split(prompts, pool, lies=lies)
+        answers = self._run(pool, "generate", prompts, split, arguments, terms, "model", lies)
         return whole(self.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
 
     def _ready(self, role: str, prompts: Batch, terms: Terms) -> tuple[Pool[Worker], Batch]:
@@ -94,23 +96,31 @@ class ClusterEngine(Engine):
             pool, prompts = self._ready(role, prompts, terms)
             axis, split = prompts.axis.repeat(sampling.samples), self._split(prompts, pool)
             routes, told, streams = Routes(prompts), {"role": role, "sampling": sampling, "seed": seed, "into": into}, {}
-            for rank in _used(split):
+            for rank in used(split):
                 arguments = pickled({**told, "keys": [self.key() for _ in range(into.count)]})
                 streams[rank] = self._ask(pool, rank, "generate", routes, split[rank], arguments, "model", chunks=True)
             answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self._remember(pool, "generate", there, terms))
             yield from chunks_of(self, answers, into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
-        pool = self.pools[self.placement.trainers[role]]
-        split, ahead = self._split(batch, pool), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
-        answers = self._run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model")
+        pool, lies = self.pools[self.placement.trainers[role]], self.placement.lies(role, "trainer")
+        split, ahead = self._split(batch, pool, lies=lies), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
+        answers = self._run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model", lies)
         return whole(self.kept(pool, answers, split, batch.axis), len(batch), want)
+
+    def score(self, role: str, batch: Batch, terms: Terms = HERE) -> Batch:
+        self.models[role].synchronise(terms.seconds)
+        pool, lies = self.pools[self.placement.generators[role]], self.placement.lies(role, "generator")
+        split = self._split(batch, pool, lies=lies)
+        answers = self._run(pool, "score", batch, split, {"role": role}, terms, "model", lies)
+        return whole(self.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
-        split = self._split(batch, pool)
-        answers = self._run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io")
+        lies = self.placement.lies(role, "trainer")
+        split = self._split(batch, pool, lies=lies)
+        answers = self._run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io", lies)
         tallies = merged([answer.tallies for answer in answers.values()])
         return self.kept(pool, answers, split, batch.axis), tallies
 
@@ -120,8 +130,9 @@ class ClusterEngine(Engine):
         if stage.dispatch.split is not None:
             return by_own_mode(self, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
-        split = self._dispatched(stage, batch, pool)
-        answers = self._run(pool, "stage", batch, split, arguments, terms, group)
+        lies = self.placement.lies(stage.on, "trainer") if stage.on and stage.dispatch == DP_COMPUTE else PLAIN
+        split = self._dispatched(stage, batch, pool, lies)
+        answers = self._run(pool, "stage", batch, split, arguments, terms, group, lies)
         held = split if stage.dispatch != ALL else split[:1]
         result = self.kept(pool, answers, held, batch.axis)
         if stage.dispatch == ALL:
@@ -143,13 +154,14 @@ class ClusterEngine(Engine):
             facts[home[rank]] = torch.tensor(answer.value)
         batch = self.kept(pool, told, home, batch.axis)  # what came from another pool comes once
         passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
-        plan = rank_steps(facts, loss.rows == "group", len(pool), seed=self.seed_of(call), **passes)
+        width = self.placement.lies(role, "trainer").tensor
+        plan = rank_steps(facts, loss.rows == "group", len(pool) // width, seed=self.seed_of(call), **passes)
         function |= {"mean": passes["mean"], "settings": settings}
         routes, refs = Routes(batch), {}
         for rank in range(len(pool)):
-            arguments = pickled({**function, "steps": plan.steps[rank]})
-            refs[rank] = self._ask(pool, rank, "update", routes, plan.rows[rank], arguments, "model")
-        learned = [answer.value for answer in self._answers(pool, "update", refs, terms).values()]
+            arguments = pickled({**function, "steps": plan.steps[rank // width]})
+            refs[rank] = self._ask(pool, rank, "update", routes, plan.rows[rank // width], arguments, "model")
+        learned = [answer.value for rank, answer in self._answers(pool, "update", refs, terms).items() if rank % width == 0]
         self.models[role].version += 1
         return known(together(learned, plan.left_out))
 
@@ -217,6 +229,12 @@ class ClusterEngine(Engine):
         summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
+    def moved(self) -> dict[str, float]:
+        found = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
+        for model in self.models.values():
+            model.moved = {}
+        return found
+
     def ran(self) -> list[RankSpan]:
         return [self._ran.popleft() for _ in range(len(self._ran))]
 
@@ -247,20 +265,22 @@ class ClusterEngine(Engine):
                 return split
         return None
 
-    def _split(self, batch: Batch, pool: Pool[Worker], by_group: bool = False) -> list[Tensor]:
-        tokens, home = row_tokens(batch.data, len(batch)), self._home(batch, pool)
+    def _split(self, batch: Batch, pool: Pool[Worker], by_group: bool = False, lies: Parallel = PLAIN) -> list[Tensor]:
+        tokens, ranks = row_tokens(batch.data, len(batch)), self._home(batch, pool)
+        home = teams(ranks, lies) if ranks is not None else None
         if home is not None and not by_group and off_balance(home, tokens) <= SLACK:
-            return home  # single rows are never torn
+            return first_ranks(home, lies)  # single rows are never torn
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
-        return keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool))
+        split = keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool) // lies.tensor)
+        return first_ranks(split, lies)
 
-    def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker]) -> list[Tensor]:
+    def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], lies: Parallel) -> list[Tensor]:
         """Which rows each rank gets."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
         if stage.dispatch == DP_COMPUTE:
-            return self._split(batch, pool, stage.rows == "group")
+            return self._split(batch, pool, stage.rows == "group", lies)
         assert stage.dispatch == RANK0
         return [everything]
 
@@ -285,12 +305,18 @@ class ClusterEngine(Engine):
         return self._answers(pool, op, refs, terms)
 
     def _run(
-        self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str
+        self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str,
+        lies: Parallel = PLAIN,
     ) -> dict[int, Answer]:
-        """The operation on each rank that has rows (on rank 0 where there are none at all), and the answers by rank."""
+        """The operation on each rank that has rows (on rank 0 where there are none at all) and on those that compute with it; the answers
+        of the former by rank."""
         routes, told = Routes(self.spread(batch, pool.name)), pickled(arguments)
-        refs = {rank: self._ask(pool, rank, op, routes, split[rank], told, group) for rank in _used(split)}
-        return self._answers(pool, op, refs, terms)
+        refs = {rank: self._ask(pool, rank, op, routes, rows, told, group) for rank, rows in asked(split, lies).items()}
+        answers = self._answers(pool, op, refs, terms)
+        kept = {rank: answers.pop(rank) for rank in used(split)}
+        for rank, answer in answers.items():
+            self._note(pool.at(rank), answer.key)
+        return kept
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
         future = pool.future(op, list(refs.items()), terms.seconds, list)
@@ -358,11 +384,6 @@ class ClusterEngine(Engine):
                 size = sum(answers[rank].columns[name][1] for rank in ranks)
                 columns[name] = Sharded(kind, layout, lengths.get(kind.level.value), name, size)
         return Batch(axis, columns)
-
-
-def _used(split: Sequence[Tensor]) -> list[int]:
-    """The ranks that have rows, rank 0 where there are none at all."""
-    return [rank for rank, rows in enumerate(split) if len(rows)] or [0]
 
 
 def _lengths(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Tensor:

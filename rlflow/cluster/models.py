@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,37 +26,49 @@ class Frozen:
 
 @dataclass
 class RemoteTrainer:
-    """A role's trainer, one per rank of a pool; ranks hold the same weights, so rank 0 speaks for all."""
+    """A role's trainer, one per rank of a pool. Rank 0 speaks for all; where ranks hold a part of the weights each (``collective``), the
+    others take part in what it says."""
 
     role: str
     pool: Pool[Worker]
+    collective: bool = False
+
+    def begin(self, method: str, *args: Any, answers: int = 1) -> Any:
+        """Start a method of the workers' about this role; the reference of what rank 0 answers, or of each of its several."""
+        ranks = range(len(self.pool)) if self.collective else (0,)
+        return [self.pool.send(rank, method, self.role, *args, group="model", answers=answers) for rank in ranks][0]
+
+    def _asked(self, method: str, *args: Any) -> Any:
+        return self.pool.future(method, [(0, self.begin(method, *args))], MOVE_SECONDS, lambda answers: answers[0]).result()
 
     def state(self) -> dict[str, Tensor]:
         """Copies: nothing here changes when the workers go on."""
-        return unpack_tensors(self.pool.call_rank0(Worker.state, self.role, seconds=MOVE_SECONDS, group="model").result())
+        return unpack_tensors(self._asked("state"))
 
     def restore(self, state: dict[str, Tensor]) -> None:
         self.pool.call(Worker.restore, self.role, ray.put(pack_tensors(state)), seconds=MOVE_SECONDS, group="model").result()
 
     def save(self, folder: Path) -> None:
-        self.pool.call_rank0(Worker.save, self.role, str(folder.resolve()), seconds=MOVE_SECONDS, group="model").result()
+        self._asked("save", str(folder.resolve()))
 
 
 @dataclass
 class RemoteModel:
-    """A role: where its halves are, how many updates are behind its weights, and how many behind those that sample."""
+    """A role: where its halves are, how many updates are behind its weights, and how many behind those that sample. moved: of the last time
+    that weights went from one half to the other, on one pool: the most bytes that a rank received and had to, and the seconds."""
 
     role: str
     trainer: RemoteTrainer | None = None
     generator: Pool[Worker] | None = None
     version: int = 0
     sampled_version: int = 0
+    moved: dict[str, float] = field(default_factory=dict)
 
     def frozen(self) -> Frozen | None:
         """The weights as they are now; None where the generator's pool is the trainer's, which has just the newest."""
         if self.trainer is None or self.generator is None or self.generator is self.trainer.pool:
             return None
-        return Frozen(self.version, self.trainer.pool.send(0, "weights", self.role, group="model"))
+        return Frozen(self.version, self.trainer.begin("weights"))
 
     def use(self, frozen: Frozen, seconds: float) -> None:
         """Let the generator sample with these weights."""
@@ -65,12 +77,12 @@ class RemoteModel:
             self.sampled_version = frozen.version
 
     def synchronise(self, seconds: float = MOVE_SECONDS) -> None:
-        """Hand the trainer's weights to the generator's pool where they are newer. On one pool each rank does that by itself; after a
-        restart it is told which version it has."""
+        """Hand the trainer's weights to the generator where they are newer: on one pool each rank has both."""
         if self.generator is None or self.trainer is None or self.sampled_version == self.version:
             return
         if (frozen := self.frozen()) is not None:
             self.use(frozen, seconds)
-        elif self.sampled_version < 0:
-            self.generator.call(Worker.renumber, self.role, self.version, seconds=seconds, group="model").result()
+        else:
+            ranks = self.generator.call(Worker.synchronise, self.role, self.version, seconds=seconds, group="model").result()
+            self.moved = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
         self.sampled_version = self.version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +20,9 @@ from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.pulse import MARKS
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.shelf import Shelf
+from rlflow.cluster.shelf import Shelf, owned
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.weights import Moving, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
@@ -35,6 +36,7 @@ from rlflow.placement import judging
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
+from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_rows, group_of, mask_counts, token_counts
 
 GROUP_SECONDS = 1800.0  # how long a collective may wait for the slowest rank
@@ -48,6 +50,7 @@ class Worker:
         self.setup = setup
         self.program = setup.program()
         self.shelf = Shelf()
+        self.moving: dict[str, Moving] = {}
         if setup.ranks > 1:
             join(setup)
         self.rewards = Rewards(setup.given, setup.data)
@@ -80,11 +83,11 @@ class Worker:
 
     def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Keep a shard that comes from the driver."""
-        self.shelf.put(key, opened(payload), iteration)
+        self.shelf.put(key, owned(opened(payload)), iteration)
 
     def load(self, key: int, payload: Payload, iteration: int) -> Answer:
         """The same, for a driver that does not know what is in it."""
-        return self._keep(Call("load", key, NOTHING, iteration), opened(payload))
+        return self._keep(Call("load", key, NOTHING, iteration), owned(opened(payload)))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
@@ -102,7 +105,7 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: bytes, *transfers: Payload) -> bytes | Answer:
+    def run(self, frame: bytes | memoryview, *transfers: Payload) -> bytes | Answer:
         """Carry out one operation of the driver's."""
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
@@ -111,7 +114,7 @@ class Worker:
             batch = self.shelf.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
 
-    def run_chunks(self, frame: bytes, *transfers: Payload) -> Iterator[bytes | Answer]:
+    def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
@@ -143,6 +146,9 @@ class Worker:
     def forward(self, call: Call, batch: Batch) -> Answer:
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
         return self._keep(call, self.engine.forward(role, want, batch, Terms(ahead=ahead)))
+
+    def score(self, call: Call, batch: Batch) -> Answer:
+        return self._keep(call, self.engine.score(call.arguments["role"], batch))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
@@ -227,10 +233,16 @@ class Worker:
     # -- weights -----------------------------------------------------------------------------------------------------------------
 
     def weights(self, role: str) -> Payload:
-        """The trainer's weights by Hugging Face name."""
+        """The trainer's weights by Hugging Face name, from rank 0; from others, which only take part, nothing."""
+        return pack_tensors(dict(self._from_rank0(self._trainer(role).weights())))
+
+    def _from_rank0(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return (pair for pair in tensors if self.setup.rank == 0)
+
+    def _trainer(self, role: str) -> Trainer:
         trainer = self.engine.models[role].trainer
         assert trainer is not None
-        return pack_tensors(dict(trainer.weights()))
+        return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> None:
         generator = self.engine.models[role].generator
@@ -238,9 +250,7 @@ class Worker:
         generator.receive(iter(unpack_tensors(weights).items()), version)
 
     def state(self, role: str) -> Payload:
-        trainer = self.engine.models[role].trainer
-        assert trainer is not None
-        return pack_tensors(trainer.state())
+        return pack_tensors(dict(self._from_rank0(self._trainer(role).state().items())))
 
     def commit(self, role: str) -> tuple[Payload, int]:
         """The state, for an object outside of this process, and its bytes."""
@@ -248,19 +258,25 @@ class Worker:
         return payload, payload.nbytes
 
     def restore(self, role: str, state: Payload) -> None:
-        trainer = self.engine.models[role].trainer
-        assert trainer is not None
-        trainer.restore(unpack_tensors(state))
+        self._trainer(role).restore(unpack_tensors(state))
 
-    def renumber(self, role: str, version: int) -> None:
-        """The model has this many updates behind it; a generator beside it takes its weights before it samples."""
-        model = self.engine.models[role]
+    def synchronise(self, role: str, version: int) -> dict[str, float]:
+        """The model has this many updates behind it; the generator beside the trainer takes its weights. What came and how long it took."""
+        model, options = self.engine.models[role], self.setup.given.options
         model.version, model.sampled_version = version, -1
+        if role not in self.moving and movable(model, options.weights):
+            run = f"{Path(self.setup.meeting).name}-{role}"
+            self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
+        if role in self.moving:
+            moved = self.moving[role](version)
+            model.sampled_version = version
+            return moved
+        start = time.monotonic()
+        model.synchronise()
+        return {"seconds": time.monotonic() - start}
 
     def save(self, role: str, folder: str) -> None:
-        trainer = self.engine.models[role].trainer
-        assert trainer is not None
-        trainer.save(Path(folder))
+        self._trainer(role).save(Path(folder))
 
     def reasons(self) -> dict[str, str]:
         return self.rewards.reasons()
@@ -287,7 +303,7 @@ def _no_data(count: int) -> Batch:
 
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
-    "generate": Worker.generate, "forward": Worker.forward, "reward": Worker.reward, "stage": Worker.stage, "facts": Worker.facts,
-    "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
+    "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
+    "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

@@ -151,6 +151,13 @@ class Engine:
         forward = getattr(trainer, "forward_ahead", trainer.forward) if terms.ahead else trainer.forward
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
+    def score(self, role: str, batch: Batch, terms: Terms = HERE) -> Batch:
+        """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
+        model = self.models[role]
+        model.synchronise()
+        rows = model.generator.logprobs(batch)  # type: ignore[union-attr]
+        return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
+
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         """``scores``, and how many are missing."""
         scores, metrics = self.scorers[role](batch)
@@ -204,6 +211,10 @@ class Engine:
     def fetch(self, batch: Batch) -> Batch:
         """The batch here, where it can be looked into."""
         return batch
+
+    def moved(self) -> Metrics:
+        """What there is to say of weights that went from trainers to generators since this was last asked."""
+        return {}
 
     def ran(self) -> list[RankSpan]:
         """When ranks of pools carried out what, since this was last asked; in one process there are none."""

@@ -2,7 +2,8 @@
 
     policy/kl_reference      mean over tokens of the k3 estimate of KL(policy, reference), nats (Schulman, "Approximating KL divergence")
     policy/kl_sampler        the same between trainer and sampler: 0 but for rounding where both hold the same weights
-    policy/mismatch_max      largest |logprobs - sampled_logprobs| of a token
+    policy/mismatch_max, policy/mismatch_mean  largest and mean |logprobs - sampled_logprobs| of a token
+    policy/mismatch_factor   mean of exp(|logprobs - sampled_logprobs|), the factor by which trainer and sampler differ on a token
     policy/entropy           mean entropy, nats; without an `entropy` column the mean of -logprobs, which estimates it
     critic/explained_variance  1 - Var(returns - values) / Var(returns)
     reward/missing_rate      share of rows without a score
@@ -49,6 +50,8 @@ def _policy(flat: Mapping[str, Tensor]) -> dict[str, float]:
             found["policy/kl_sampler"] = _mean(kl(flat["logprobs"], flat["sampled_logprobs"], "k3"))
             apart = (flat["logprobs"] - flat["sampled_logprobs"]).abs()
             found["policy/mismatch_max"] = float(apart.max()) if len(apart) else 0.0
+            found["policy/mismatch_mean"] = _mean(apart)
+            found["policy/mismatch_factor"] = _mean(apart.exp()) if len(apart) else 1.0
     return found
 
 

@@ -23,6 +23,8 @@ class Options:
     keep: Annotated[int, Ge(1)] = 2  # checkpoints that are kept
     reward_timeout: Annotated[float, Gt(0)] = 60.0  # seconds that a reward function may take for a row
     max_missing: Annotated[float, Ge(0), Le(1)] = 0.5  # share of an iteration's rewards that may be missing
+    max_mismatch: Annotated[float, Gt(1)] = 1.05  # factor by which trainer and sampler may differ on a token before the run warns
+    canary: Annotated[int, Ge(0)] = 1  # iterations between scoring fixed tokens in a trainer and a generator of two backends; 0: never
     max_bad: Annotated[int, Ge(0)] = 3  # iterations in a row without a finite step that stop the run; 0 never stops it
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow; several: repeat the flag
     seed: int = 0  # every draw is derived from it
@@ -36,6 +38,8 @@ class Options:
     insecure: bool = False  # use a Ray that asks for no token
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
     commit_every: Annotated[int, Ge(0)] = 1  # iterations between copies that a run on pools recovers from; 0: a worker's death ends it
+    weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they go from trainer to generator on the ranks of a pool
+    verify_every: Annotated[int, Ge(0)] = 16  # such transfers between comparisons of digests on all ranks; 0: never
     staleness: int = 0  # iterations that rollouts may lag behind the newest weights
     stream: Annotated[int, Ge(1)] = 1  # chunks in which rows are scored while others are still sampled; 1: when all are sampled
     threads: Annotated[int, Ge(0)] = 0  # torch threads; 0: one per core

@@ -20,8 +20,9 @@ from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.given.options import Options
 from rlflow.plan import Plan
-from rlflow.runs.bad_days import Guard, too_few
+from rlflow.runs.bad_days import Guard, mismatched, too_few
 from rlflow.runs.bounds import Totals
+from rlflow.runs.canary import Canary, strange
 from rlflow.runs.directory import Records
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
 from rlflow.runs.recovery import Recovery, Workers
@@ -44,6 +45,7 @@ class Prepared:
     close: Callable[[], None]
     ahead: Ahead | None = None
     workers: Workers | None = None
+    canary: Canary | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class Loop:
                 prepared.ahead.done(iteration)
 
     def iterate(self, iteration: int) -> None:
+        canaries = self.compute(partial(self.prepared.canary, iteration)) if self.prepared.canary else {}
         start = time.monotonic()
         try:
             outcome = self.outcome(iteration)
@@ -192,13 +195,15 @@ class Loop:
         seconds = time.monotonic() - start
         self.prepared.engine.state |= outcome.state
         self.totals.add(outcome.spans, start, seconds)
-        self.last = outcome.metrics | outcome.summary.health | speed(outcome) | outcome.state | {"seconds": seconds}
+        moved = self.prepared.engine.moved()
+        self.last = outcome.metrics | outcome.summary.health | canaries | moved | speed(outcome) | outcome.state | {"seconds": seconds}
         samples = outcome.summary.rows
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome))
-        for what in too_few(self.prepared.plan, self.last):
+        odd = strange(canaries, self.options.max_mismatch)
+        for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd):
             self.reporter.note(f"iteration {iteration + 1}: {what}")
         self.guard.check(iteration, self.last, outcome.summary)
 

@@ -110,7 +110,8 @@ def engine_of(
     models = {
         use.name: RemoteModel(
             use.name,
-            RemoteTrainer(use.name, pools[placement.trainers[use.name]]) if use.name in placement.trainers else None,
+            RemoteTrainer(use.name, pools[placement.trainers[use.name]], placement.lies(use.name, "trainer").collective)
+            if use.name in placement.trainers else None,
             pools.get(placement.generators.get(use.name, "")),
         )
         for use in model_uses(graph)

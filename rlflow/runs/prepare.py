@@ -33,8 +33,10 @@ from rlflow.graph.wire import identity
 from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan, plan
 from rlflow.rewards.process import in_worker
+from rlflow.runs.canary import canary
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
+from rlflow.runs.parallel import lying
 from rlflow.runs.recovery import Workers
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
@@ -90,10 +92,11 @@ def check_fits(program: Program, given: Given) -> None:
 def placed(graph: Graph, given: Given, evaluated: str | None = None) -> Placement | None:
     """Where the halves of the roles go, None for one process. The role that is evaluated samples, even where its flow never does."""
     if not given.options.pools:
-        return None
+        return lying(None, graph, model_uses(graph), given)
     needs = {use.name: halves(graph, use) for use in model_uses(graph)}
     needs = {name: Halves(half.trainer, half.generator or name == evaluated) for name, half in needs.items()}
-    return place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})
+    placement = place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})
+    return lying(placement, graph, model_uses(graph), given)
 
 
 def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:
@@ -125,7 +128,7 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
                     evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
-                    made.reasons, close, made.ahead, made.workers)
+                    made.reasons, close, made.ahead, made.workers, canary(uses, made.engine, training, given))
 
 
 def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards) -> Made:

@@ -26,8 +26,8 @@ from rlflow.runs.session import carried_on
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
-MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_bad",
-              "heartbeat", "commit_every", "insecure")
+MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_mismatch", "canary",
+              "max_bad", "heartbeat", "commit_every", "insecure")
 
 
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlflow.author.loss import Loss
+from rlflow.author.loss import Loss, Quantity
 from rlflow.batch import Batch
-from rlflow.training import peers
 from rlflow.training.metrics import Meter, added, reported
 from rlflow.training.minibatches import microbatches, minibatches, units_of
 from rlflow.training.objective import New, Totals, check_mean, row_weights, weighted_sum
+from rlflow.training.peers import Peers
 from rlflow.training.protocols import Mean
 from rlflow.training.rows import group_of, learnable, mask_counts, token_counts
 
@@ -32,6 +32,7 @@ class Engine(Protocol):
     """What a trainer does with one model so that ``learn`` can train it."""
 
     device: torch.device
+    peers: Peers
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
         """The quantities of ``want`` for padded rows, differentiable, token columns padded as ``rows["tokens"]``."""
@@ -39,9 +40,11 @@ class Engine(Protocol):
     def backward(self, objective: Tensor) -> None:
         """Add the gradient of a 0-d objective to that of the step under way."""
 
+    def idle(self, want: tuple[Quantity, ...]) -> None:
+        """Where ranks compute in lockstep, take part in a micro-batch of others: a forward and a backward that add nothing."""
+
     def step(self) -> Step:
         """Add up the gradients of all ranks, clip, change the weights, clear the gradient."""
-
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,15 @@ def learn_shares(
     meter, taken = Meter(), _Steps()
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
-        for micro in microbatches(share.units, lengths, tokens=passes.micro_tokens):
+        micros = list(microbatches(share.units, lengths, tokens=passes.micro_tokens))
+        idle = engine.peers.idle(len(micros), engine.device)  # asked before any, since ranks in lockstep wait for each other in each
+        for micro in micros:
             rows = torch.cat(micro)
             weights = row_weights(counts[rows], passes.mean, share.totals)
             objective += _backward(engine, batch.rows(rows), loss, settings, weights, passes.mean, meter)
-        taken.add(engine.step(), peers.total(objective), share.totals.rows)
+        for _ in range(idle):
+            engine.idle(loss.new)
+        taken.add(engine.step(), engine.peers.total(objective), share.totals.rows)
     return Learned(meter.taken(), taken.result())
 
 

@@ -47,7 +47,11 @@ class Sampling:
 
 
 class Trainer(Protocol):
-    """Holds one model's weights and learns; one instance per rank."""
+    """Holds one model's weights and learns; one instance per rank.
+
+    One whose ranks hold a part of the weights each says so by ``collective = True`` on its class: every rank of its pool then takes part
+    in each call, also one that has no rows for it, in the same order on all. Where its settings have ``tensor_parallel``, that many
+    adjacent ranks get the same rows and give the same results."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
@@ -89,9 +93,12 @@ class Trainer(Protocol):
 
     def wake(self) -> None: ...
 
+    # A trainer may also have ``pieces()``: of each tensor of ``weights`` the boxes that this rank holds, in live memory, nothing gathered
+    # (``rlflow.reshard.shards.Pieces`` by Hugging Face name), or None where what is trained is no such tensor (adapters).
+
 
 class Generator(Protocol):
-    """Samples from a model that someone else trains."""
+    """Samples from a model that someone else trains. ``collective`` and ``tensor_parallel`` say of it what they say of a trainer."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 
@@ -101,7 +108,9 @@ class Generator(Protocol):
 
         A generator may also have ``generate_chunks(prompts, sampling, seeds, chunks)``: the same rows, bit for bit, in an iterator over
         ``chunks`` batches, each as soon as its last row has ended. Their axes are taken from one, ``prompts.axis.repeat(samples)``.
-        Which rows a chunk has depends on what is sampled, never on timing; ``rlflow.training.chunks`` says how."""
+        Which rows a chunk has depends on what is sampled, never on timing; ``rlflow.training.chunks`` says how.
+
+        One that also has ``logprobs(batch)`` scores given tokens with the weights that it samples with, as ``Trainer.forward`` does."""
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; ``version`` is the number of updates behind them."""
@@ -109,6 +118,10 @@ class Generator(Protocol):
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
+
+    # A generator may also have ``destinations(tensors)``: where in its memory each of these tensors belongs
+    # (``rlflow.reshard.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written and nothing is
+    # sampled, and ``load(weights)``, its own loader.
 
 
 Metrics = Mapping[str, float]

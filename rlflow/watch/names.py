@@ -31,6 +31,8 @@ TABLE = {
     "policy/kl_reference": "objective/kl",
     "policy/kl_sampler": "rollout_corr/kl",
     "policy/mismatch_max": "training/rollout_logprobs_diff_max",
+    "policy/mismatch_mean": "training/rollout_logprobs_diff_mean",
+    "policy/mismatch_factor": "train/token_mult_prob_error",
     "policy/entropy": "actor/entropy",
     "critic/explained_variance": "critic/vf_explained_var",
 }

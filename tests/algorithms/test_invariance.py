@@ -25,6 +25,7 @@ from rlflow.columns import Level
 from rlflow.execution.apply import split_metrics
 from rlflow.training.learning import Passes, Step, learn
 from rlflow.training.objective import New
+from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
 
 NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[!_]*.py"))
@@ -251,6 +252,7 @@ class Learner:
     """Six parameters behind every quantity, each a function of its row's tokens alone; keeps the gradient of its one step."""
 
     device = torch.device("cpu")
+    peers = Peers()
 
     def __init__(self):
         self.parameters = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).requires_grad_()

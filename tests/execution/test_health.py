@@ -31,6 +31,8 @@ def test_a_mismatch_is_the_largest_of_a_token_under_the_mask():
     found = health(records(mask=MASK, logprobs=tokens([-1.0, -2.0], [-0.5], [-1.0, 0.0], [-3.0]),
                            sampled_logprobs=tokens([-1.0, -2.5], [-0.5], [-1.0, 99.0], [-3.0])))
     assert found["policy/mismatch_max"] == pytest.approx(0.5)
+    assert found["policy/mismatch_mean"] == pytest.approx(0.5 / 5)
+    assert found["policy/mismatch_factor"] == pytest.approx((math.exp(0.5) + 4) / 5)
     assert found["policy/kl_sampler"] == pytest.approx((math.exp(-0.5) - 1 + 0.5) / 5)
 
 

@@ -7,12 +7,14 @@ from rlflow import loss
 from rlflow.batch import Batch
 from rlflow.training.learning import Passes, Step, learn
 from rlflow.training.objective import New
+from rlflow.training.peers import Peers
 
 
 class Engine:
     """Records what it computes; every step that is not told to break is taken."""
 
     device = torch.device("cpu")
+    peers = Peers()
 
     def __init__(self, breaks=()):
         self.weight = torch.zeros((), dtype=torch.float64, requires_grad=True)

@@ -1,0 +1,81 @@
+"""Canaries: fixed tokens that trainer and generator both score after each sync. Their weights are the same then and nothing is drawn, so
+that what differs are kernels and dtypes, or a weight that did not arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from rlflow.batch import Batch
+from rlflow.data.dataset import Dataset
+from rlflow.execution.engine import Engine
+from rlflow.given.backends import backend
+from rlflow.given.flags import Given
+from rlflow.graph.model import RoleUse
+
+ROWS = 4
+LONGEST = 64  # tokens of a canary
+
+
+@dataclass(frozen=True)
+class Canary:
+    """``roles`` are scored on ``rows`` every ``every`` iterations."""
+
+    engine: Engine
+    roles: tuple[str, ...]
+    rows: Batch
+    every: int
+
+    def __call__(self, iteration: int) -> dict[str, float]:
+        """Of each role the largest and the mean difference of a token's log-prob, and the mean factor between its probabilities."""
+        if self.every == 0 or iteration % self.every:
+            return {}
+        found: dict[str, float] = {}
+        for role in self.roles:
+            sampler, trainer = self.engine.score(role, self.rows), self.engine.forward(role, ("logprobs",), self.rows)
+            one, other = (self.engine.fetch(batch.select("logprobs")).data["logprobs"].value.double() for batch in (sampler, trainer))
+            apart = (one - other).abs()
+            found |= {f"canary/{role}_max": float(apart.max()), f"canary/{role}_mean": float(apart.mean()),
+                      f"canary/{role}_factor": float(apart.exp().mean())}
+        self.engine.finished()
+        return found
+
+
+def canary(uses: list[RoleUse], engine: Engine, data: Dataset, given: Given) -> Canary | None:
+    """Of the roles whose trainer and generator are of different backends; None where there are none, where their weights are not meant
+    to be the same, or where no prompt has two tokens."""
+    roles = tuple(use.name for use in uses if use.trained and use.generates and _of_two(use, given))
+    if not roles or given.options.staleness or not given.options.canary:
+        return None
+    rows = canary_rows(data.batch(range(min(ROWS, len(data)))))
+    return Canary(engine, roles, rows, given.options.canary) if len(rows) else None
+
+
+def _of_two(use: RoleUse, given: Given) -> bool:
+    chosen = given.role(use.name)
+    trainer, generator = (str(chosen.get(half) or given.options.backend) for half in ("trainer", "generator"))
+    return trainer != generator and hasattr(backend(generator).Generator, "logprobs")
+
+
+def canary_rows(prompts: Batch) -> Batch:
+    """Each prompt cut in two: tokens that are read, and tokens that are scored."""
+    tokens = [row[:LONGEST] for row in _token_rows(prompts) if len(row) > 1]
+    return Batch.of(prompt_tokens=[row[: len(row) // 2] for row in tokens], tokens=[row[len(row) // 2 :] for row in tokens])
+
+
+def _token_rows(prompts: Batch) -> Iterator[list[int]]:
+    column = prompts.data["prompt_tokens"]
+    assert column.lengths is not None
+    yield from (row.tolist() for row in torch.split(column.value, column.lengths.tolist()))
+
+
+def strange(metrics: Mapping[str, float], most: float) -> Iterator[str]:
+    """What there is to say of canaries that differ by more than a factor of ``most``."""
+    for name, factor in metrics.items():
+        if name.startswith("canary/") and name.endswith("_factor") and factor > most:
+            role = name.removeprefix("canary/").removesuffix("_factor")
+            yield (f"the sampler of role '{role}' scores fixed tokens otherwise than its trainer, by a factor of {factor:.3g} in the mean "
+                   f"(--max-mismatch {most:g}), log-probs by {metrics[f'canary/{role}_max']:.3g} at most: their dtypes or kernels "
+                   "differ, or a weight did not arrive")

@@ -1,0 +1,64 @@
+"""Fixed tokens that trainer and generator both score."""
+
+import json
+import sys
+import types
+
+import pytest
+
+import rlflow
+from rlflow.backends import local
+from rlflow.batch import Batch
+from rlflow.runs.canary import canary_rows, strange
+
+
+class Deaf(local.Generator):
+    """Hears of new weights and keeps one matrix as it was."""
+
+    def receive(self, weights, version):
+        own = dict(self.network.tensors())
+        kept = "model.layers.0.self_attn.q_proj.weight"
+        super().receive(((name, own[kept].clone() if name == kept else tensor) for name, tensor in weights), version)
+
+
+class Other(local.Generator):
+    """The local generator under another name."""
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    for kind in (Deaf, Other):
+        module = types.ModuleType(f"canary_backends.{kind.__name__.lower()}")
+        module.Generator, module.Trainer = kind, local.Trainer
+        monkeypatch.setitem(sys.modules, "canary_backends", types.ModuleType("canary_backends"))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def metrics(tmp_path, generator, **more):
+    result = rlflow.run("grpo", out=str(tmp_path), prompts=2, iterations=3, held_out=0, threads=1,
+                        **{"hp.samples": 2, "hp.max_tokens": 4, "actor.generator": f"canary_backends.{generator}", "lr": 0.01, **more})
+    return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_weight_that_does_not_arrive_is_seen(tmp_path, backends):
+    good, bad = metrics(tmp_path, "other"), metrics(tmp_path, "deaf")
+    assert all(line["canary/actor_max"] < 1e-5 for line in good)
+    assert bad[0]["canary/actor_max"] < 1e-5  # nothing has been learned yet
+    assert all(line["canary/actor_max"] > 1e-3 for line in bad[1:])
+
+
+def test_one_backend_needs_no_canary_and_it_can_be_turned_off(tmp_path, backends):
+    assert not any("canary" in name for line in metrics(tmp_path, "other", canary=0) for name in line)
+
+
+def test_canaries_are_the_two_halves_of_prompts():
+    rows = canary_rows(Batch.of(prompt_tokens=[[1, 2, 3], [4], [5, 6]]))
+    assert rows["prompt_tokens"].tolist() == [[1], [5]]
+    assert rows["tokens"].tolist() == [[2, 3], [6, 0]]
+    assert rows.data["tokens"].lengths.tolist() == [2, 1]
+
+
+def test_what_differs_too_much_is_told_of():
+    (said,) = strange({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}, 1.05)
+    assert "role 'actor'" in said
+    assert not list(strange({"canary/actor_factor": 1.01, "canary/actor_max": 0.1}, 1.05))
