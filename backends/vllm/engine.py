@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlflow.backends.vllm.parallel import Seat
 from rlflow.backends.vllm.settings import GeneratorSettings
-from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, prepared
+from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, leave_memory, prepared
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import ModelSpec, Sampling
 
@@ -56,6 +56,7 @@ class Engine:
             keep_groups()
             know(architectures)
             if spec.device == "cpu":
+                leave_memory()
                 keep_weights_live()
                 self.seat.name_segments()
             self.llm = self._started(spec, settings)
