@@ -126,8 +126,9 @@ class Engine:
 
     def _rows(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops) -> Iterator[tuple[int, Row]]:
         with self._calls:
-            under_way = self._added(prompts, parameters)
+            under_way: dict[str, tuple[int, Row]] = {}
             try:
+                self._add(under_way, prompts, parameters)
                 while under_way:
                     for name in self._step(under_way, stops):
                         yield under_way.pop(name)
@@ -135,15 +136,13 @@ class Engine:
                 with contextlib.suppress(Exception):  # of an engine that died, the first error says more
                     self.llm.abort_request(list(under_way))
 
-    def _added(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any]) -> dict[str, tuple[int, Row]]:
+    def _add(self, under_way: dict[str, tuple[int, Row]], prompts: Sequence[Sequence[int]], parameters: Sequence[Any]) -> None:
         """Requests, by the engine's names for them. A prompt that was cached with other weights has another salt."""
-        added = {}
         for number, (prompt, own) in enumerate(zip(prompts, parameters, strict=True)):
             name = str(next(self._names))
             with self.alone():
                 self.llm.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": str(self.version)}, own)
-            added[name] = number, Row()
-        return added
+            under_way[name] = number, Row()
 
     def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
         return self.vllm.SamplingParams(
