@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlflow.backends.fsdp.folder import Files, load_empty
 from rlflow.backends.fsdp.ranks import Ranks, box, own, whole
+from rlflow.backends.fsdp.tensor_parallel import parallelize
 from rlflow.backends.local import lora
 from rlflow.backends.local.network import Network, computes_low, parts
 from rlflow.backends.local.settings import TrainerSettings
@@ -34,11 +35,13 @@ class Root(nn.Module):
 
 
 class ShardedNetwork(Network):
-    """What computes with the weights does so within ``root``; what reads or writes them does so on all ranks, tensor by tensor."""
+    """What computes with the weights does so within ``root``; what reads or writes them does so on all ranks, tensor by tensor. added:
+    names of parameters whose gradients are to be added up over the tensor-parallel ranks."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None, ranks: Ranks) -> None:
         super().__init__(module, kind, head)
         self.root, self.ranks = Root(module, head), ranks
+        self.added: list[str] = []
 
     def whole(self, tensor: Tensor) -> Tensor:
         return whole(tensor.detach())
@@ -105,6 +108,8 @@ def load_sharded(spec: ModelSpec, settings: TrainerSettings, ranks: Ranks) -> Sh
     """The local trainer's ``load_network`` for weights in parts: no rank ever has them all, unless ``load_empty`` has to."""
     module, head = parts(spec, settings, load_empty)
     network = ShardedNetwork(module, spec.head, head, ranks)
+    if ranks.tensor is not None:
+        network.added = parallelize(module, ranks.tensor)
     network.shard(computes_low(spec))
     network.fill(spec)
     network.root(network.find_transform)

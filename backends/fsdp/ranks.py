@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rlflow.errors import PlanError
@@ -31,13 +31,10 @@ class Ranks:
         ranks = dist.get_world_size()
         if ranks % tensor_parallel:
             raise PlanError.of("tensor-parallel", "tensor_parallel must divide the ranks of the pool",
-                               found=f"{tensor_parallel} of {ranks} ranks", expected="a divisor of the ranks", remedy=f"--tensor-parallel {_divisor(ranks, tensor_parallel)}")
+                               found=f"{tensor_parallel} of {ranks} ranks", expected="a divisor of the ranks",
+                               remedy="--tensor-parallel 1")
         mesh = _mesh(dist.group.WORLD, torch.device(device).type, ranks // tensor_parallel, tensor_parallel)
         return Ranks(mesh["data"], mesh["tensor"] if tensor_parallel > 1 else None, dist.get_rank() == 0)
-
-
-def _divisor(ranks: int, most: int) -> int:
-    return next(n for n in range(min(most, ranks), 0, -1) if ranks % n == 0)
 
 
 @functools.lru_cache(maxsize=4)
@@ -48,7 +45,11 @@ def _mesh(group: Any, device: str, data: int, tensor: int) -> DeviceMesh:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor of which each rank has a part. Every rank takes part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    for at in range(tensor.device_mesh.ndim):  # the inner cut is undone first; in one call, torch warns of two steps
+        tensor = tensor.redistribute(placements=[Replicate()] * (at + 1) + list(tensor.placements[at + 1 :]))
+    return tensor.to_local()
 
 
 def own(tensor: Tensor) -> Tensor:

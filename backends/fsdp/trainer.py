@@ -33,6 +33,10 @@ class Trainer(local.Trainer):
         if self.ranks is not None:
             self.peers = Peers(self.ranks.data.get_group(), lockstep=True)
 
+    @staticmethod
+    def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        return ("weights", "adapters", "gradient", "optimizer") if settings.shard == "full" else ()
+
     def _network(self) -> Network:
         return load_sharded(self.spec, self.settings, self.ranks) if self.ranks is not None else super()._network()
 
@@ -75,12 +79,17 @@ class Trainer(local.Trainer):
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
         if self.ranks is None:
             return super()._compute(rows, want)
-        return self.network.root(super()._compute, rows, want)
+        return self.network.root(self._computed, rows, want)
+
+    def _computed(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
+        """Copies, since FSDP2 hangs its hooks on them, and a view may lose them."""
+        return {name: x.clone() for name, x in super()._compute(rows, want).items()}
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
         """Backward passes have added up the gradients. Each part's square counts once, however many ranks have it."""
         if self.ranks is None:
             return super()._clip(learning)
+        self._add_heads()
         square = torch.zeros((), dtype=torch.float64, device=self.device)
         gradients = [own(p.grad) for p in learning if p.grad is not None]
         for parameter in learning:
@@ -92,6 +101,14 @@ class Trainer(local.Trainer):
         return norm
 
 
+    def _add_heads(self) -> None:
+        """Add up what tensor-parallel ranks know each of their own heads only."""
+        named = dict(self.network.module.named_parameters())
+        for parameter in (named[name] for name in self.network.added):
+            if parameter.grad is not None:
+                dist.all_reduce(own(parameter.grad), group=self.ranks.tensor.get_group())
+
+
 def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
     """None where every rank has the whole model."""
     alone = not dist.is_initialized()
@@ -99,4 +116,7 @@ def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
         found = "one process without a torch group" if alone else "--shard none"
         raise PlanError.of("tensor-parallel", "tensor_parallel needs a pool of ranks that share a model", found=found,
                            expected="--pools all=N with as many ranks, and --shard full", remedy="--tensor-parallel 1")
+    if settings.tensor_parallel > 1 and settings.lora:
+        raise PlanError.of("tensor-parallel", "adapters are not split by tensor parallelism", found=f"--lora {settings.lora}",
+                           expected="adapters or tensor parallelism", remedy="--tensor-parallel 1, or --lora 0")
     return None if alone or settings.shard == "none" else Ranks.of(spec.device, settings.tensor_parallel)

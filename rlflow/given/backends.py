@@ -50,16 +50,19 @@ def halves(graph: Graph, use: RoleUse) -> Halves:
 
 
 def settings(module: Any, half: str, role: str, given: Mapping[str, Any]) -> Any:
-    """The half's settings from what is given for the role; names of the other half are left to it."""
-    kind = getattr(module, half).Settings
+    """The half's settings from what is given for the role, ``trainer.NAME`` and ``generator.NAME`` before ``NAME``; names of the other half
+    are left to it."""
+    kind, own = getattr(module, half).Settings, half.lower() + "."
+    alone = {name.removeprefix(own): value for name, value in given.items() if name.startswith(own)}
     known = {field.name for field in fields(kind)}
-    return override(kind(), {name: value for name, value in given.items() if name in known}, f"{role}.")
+    return override(kind(), {name: value for name, value in {**given, **alone}.items() if name in known}, f"{role}.")
 
 
 def known_names(modules: tuple[Any, ...]) -> set[str]:
-    """The settings that the halves of a role have."""
-    kinds = [getattr(module, half).Settings for module in modules for half in HALVES if hasattr(module, half)]
-    return {field.name for kind in kinds for field in fields(kind)}
+    """The settings that the halves of a role have, each also with its half before it."""
+    own = {half: {field.name for field in fields(getattr(module, half).Settings)}
+           for half, module in zip(HALVES, modules, strict=True) if hasattr(module, half)}  # fmt: skip
+    return {name for half, names in own.items() for each in names for name in (each, f"{half.lower()}.{each}")}
 
 
 def check_settings(uses: list[RoleUse], given: Given) -> None:
