@@ -27,7 +27,7 @@ Transform = Callable[[Tensor], Tensor]
 class Network:
     """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
     scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the layers with a LoRA adapter, by name. takes: the
-    arguments that the backbone knows."""
+    arguments that the backbone knows. vocabulary: how many logits there are."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
@@ -36,6 +36,7 @@ class Network:
         self.backbone = module.base_model
         self.takes = set(inspect.signature(self.backbone.forward).parameters)
         self.transform = _logit_transform(self) if kind == "logprobs" else None
+        self.vocabulary = module.get_output_embeddings().weight.shape[0] if kind == "logprobs" else 0
 
     @property
     def device(self) -> torch.device:
@@ -109,12 +110,14 @@ class Network:
         if self.head is not None:
             self.head.to(device)
 
-    def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, and the value head beside it."""
+    def save(self, folder: Path, weights: dict[str, Tensor] | None = None, head: dict[str, Tensor] | None = None) -> None:
+        """Write a Hugging Face folder, and the value head beside it; ``weights`` and ``head`` where this process has not all of them."""
+        if weights is None and self.adapted:
+            weights = dict(self.tensors())
         with _quiet():
-            self.module.save_pretrained(folder, state_dict=dict(self.tensors()) if self.adapted else None)
+            self.module.save_pretrained(folder, state_dict=weights)
         if self.kind == "values":
-            save_file({name: p.detach().cpu().contiguous() for name, p in self.head.state_dict().items()}, folder / VALUE_HEAD)
+            save_file({name: p.detach().cpu().contiguous() for name, p in (head or self.head.state_dict()).items()}, folder / VALUE_HEAD)
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:

@@ -99,11 +99,12 @@ def learn_shares(
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(microbatches(share.units, lengths, tokens=passes.micro_tokens))
+        idle = engine.peers.idle(len(micros), engine.device)  # asked before any, since ranks in lockstep wait for each other in each
         for micro in micros:
             rows = torch.cat(micro)
             weights = row_weights(counts[rows], passes.mean, share.totals)
             objective += _backward(engine, batch.rows(rows), loss, settings, weights, passes.mean, meter)
-        for _ in range(engine.peers.idle(len(micros), engine.device)):
+        for _ in range(idle):
             engine.idle(loss.new)
         taken.add(engine.step(), engine.peers.total(objective), share.totals.rows)
     return Learned(meter.taken(), taken.result())
