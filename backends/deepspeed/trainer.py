@@ -1,0 +1,254 @@
+"""The DeepSpeed Trainer: the local one whose weights, gradients and optimizer state are shared out by ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlflow.author.loss import Quantity
+from rlflow.backends import local
+from rlflow.backends.deepspeed import residency
+from rlflow.backends.deepspeed.partitions import (
+    MOMENTS,
+    Parts,
+    flats,
+    link_moments,
+    moment,
+    part,
+    put,
+    put_learning,
+    put_moment,
+    shape,
+    whole,
+)
+from rlflow.backends.deepspeed.start import engine, gathered, start
+from rlflow.backends.local import lora
+from rlflow.backends.local.network import load_network
+from rlflow.backends.local.settings import TrainerSettings as LocalSettings
+from rlflow.backends.local.tokenizer import copy_tokenizer
+from rlflow.backends.local.trainer import stored
+from rlflow.batch import Batch
+from rlflow.errors import listed
+from rlflow.training.learning import Step
+from rlflow.training.peers import Peers
+from rlflow.training.protocols import ModelSpec
+
+HEAD = "value_head."
+
+
+@dataclass(frozen=True)
+class TrainerSettings(LocalSettings):
+    """Those of the local trainer, and how much the ranks share out."""
+
+    zero: Literal[1, 2, 3] = 3  # a rank holds a part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory, sends more
+
+
+class Computation(nn.Module):
+    """What the local trainer computes, as one module: DeepSpeed brings weights together around its parts."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.module = trainer.network.module
+        if trainer.spec.head == "values":
+            self.head = trainer.network.head
+        self.compute = trainer.compute_whole
+
+    def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:  # by name: DeepSpeed searches the rest for tensors
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # it would keep all weights in bfloat16 until the last layer
+        try:
+            return self.compute(rows, want)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+
+
+class Trainer(local.Trainer):
+    """One rank of those that hold a model together. Each reads the whole folder into host memory first. All ranks make the same calls
+    in the same order, since most of them bring weights together."""
+
+    Settings = TrainerSettings
+    collective = True
+    settings: TrainerSettings
+
+    def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
+        package = start(spec.device)
+        super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
+        self.spec, self.peers = spec, Peers(lockstep=True)
+        self.learning = self.network.parameters() if spec.trained else {}
+        self.engine: Any = None  # a frozen model that is not cut needs none
+        if spec.trained or self.settings.zero == 3:
+            self.engine = engine(package, Computation(self).eval(), self.optimizer, self.settings.zero, self.settings)
+        residency.move_rest(self.network, torch.device(spec.device))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.spec.device)
+
+    # -- computing ---------------------------------------------------------------------------------------------------------------
+
+    def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
+        """``forward``: a rank that went on from a kept pass would compute less often than the others."""
+        return self.forward(batch, want)
+
+    def backward(self, objective: Tensor) -> None:
+        self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)  # it takes the mean over ranks; a step wants the sum
+
+    def step(self) -> Step:
+        """Clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
+        lr = self.schedule.rate(self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.engine.step()
+        if self.settings.zero == 3:
+            self.engine.optimizer.grad_partitions_flat_buffer.zero_()  # a layer that no token reaches would find an older gradient
+        taken = bool(self.engine.was_step_applied())
+        self.steps += taken
+        return Step(taken, float(self.engine.get_global_grad_norm()), lr)
+
+    def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
+        """Flat token quantities [entries] and scores [rows], where weights are brought together as layers need them."""
+        return super()._compute(rows, want)
+
+    def _compute(self, rows: Batch, want: tuple[Quantity, ...]) -> dict[str, Tensor]:
+        return self.engine(rows=rows, want=want) if self.engine is not None else self.compute_whole(rows, want)
+
+    # -- weights -----------------------------------------------------------------------------------------------------------------
+
+    def _own(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, parameter or buffer) of the model, tied ones once, without adapters."""
+        seen = set()
+        for name, tensor in self.network.module.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen and not lora.is_adapter(name):
+                seen.add(id(tensor))
+                yield lora.plain(name), tensor
+
+    def _layer(self, name: str) -> Any:
+        """The layer with an adapter whose weight this is, if it is one."""
+        return self.network.adapted.get(name.removesuffix(".weight"))
+
+    def _merged(self, layer: Any, weight: Tensor) -> Tensor:
+        adapter = [layer.lora_A[lora.ADAPTER].weight, layer.lora_B[lora.ADAPTER].weight]
+        with gathered(adapter):
+            return lora.merged(layer, whole(weight))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) of the model, tied weights once, brought together one at a time. Every rank goes through all."""
+        for name, tensor in self._own():
+            layer = self._layer(name)
+            yield name, whole(tensor) if layer is None else self._merged(layer, tensor)
+
+    def shards(self) -> Iterator[tuple[str, torch.Size, torch.dtype, Tensor, int]]:
+        """What this rank holds of each weight, without sending any: (Hugging Face name, shape of the whole, dtype, flat tensor, element
+        of the flattened whole at which it starts). Stage 3 cuts the flattened weight into equal parts, of which the last may be short
+        or empty; under stages 1 and 2 every rank holds all. Merged adapters alone are brought together, and held whole."""
+        for name, tensor in self._own():
+            layer = self._layer(name)
+            held, start = part(tensor) if layer is None else (self._merged(layer, tensor).reshape(-1), 0)
+            yield name, shape(tensor), held.dtype, held, start
+
+    def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Take the weights of ``tensors`` by name. Raises ValueError where a name is unknown, or one is missing."""
+        own = {lora.plain(name): tensor for name, tensor in self.network.module.state_dict(keep_vars=True).items()}
+        missing = {id(tensor): name for name, tensor in self._own()}
+        for name, value in tensors:
+            if name not in own or shape(own[name]) != value.shape:
+                raise ValueError(f"weights: found '{name}' {list(value.shape)}, expected one of "
+                                 f"{listed([f'{known} {list(shape(tensor))}' for known, tensor in own.items()], 8)}")
+            self._change(own[name], value)
+            missing.pop(id(own[name]), None)
+        if missing:
+            raise ValueError(f"weights: found no {listed(missing.values(), 8)}, expected every weight of the model")
+
+    def _change(self, tensor: Tensor, value: Tensor) -> None:
+        learns = any(tensor is parameter for parameter in self.learning.values())
+        (put_learning if learns else put)(tensor, value)
+
+    # -- files and state -----------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder as the local trainer does. Every rank calls this; the first one writes."""
+        first = dist.get_rank() == 0
+        weights = {name: tensor.cpu() for name, tensor in self.weights() if first}
+        head = {name: whole(p).cpu() for name, p in self.network.head.named_parameters()} if self.spec.head == "values" else {}
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.network.save(folder, weights, head)
+            copy_tokenizer(self.spec.folder, folder)
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
+        other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
+        self._take(other.tensors())
+        self.base = None
+        for name, parameter in self.learning.items():
+            if ".lora_B." in name:
+                put_learning(parameter, torch.zeros(shape(parameter)))
+        if self.spec.head == "values":
+            for name, parameter in self.network.head.named_parameters():
+                self._change(parameter, other.head.state_dict()[name])
+
+    def state(self) -> dict[str, Tensor]:
+        """What the local trainer's ``state`` has, in the same names and shapes, whatever the stage and the number of ranks. Every rank
+        calls this and gets all of it. Stage 3: tensors of its own; else partly live ones."""
+        out = {f"parameters/{name}": tensor.cpu() if self.network.adapted else tensor for name, tensor in self.weights()}
+        out["steps"] = torch.tensor(self.steps)
+        if self.network.adapted:
+            out["base/sha256"] = self._base_digest()
+        for name, parameter in self.learning.items():
+            if name.startswith(HEAD) or lora.is_adapter(name):
+                out[stored(name)] = whole(parameter)
+            if self.optimizer.state:
+                out |= {f"{kind}/{name}": moment(parameter, kind) for kind in MOMENTS}
+        return out
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from what a ``state`` gave, also of another stage, another number of ranks or the local trainer. Raises PlanError
+        where it is of other adapters, or of another base."""
+        if self.network.adapted:
+            self._check_adapters(state)
+        else:
+            own = ((name.removeprefix("parameters/"), t) for name, t in state.items() if name.startswith("parameters/"))
+            self._take((name, t) for name, t in own if not name.startswith(HEAD))
+        self.steps = int(state["steps"])
+        for name, parameter in self.learning.items():
+            if self.network.adapted or name.startswith(HEAD):
+                put_learning(parameter, state[stored(name)])
+        if self.learning:
+            self._restore_moments(state)
+
+    def _restore_moments(self, state: dict[str, Tensor]) -> None:
+        self.optimizer.state.clear()
+        known = any(f"exp_avg/{name}" in state for name in self.learning)
+        for flat in flats(self.engine.optimizer) if known else ():
+            step = torch.tensor(float(self.steps), device=flat.device if self.device.type == "cuda" else "cpu")
+            self.optimizer.state[flat] = {kind: torch.zeros_like(flat, requires_grad=False) for kind in MOMENTS} | {"step": step}
+        link_moments(self.engine.optimizer)
+        for name, parameter in self.learning.items() if known else ():
+            for kind in MOMENTS:
+                if f"{kind}/{name}" in state:
+                    put_moment(parameter, kind, state[f"{kind}/{name}"])
+
+    def _base_digest(self) -> Tensor:
+        if self.base is None:
+            self.base = lora.digest(Parts(self.network.module))
+        return self.base
+
+    def _shape(self, parameter: Tensor) -> list[int]:
+        return list(shape(parameter))
+
+    # -- residency ---------------------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Move weights, gradients and optimizer state to host memory. On a CPU they are there already, and nothing is freed."""
+        residency.sleep(self.engine, self.network)
+
+    def wake(self) -> None:
+        """Move everything back to the device."""
+        residency.wake(self.engine, self.network, self.device)
