@@ -98,7 +98,7 @@ def _fragments() -> Any:
 
 
 def link_moments(optimizer: Any) -> None:
-    """Tell stages 1 and 2 of new moments; they remember where each parameter's are."""
+    """Tell stages 1 and 2 where each parameter's moments are. They look once, when the first group of parameters alone has any."""
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         optimizer._hp_optimizer_states_linked = False
         if optimizer.optimizer.state:

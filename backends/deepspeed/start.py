@@ -25,8 +25,8 @@ def start(device: str) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)  # else it guesses, and says so
     package = require("deepspeed", extra="deepspeed")
     ops = importlib.import_module("deepspeed.ops")
-    if "deepspeed_shm_comm" in getattr(ops, "__compatible_ops__", {}):
-        ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a shared-memory all-reduce that it would compile at first use
+    compiled = vars(ops).setdefault("__compatible_ops__", {})  # else it runs a compiler to find out what it could compile
+    compiled["deepspeed_shm_comm"] = False  # an all-reduce that it would compile at first use
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # names of torch's that it still uses
     os.environ.setdefault("LOCAL_RANK", str(torch.cuda.current_device()) if torch.device(device).type == "cuda" else "0")
     if not dist.is_initialized():

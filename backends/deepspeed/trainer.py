@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,9 +27,10 @@ from rlflow.backends.deepspeed.partitions import (
     shape,
     whole,
 )
-from rlflow.backends.deepspeed.start import engine, gathered, start
+from rlflow.backends.deepspeed.start import engine, gathered, quiet, start
 from rlflow.backends.local import lora
 from rlflow.backends.local.network import load_network
+from rlflow.backends.local.sequences import Sequences
 from rlflow.backends.local.settings import TrainerSettings as LocalSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.local.trainer import stored
@@ -57,6 +58,7 @@ class Computation(nn.Module):
         self.module = trainer.network.module
         if trainer.spec.head == "values":
             self.head = trainer.network.head
+        self.reader = trainer.reader
         self.compute = trainer.compute_whole
 
     def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:  # by name: DeepSpeed searches the rest for tensors
@@ -66,6 +68,14 @@ class Computation(nn.Module):
             return self.compute(rows, want)
         finally:
             torch.set_autocast_cache_enabled(cached)
+
+
+class Reader(nn.Module):
+    """Around all that reads the language-model head, of which there may be more on one rank than on another: its weight is brought
+    together once, while what DeepSpeed sees is the same on every rank."""
+
+    def forward(self, hidden: Tensor, *, read: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+        return read(hidden)
 
 
 class Trainer(local.Trainer):
@@ -81,16 +91,32 @@ class Trainer(local.Trainer):
         super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
         self.spec, self.peers = spec, Peers(lockstep=True)
         self.learning = self.network.parameters() if spec.trained else {}
+        self.reader = Reader()
         self.engine: Any = None  # a frozen model that is not cut needs none
         if spec.trained or self.settings.zero == 3:
             self.engine = engine(package, Computation(self).eval(), self.optimizer, self.settings.zero, self.settings)
+        if self.settings.zero == 3 and spec.head == "logprobs":
+            self._read_as_one(package)
         residency.move_rest(self.network, torch.device(spec.device))
+
+    def _read_as_one(self, package: Any) -> None:
+        head = self.network.module.get_output_embeddings()
+        self.network.read = head.forward  # without its hooks
+        for parameter in head.parameters():
+            package.zero.register_external_parameter(self.reader, parameter)
 
     @property
     def device(self) -> torch.device:
         return torch.device(self.spec.device)
 
     # -- computing ---------------------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
+        """As the local trainer's. Afterwards no more than this rank's part of the weights stays."""
+        out = super().forward(batch, want)
+        if self.settings.zero == 3:
+            self.engine.optimizer.empty_partition_cache()  # what was fetched ahead, for a backward pass that does not come
+        return out
 
     def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
         """``forward``: a rank that went on from a kept pass would compute less often than the others."""
@@ -104,7 +130,8 @@ class Trainer(local.Trainer):
         lr = self.schedule.rate(self.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.engine.step()
+        with quiet():  # of a step that is dropped we tell ourselves
+            self.engine.step()
         if self.settings.zero == 3:
             self.engine.optimizer.grad_partitions_flat_buffer.zero_()  # a layer that no token reaches would find an older gradient
         taken = bool(self.engine.was_step_applied())
@@ -117,6 +144,10 @@ class Trainer(local.Trainer):
 
     def _compute(self, rows: Batch, want: tuple[Quantity, ...]) -> dict[str, Tensor]:
         return self.engine(rows=rows, want=want) if self.engine is not None else self.compute_whole(rows, want)
+
+    def _logprobs(self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]) -> dict[str, Tensor]:
+        all_pieces = super()._logprobs
+        return self.reader(hidden, read=lambda hidden: all_pieces(rows, layout, hidden, entropy, want))
 
     # -- weights -----------------------------------------------------------------------------------------------------------------
 
@@ -201,6 +232,8 @@ class Trainer(local.Trainer):
         out["steps"] = torch.tensor(self.steps)
         if self.network.adapted:
             out["base/sha256"] = self._base_digest()
+        if self.learning:
+            link_moments(self.engine.optimizer)
         for name, parameter in self.learning.items():
             if name.startswith(HEAD) or lora.is_adapter(name):
                 out[stored(name)] = whole(parameter)
