@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from rlflow.errors import PlanError
 from rlflow.extras import require
 
 ADAPTER = "default"  # peft's name for the only one
+Whole = Callable[[Tensor], Tensor]  # all of a tensor of which this process may hold a part
 
 
 def peft_package() -> Any:
@@ -23,11 +24,10 @@ def peft_package() -> Any:
     return require("peft", extra="lora")
 
 
-def add_adapters(module: Any, settings: TrainerSettings, seed: int) -> None:
+def add_adapters(module: Any, settings: TrainerSettings) -> None:
     """Put an adapter beside each linear layer of the backbone that ``settings`` names, in place; nothing else of the backbone learns.
 
-    The layer's output gains alpha / rank · B(A x). A is drawn from ``seed``, B is zero, so that the model is unchanged at first.
-    Both are float32 or better. Raises PlanError where no layer is named.
+    The layer's output gains alpha / rank · B(A x). Both are float32 or better. Raises PlanError where no layer is named.
     """
     chosen = {name: layer for name, layer in _linear(module) if settings.lora_targets == "all-linear" or "att" in name}
     if not chosen:
@@ -39,11 +39,18 @@ def add_adapters(module: Any, settings: TrainerSettings, seed: int) -> None:
                                        target_modules=[f"module.{name}" for name in chosen])
     holder = nn.ModuleDict({"module": module})  # hides the model's config, by which peft renames targets of experts
     peft_package().inject_adapter_in_model(config, holder)
-    chance = torch.Generator().manual_seed(seed)
     for layer in adapted(module).values():
         for linear in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
             linear.to(torch.promote_types(linear.weight.dtype, torch.float32))
-        nn.init.kaiming_uniform_(layer.lora_A[ADAPTER].weight, a=math.sqrt(5), generator=chance)
+
+
+def beginnings(module: Any, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(an adapter's weight, what it begins with): A is drawn from ``seed``, B is zero, so that the model is unchanged at first."""
+    chance = torch.Generator().manual_seed(seed)
+    for layer in adapted(module).values():
+        a, b = layer.lora_A[ADAPTER].weight.detach(), layer.lora_B[ADAPTER].weight.detach()
+        yield a, nn.init.kaiming_uniform_(torch.empty(a.shape, dtype=a.dtype), a=math.sqrt(5), generator=chance)
+        yield b, torch.zeros(b.shape, dtype=b.dtype)
 
 
 def _linear(module: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -67,10 +74,11 @@ def plain(name: str) -> str:
 
 
 @torch.no_grad()
-def merged(layer: Any, weight: Tensor) -> Tensor:
-    """A new tensor: the layer's weight with its adapter added, in the weight's dtype."""
-    delta = layer.get_delta_weight(ADAPTER)
-    return (weight.to(delta.dtype) + delta).to(weight.dtype)
+def merged(layer: Any, weight: Tensor, whole: Whole) -> Tensor:
+    """A new tensor: the layer's ``weight``, all of it, with its adapter added, in the weight's dtype."""
+    a, b = whole(layer.lora_A[ADAPTER].weight), whole(layer.lora_B[ADAPTER].weight)
+    delta = (b @ a).mT if layer.fan_in_fan_out else b @ a
+    return (weight.to(delta.dtype) + delta * layer.scaling[ADAPTER]).to(weight.dtype)
 
 
 @torch.no_grad()
@@ -80,12 +88,12 @@ def clear(module: Any) -> None:
         layer.lora_B[ADAPTER].weight.zero_()
 
 
-def digest(module: Any) -> Tensor:
+def digest(module: Any, whole: Whole) -> Tensor:
     """uint8 [32], the sha256 of all that does not learn: which base the adapters belong to."""
     total = hashlib.sha256()
     learning = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name, tensor in module.state_dict().items():
         if name not in learning:
             total.update(f"{plain(name)} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            total.update(whole(tensor.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return torch.tensor(list(total.digest()), dtype=torch.uint8)

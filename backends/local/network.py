@@ -22,22 +22,29 @@ from rlflow.training.protocols import Head, ModelSpec
 
 VALUE_HEAD = "value_head.safetensors"
 Transform = Callable[[Tensor], Tensor]
+Load = Callable[..., Any]  # (Auto class, ModelSpec, dtype, names of weights that may be new, options of the config) → model
 
 
 class Network:
     """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
     scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the layers with a LoRA adapter, by name. takes: the
-    arguments that the backbone knows. read: the language-model head. vocabulary: how many logits it gives."""
+    arguments that the backbone knows. read: the language-model head. vocabulary: how many logits it gives. transform: what the model
+    does to logits after its head, once that was tried."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
         self.amp: torch.dtype | None = None
-        self.adapted: dict[str, Any] = {}
+        self.adapted: dict[str, Any] = lora.adapted(module)
         self.backbone = module.base_model
         self.takes = set(inspect.signature(self.backbone.forward).parameters)
-        self.transform = _logit_transform(self) if kind == "logprobs" else None
         self.read: Transform = module.get_output_embeddings()
         self.vocabulary = module.get_output_embeddings().weight.shape[0] if kind == "logprobs" else 0
+        self.transform: Transform | None = None
+
+    def find_transform(self) -> None:
+        """Try what the model does to its logits. Needs its weights, and no autocast: the trial wants exact logits."""
+        if self.kind == "logprobs":
+            self.transform = _logit_transform(self)
 
     @property
     def device(self) -> torch.device:
@@ -76,33 +83,46 @@ class Network:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) of the model's own weights and buffers, tied ones once; adapters are merged into new tensors."""
-        for name, tensor in self._own():
+        for (name, *_), tensor in self.own():
             layer = self.adapted.get(name.removesuffix(".weight"))
-            yield name, tensor if layer is None else lora.merged(layer, tensor)
+            yield name, self.whole(tensor) if layer is None else lora.merged(layer, self.whole(tensor), self.whole)
 
-    def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """The same, as they are in memory and without adapters."""
-        seen = set()
-        for name, tensor in self.module.state_dict().items():
-            if ((tensor.data_ptr(), tensor.shape) not in seen or tensor.numel() == 0) and not (self.adapted and lora.is_adapter(name)):
-                seen.add((tensor.data_ptr(), tensor.shape))
-                yield lora.plain(name), tensor
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a tensor of this network or of its optimizer, of which other processes may hold parts."""
+        return tensor
+
+    def put(self, target: Tensor, value: Tensor) -> None:
+        """Change such a tensor to a ``value``, all of which is given, in place."""
+        target.copy_(value)
+
+    def own(self) -> Iterator[tuple[list[str], Tensor]]:
+        """The same as they are in memory, without adapters, and with all names of tied ones."""
+        groups: dict[Any, tuple[list[str], Tensor]] = {}
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if not (self.adapted and lora.is_adapter(name)):
+                groups.setdefault(self.identity(tensor) or name, ([], tensor.detach()))[0].append(lora.plain(name))
+        return iter(groups.values())
+
+    def identity(self, tensor: Tensor) -> Any:
+        """What tied weights have in common; None for one without content."""
+        return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """Take the weights of ``tensors`` by name, in place, and clear adapters. Raises ValueError where a name is unknown or one is
         missing."""
-        own = {lora.plain(name): tensor for name, tensor in self.module.state_dict().items()}
-        missing = {tensor.data_ptr(): name for name, tensor in self._own()}
+        groups = list(self.own())
+        own = {name: tensor for names, tensor in groups for name in names}
+        missing, first = {names[0] for names, _ in groups}, {name: names[0] for names, _ in groups for name in names}
         with torch.no_grad():
             for name, tensor in tensors:
                 if name not in own:
                     raise ValueError(f"weights: found '{name}', expected one of {listed(own, 8)}")
                 if own[name].shape != tensor.shape:
                     raise ValueError(f"weights: found '{name}' {list(tensor.shape)}, expected the shape {list(own[name].shape)}")
-                own[name].copy_(tensor)
-                missing.pop(own[name].data_ptr(), None)
+                self.put(own[name], tensor)
+                missing.discard(first[name])
         if missing:
-            raise ValueError(f"weights: found no {listed(missing.values(), 8)}, expected every weight of the model")
+            raise ValueError(f"weights: found no {listed(sorted(missing), 8)}, expected every weight of the model")
         if self.adapted:
             lora.clear(self.module)
 
@@ -111,14 +131,16 @@ class Network:
         if self.head is not None:
             self.head.to(device)
 
-    def save(self, folder: Path, weights: dict[str, Tensor] | None = None, head: dict[str, Tensor] | None = None) -> None:
-        """Write a Hugging Face folder, and the value head beside it; ``weights`` and ``head`` where this process has not all of them."""
-        if weights is None and self.adapted:
-            weights = dict(self.tensors())
-        with _quiet():
-            self.module.save_pretrained(folder, state_dict=weights)
-        if self.kind == "values":
-            save_file({name: p.detach().cpu().contiguous() for name, p in (head or self.head.state_dict()).items()}, folder / VALUE_HEAD)
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder, and the value head beside it."""
+        self.write(folder, dict(self.tensors()) if self.adapted else None, self.head.state_dict() if self.kind == "values" else {})
+
+    def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
+        """The same with these weights; None: those of the model as they are."""
+        with quiet():
+            self.module.save_pretrained(folder, state_dict=tensors)
+        if head:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD)
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
@@ -128,29 +150,38 @@ def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Ne
     the adapters that ``settings`` ask for; its other weights are then frozen. Raises PlanError where the folder does not hold such
     a model.
     """
+    module, head = parts(spec, settings, load_whole)
+    network = Network(module, spec.head, head)
+    for weight, value in lora.beginnings(module, spec.seed):
+        network.put(weight, value)
+    network.to(spec.device)
+    network.find_transform()
+    network.amp = torch.bfloat16 if computes_low(spec) else None
+    return network
+
+
+def computes_low(spec: ModelSpec) -> bool:
+    """Whether float32 weights are rounded to bfloat16 for computing."""
+    return spec.dtype == "bfloat16" and spec.trained
+
+
+def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tuple[Any, nn.Linear | None]:
+    """The model that ``load`` gives, with adapters as they come, and its head. See ``load_network``."""
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
         lora.peft_package()  # missed before the weights are read
     config = _config(spec)
-    low = spec.dtype == "bfloat16" and spec.trained
     if spec.trained and spec.dtype == "float16":
         raise PlanError.of("dtype", "float16 cannot be trained without loss scaling", found="float16", expected="bfloat16 or float32")
-    dtype = torch.float32 if low and not adapters else getattr(torch, spec.dtype)
-    module = _scorer(spec, config, dtype) if spec.head == "scores" else _language_model(spec, dtype)
-    network = Network(module.eval().requires_grad_(spec.trained and not adapters), spec.head, _head(module, spec))
+    dtype = torch.float32 if computes_low(spec) and not adapters else getattr(torch, spec.dtype)
+    module = _scorer(spec, config, dtype, load) if spec.head == "scores" else _language_model(spec, dtype, load)
+    module.eval().requires_grad_(spec.trained and not adapters)
+    head = _head(module, spec)
     if adapters:
-        _adapt(network, adapters, spec.seed)
-    network.to(spec.device)
-    network.amp = torch.bfloat16 if low else None  # after the trial of its logits, which wants them exact
-    return network
-
-
-def _adapt(network: Network, settings: TrainerSettings, seed: int) -> None:
-    """Adapters on the backbone; a head, which is new to its task, learns whole."""
-    lora.add_adapters(network.module, settings, seed)
-    network.adapted = lora.adapted(network.module)
-    if network.head is not None:
-        network.head.to(torch.promote_types(network.head.weight.dtype, torch.float32)).requires_grad_(True)
+        lora.add_adapters(module, adapters)
+        if head is not None:  # it is new to its task and learns whole
+            head.to(torch.promote_types(head.weight.dtype, torch.float32)).requires_grad_(True)
+    return module, head
 
 
 def _head(module: Any, spec: ModelSpec) -> nn.Linear | None:
@@ -189,10 +220,10 @@ def _config(spec: ModelSpec) -> Any:
     return AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=False)
 
 
-def _load(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...] = (), **options: Any) -> Any:
-    """A model whose every weight, but those ``allowed`` to be new, is in the folder."""
+def load_whole(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any) -> Any:
+    """A model of an Auto class ``kind`` whose every weight, but those ``allowed`` to be new, is in the folder."""
     options |= {"dtype": dtype, "local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
-    with _quiet():  # what is missing is an error below; the rest is expected
+    with quiet():  # what is missing is an error below; the rest is expected
         module, info = kind.from_pretrained(spec.folder, **options)
     missing = sorted(set(info["missing_keys"]) - set(allowed))
     if missing:
@@ -202,7 +233,7 @@ def _load(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ..
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the reports and progress bars of transformers."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -215,15 +246,15 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _language_model(spec: ModelSpec, dtype: torch.dtype) -> Any:
-    module = _load(AutoModelForCausalLM, spec, dtype)
+def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:
+    module = load(AutoModelForCausalLM, spec, dtype, ())
     if module.get_output_embeddings() is None or module.base_model is module:
         raise PlanError.of("no-backbone", f"{type(module).__name__} has no separate backbone and language-model head",
                            found=str(spec.folder), expected="a decoder such as Llama, Qwen or Gemma")
     return module
 
 
-def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype) -> Any:
+def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any:
     """A sequence classifier with one label; a language model gets a zero head, if it is to be trained."""
     has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     if not has_head and not spec.trained:
@@ -232,7 +263,7 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype) -> Any:
     if has_head and config.num_labels != 1:
         raise PlanError.of("labels", "a reward model gives one number", found=f"{config.num_labels} labels in {spec.folder}",
                            expected="num_labels = 1")
-    module = _load(AutoModelForSequenceClassification, spec, dtype, () if has_head else ("score.weight",), num_labels=1)
+    module = load(AutoModelForSequenceClassification, spec, dtype, () if has_head else ("score.weight",), num_labels=1)
     if not hasattr(module, "score"):
         raise PlanError.of("no-score-head", f"{type(module).__name__} has no linear head named 'score'", found=str(spec.folder),
                            expected="a decoder such as Llama, Qwen or Gemma")

@@ -13,7 +13,7 @@ from rlflow.author.loss import Loss, Quantity
 from rlflow.backends.local.held import Held
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
-from rlflow.backends.local.network import checkpoint_layers, load_network
+from rlflow.backends.local.network import Network, checkpoint_layers, load_network
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
@@ -45,7 +45,7 @@ class Trainer:
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or TrainerSettings()
         self.peers = Peers()
-        self.network = load_network(spec, self.settings)
+        self.network = self._network()
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, spec.updates)
         self.steps = 0
@@ -53,6 +53,9 @@ class Trainer:
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
+
+    def _network(self) -> Network:
+        return load_network(self.spec, self.settings)
 
     @property
     def device(self) -> torch.device:
@@ -122,9 +125,7 @@ class Trainer:
 
     def step(self) -> Step:
         """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
-        learning = list(self.network.parameters().values())
-        self.peers.add_gradients(learning)
-        norm = float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
+        norm = self._clip(list(self.network.parameters().values()))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
         if finite:
             for group in self.optimizer.param_groups:
@@ -134,6 +135,11 @@ class Trainer:
         self.optimizer.zero_grad()
         self.held.drop()
         return Step(finite, norm, lr)
+
+    def _clip(self, learning: list[torch.nn.Parameter]) -> float:
+        """Add up the ranks' gradients and cut their sum to the length that is allowed. Gives its length before."""
+        self.peers.add_gradients(learning)
+        return float(torch.nn.utils.clip_grad_norm_(learning, self.settings.max_grad_norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) of the model, tied weights once; views of what is trained, not copies."""
@@ -152,8 +158,8 @@ class Trainer:
         self.network.copy(other.tensors())
         self.base = None
         self.held.drop()
-        if self.spec.head == "values":
-            self.network.head.load_state_dict(other.head.state_dict())
+        for name, value in other.head.state_dict().items() if self.spec.head == "values" else ():
+            self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a bit-equal continuation needs: ``parameters/NAME``, ``exp_avg/NAME``, ``exp_avg_sq/NAME``, ``steps``.
@@ -161,17 +167,20 @@ class Trainer:
         With adapters, ``parameters/`` has the merged weights, on the host; ``adapters/NAME`` the adapters themselves; ``base/sha256``
         the digest of the weights that they belong to. Live tensors: copy what has to outlast the next update.
         """
-        out = {f"parameters/{name}": tensor.cpu() if self.network.adapted else tensor for name, tensor in self.weights()}
-        out["steps"] = torch.tensor(self.steps)
+        return dict(self._state())
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.weights():
+            yield f"parameters/{name}", tensor.cpu() if self.network.adapted else tensor
+        yield "steps", torch.tensor(self.steps)
         if self.network.adapted:
-            out["base/sha256"] = self._base_digest()
+            yield "base/sha256", self._base_digest()
         for name, parameter in self.network.parameters().items() if self.optimizer else ():
             if name.startswith("value_head.") or is_adapter(name):
-                out[stored(name)] = parameter.detach()
+                yield stored(name), self.network.whole(parameter.detach())
             for moment in ("exp_avg", "exp_avg_sq"):
                 if moment in self.optimizer.state[parameter]:
-                    out[f"{moment}/{name}"] = self.optimizer.state[parameter][moment]
-        return out
+                    yield f"{moment}/{name}", self.network.whole(self.optimizer.state[parameter][moment])
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from what ``state`` gave. Raises PlanError where it is of other adapters, or of another base."""
@@ -187,15 +196,17 @@ class Trainer:
         self.optimizer.state.clear()
         for name, parameter in self.network.parameters().items():
             if self.network.adapted or name.startswith("value_head."):
-                parameter.data.copy_(state[stored(name)])
+                self.network.put(parameter.detach(), state[stored(name)])
             if f"exp_avg/{name}" in state:
-                moments = {moment: state[f"{moment}/{name}"].to(parameter, copy=True) for moment in ("exp_avg", "exp_avg_sq")}
+                moments = {moment: torch.empty_like(parameter, requires_grad=False) for moment in ("exp_avg", "exp_avg_sq")}
+                for moment, tensor in moments.items():
+                    self.network.put(tensor, state[f"{moment}/{name}"])
                 step = torch.tensor(float(self.steps), device=parameter.device if self.device.type == "cuda" else "cpu")
                 self.optimizer.state[parameter] = moments | {"step": step}
 
     def _base_digest(self) -> Tensor:
         if self.base is None:
-            self.base = digest(self.network.module)
+            self.base = digest(self.network.module, self.network.whole)
         return self.base
 
     def _check_adapters(self, state: dict[str, Tensor]) -> None:

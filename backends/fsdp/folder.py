@@ -1,0 +1,105 @@
+"""Weights from a model folder, of each just the part that this rank keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, GenerationConfig
+
+from rlflow.backends.fsdp.ranks import box, own
+from rlflow.backends.local.network import load_whole, quiet
+from rlflow.training.protocols import ModelSpec
+
+
+def load_empty(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any) -> Any:
+    """The model with parameters that have no storage yet and buffers that do. Where its weights are not in the folder's safetensors by
+    the names and shapes that the model has (merged experts, other formats), the model whole, as from ``load_whole``."""
+    config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=False, **options)
+    with quiet(), _without_storage():
+        module = kind.from_config(config, dtype=dtype, trust_remote_code=False)
+    files = Files(Path(str(spec.folder)), module.base_model_prefix)
+    lacking = [name for names, tensor in tied(module.state_dict(keep_vars=True)) if files.find(names, tensor) is None for name in names]
+    if set(lacking) - set(allowed):
+        return load_whole(kind, spec, dtype, allowed, **options)
+    if (files.folder / "generation_config.json").is_file():
+        module.generation_config = GenerationConfig.from_pretrained(files.folder, local_files_only=True)
+    return module
+
+
+def tied(tensors: dict[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
+    """Each tensor once, with all its names, in the order of the first."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return ((group, tensors[group[0]]) for group in names.values())
+
+
+class Files:
+    """The safetensors of a folder. prefix: of names of the backbone, which a file may have or lack."""
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self.folder, self.prefix = folder, f"{prefix}."
+        self.at = {name: folder / file for name, file in _where(folder).items()}
+
+    def find(self, names: Iterable[str], tensor: Tensor) -> str | None:
+        """The name in the files of a tensor that the model has under ``names``, where it has the same shape there."""
+        for name in names:
+            for candidate in (name, name.removeprefix(self.prefix), self.prefix + name):
+                if candidate in self.at and self._shape(candidate) == list(tensor.shape):
+                    return candidate
+        return None
+
+    def _shape(self, name: str) -> list[int]:
+        with safe_open(self.at[name], "pt") as file:
+            return list(file.get_slice(name).get_shape())
+
+    def read(self, names: Iterable[str], target: Tensor) -> None:
+        """Copy this rank's part of a tensor; zero where the files lack it."""
+        name, part = self.find(names, target), own(target)
+        if name is None:
+            part.zero_()
+        elif part.numel():
+            with safe_open(self.at[name], "pt") as file:
+                part.copy_(file.get_slice(name)[box(target)])
+
+    def whole(self, groups: Iterable[tuple[list[str], Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of each, one at a time. Raises KeyError where the files lack it."""
+        for names, tensor in groups:
+            name = self.find(names, tensor)
+            if name is None:
+                raise KeyError(names[0])
+            with safe_open(self.at[name], "pt") as file:
+                yield names[0], file.get_tensor(name)
+
+
+def _where(folder: Path) -> dict[str, str]:
+    """Name of a weight → file, as transformers looks for it."""
+    if (folder / "model.safetensors").is_file():
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            return dict.fromkeys(file.keys(), "model.safetensors")
+    index = folder / "model.safetensors.index.json"
+    return dict(json.loads(index.read_text())["weight_map"]) if index.is_file() else {}
+
+
+@contextlib.contextmanager
+def _without_storage() -> Iterator[None]:
+    """Modules that are made meanwhile have parameters on the meta device; buffers are not parameters, and are made as ever."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

@@ -1,0 +1,73 @@
+"""How the ranks of a pool lie in a mesh: data parallel outside, tensor parallel inside."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from rlflow.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """data: the ranks that see different rows. tensor: those that share a row's matrix products, None where that is each rank alone.
+    first: whether this rank is the pool's first."""
+
+    data: DeviceMesh
+    tensor: DeviceMesh | None
+    first: bool
+
+    @staticmethod
+    def of(device: str, tensor_parallel: int) -> Ranks:
+        """Of torch's default group. Ranks [k·t, (k+1)·t) share rows. Raises PlanError where t does not divide their number."""
+        ranks = dist.get_world_size()
+        if ranks % tensor_parallel:
+            raise PlanError.of("tensor-parallel", "tensor_parallel must divide the ranks of the pool",
+                               found=f"{tensor_parallel} of {ranks} ranks", expected="a divisor of the ranks",
+                               remedy="--tensor-parallel 1")
+        mesh = _mesh(dist.group.WORLD, torch.device(device).type, ranks // tensor_parallel, tensor_parallel)
+        return Ranks(mesh["data"], mesh["tensor"] if tensor_parallel > 1 else None, dist.get_rank() == 0)
+
+
+@functools.lru_cache(maxsize=4)
+def _mesh(group: Any, device: str, data: int, tensor: int) -> DeviceMesh:
+    """One for all models of a process: each mesh has groups of its own."""
+    return init_device_mesh(device, (data, tensor), mesh_dim_names=("data", "tensor"))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which each rank has a part. Every rank takes part."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    for at in range(tensor.device_mesh.ndim):  # the inner cut is undone first; in one call, torch warns of two steps
+        tensor = tensor.redistribute(placements=[Replicate()] * (at + 1) + list(tensor.placements[at + 1 :]))
+    return tensor.to_local()
+
+
+def own(tensor: Tensor) -> Tensor:
+    """This rank's part, not a copy."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def box(tensor: Tensor) -> tuple[slice, ...]:
+    """Where this rank's part lies in the whole."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def copies(tensor: Tensor) -> int:
+    """How many ranks of the default group have the same part."""
+    if not isinstance(tensor, DTensor):
+        return dist.get_world_size()
+    parts = [tensor.device_mesh.size(at) for at, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    return dist.get_world_size() // int(torch.tensor(parts).prod())

@@ -1,0 +1,18 @@
+"""What a user may set of the fsdp backend: ``--ROLE.NAME``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+from rlflow.backends.local import settings as local
+
+
+@dataclass(frozen=True)
+class TrainerSettings(local.TrainerSettings):
+    """Those of the local trainer, and how a model lies on the ranks of its pool."""
+
+    shard: Literal["full", "none"] = "full"  # none keeps the whole model on each rank (data parallel): faster, if it fits
+    tensor_parallel: Annotated[int, Ge(1)] = 1  # adjacent ranks that share each matrix product; more fits wider layers, and talks more

@@ -1,0 +1,118 @@
+"""The fsdp Trainer: the local one with weights, gradients and optimizer state in parts on the ranks of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlflow.backends import local
+from rlflow.backends.fsdp.folder import Files
+from rlflow.backends.fsdp.network import ShardedNetwork, load_sharded
+from rlflow.backends.fsdp.ranks import Ranks, copies, own
+from rlflow.backends.fsdp.settings import TrainerSettings
+from rlflow.backends.local.network import Network, value_head
+from rlflow.batch import Batch
+from rlflow.errors import PlanError
+from rlflow.training.peers import Peers
+from rlflow.training.protocols import ModelSpec
+
+
+class Trainer(local.Trainer):
+    """One model on all ranks of torch's default group; the local trainer where there is no group."""
+
+    Settings = TrainerSettings
+    collective = True
+
+    def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
+        self.ranks = _ranks(spec, settings or TrainerSettings())
+        super().__init__(spec, settings or TrainerSettings())
+        if self.ranks is not None:
+            self.peers = Peers(self.ranks.data.get_group(), lockstep=True)
+
+    def _network(self) -> Network:
+        return load_sharded(self.spec, self.settings, self.ranks) if self.ranks is not None else super()._network()
+
+    def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
+        """``forward``: between a pass and the next the layers are not in memory, so that no graph is kept."""
+        return self.forward(batch, want) if self.ranks is not None else super().forward_ahead(batch, want)
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, DTensor or whole tensor): views of what this rank holds, nothing gathered, tied weights once, adapters
+        left out."""
+        if isinstance(self.network, ShardedNetwork):
+            return self.network.shards()
+        return ((names[0], tensor) for names, tensor in self.network.own())
+
+    def save(self, folder: Path) -> None:
+        """As the local trainer. The first rank writes; every rank takes part."""
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            super().save(folder)
+        elif self.ranks is not None:
+            self.network.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
+        if self.ranks is None:
+            return super().load(folder)
+        files = Files(folder, self.network.module.base_model_prefix)
+        try:
+            self.network.copy(files.whole(self.network.own()))
+        except KeyError:
+            return super().load(folder)
+        self.base = None
+        for name, value in value_head(self.network.module, folder).state_dict().items() if self.spec.head == "values" else ():
+            self.network.put(self.network.head.state_dict()[name], value)
+
+    def state(self) -> dict[str, Tensor]:
+        """That of the local trainer, which knows of no ranks: whole tensors, on the first rank in host memory, copies. Every rank takes
+        part; the others get an empty dict."""
+        return self.network.host(self._state()) if self.ranks is not None else super().state()
+
+    def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
+        if self.ranks is None:
+            return super()._compute(rows, want)
+        return self.network.root(self._computed, rows, want)
+
+    def _computed(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
+        """Copies, since FSDP2 hangs its hooks on them, and a view may lose them."""
+        return {name: x.clone() for name, x in super()._compute(rows, want).items()}
+
+    def _clip(self, learning: list[torch.nn.Parameter]) -> float:
+        """Backward passes have added up the gradients. Each part's square counts once, however many ranks have it."""
+        if self.ranks is None:
+            return super()._clip(learning)
+        self._add_heads()
+        square = torch.zeros((), dtype=torch.float64, device=self.device)
+        gradients = [own(p.grad) for p in learning if p.grad is not None]
+        for parameter in learning:
+            if parameter.grad is not None:
+                square += torch.linalg.vector_norm(own(parameter.grad)).double().square() / copies(parameter)
+        dist.all_reduce(square)
+        norm = float(square.sqrt())
+        torch._foreach_mul_(gradients, min(1.0, self.settings.max_grad_norm / (norm + 1e-6)))
+        return norm
+
+
+    def _add_heads(self) -> None:
+        """Add up what tensor-parallel ranks know each of their own heads only."""
+        named = dict(self.network.module.named_parameters())
+        for parameter in (named[name] for name in self.network.added):
+            if parameter.grad is not None:
+                dist.all_reduce(own(parameter.grad), group=self.ranks.tensor.get_group())
+
+
+def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
+    """None where every rank has the whole model."""
+    alone = not dist.is_initialized()
+    if settings.tensor_parallel > 1 and (alone or settings.shard == "none"):
+        found = "one process without a torch group" if alone else "--shard none"
+        raise PlanError.of("tensor-parallel", "tensor_parallel needs a pool of ranks that share a model", found=found,
+                           expected="--pools all=N with as many ranks, and --shard full", remedy="--tensor-parallel 1")
+    if settings.tensor_parallel > 1 and settings.lora:
+        raise PlanError.of("tensor-parallel", "adapters are not split by tensor parallelism", found=f"--lora {settings.lora}",
+                           expected="adapters or tensor parallelism", remedy="--tensor-parallel 1, or --lora 0")
+    return None if alone or settings.shard == "none" else Ranks.of(spec.device, settings.tensor_parallel)

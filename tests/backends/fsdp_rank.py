@@ -1,0 +1,372 @@
+"""One rank of a pool that trains with the fsdp backend beside the local one, and says of each check how it went.
+
+python fsdp_rank.py RANK RANKS FOLDER CHECKS… : FOLDER has the models, and is where the ranks meet and write what they found.
+"""
+
+import json
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlflow import loss
+from rlflow.backends import fsdp, local
+from rlflow.backends.fsdp.ranks import own
+from rlflow.batch import Batch
+from rlflow.errors import PlanError
+from rlflow.training.learning import Share
+from rlflow.training.objective import Totals
+from rlflow.training.peers import Peers
+from rlflow.training.protocols import ModelSpec
+from rlflow.training.rows import mask_counts
+
+torch.set_num_threads(1)
+RANK, RANKS = int(sys.argv[1]), int(sys.argv[2])
+FOLDER, MODELS = Path(sys.argv[3]), Path(sys.argv[4])
+
+
+@loss
+def likelihood(new, mask):
+    return -new.logprobs, {}
+
+
+@loss(new=("logprobs", "entropy"))
+def both(new, mask):
+    return -new.logprobs - 0.1 * new.entropy, {"entropy": new.entropy}
+
+
+@loss(new="values")
+def regression(new, mask):
+    return (new.values - 1).square(), {}
+
+
+@loss(new="scores", rows="group")
+def ranking(new, mask):
+    return -torch.nn.functional.logsigmoid(new.scores[0::2] - new.scores[1::2]).repeat_interleave(2), {}
+
+
+OBJECTIVES = {"logprobs": (both, "tokens"), "values": (regression, "row-tokens"), "scores": (ranking, "rows")}
+
+
+def rows(count=12):
+    chance = torch.Generator().manual_seed(0)
+    draw = lambda low, high: torch.randint(low, high, (count,), generator=chance).tolist()  # noqa: E731
+    prompts, lengths = draw(1, 7), draw(1, 9)
+    return Batch.of(prompt_tokens=[torch.randint(3, 60, (n,), generator=chance) for n in prompts],
+                    tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
+                    mask=[[i != 2 for i in range(n)] for n in lengths], group=[i // 2 for i in range(count)],
+                    temperature=[[1.0, 0.7][i % 2] for i in range(count)])
+
+
+# Of each optimizer step the rows, in pairs, and which share of them each of up to four data-parallel ranks takes.
+STEPS = [([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 0, 0]), ([8, 9], [0, 1, 0, 0]), ([10, 11, 2, 3, 6, 7], [1, 2, 0, 0])]
+
+
+def shares(batch, rank, ranks, grouped):
+    for taken, pairs in STEPS:
+        totals = Totals.of(mask_counts(batch)[torch.tensor(taken)])
+        counts = pairs[: ranks - 1] + [sum(pairs[ranks - 1 :])]
+        begin = 2 * sum(counts[:rank])
+        mine = torch.tensor(taken[begin : begin + 2 * counts[rank]], dtype=torch.int64)
+        yield Share(list(mine.split(2 if grouped else 1)) if len(mine) else [], totals)
+
+
+def learn(trainer, head, rank=0, ranks=1):
+    objective, mean = OBJECTIVES[head]
+    batch = rows()
+    return trainer.update_shares(batch, objective, list(shares(batch, rank, ranks, head == "scores")), mean, {})
+
+
+SETTINGS = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.01, "micro_tokens": 40, "logit_tokens": 7, "warmup": 2}
+
+
+ALONE = []  # peers of this rank alone
+
+
+class Pair:
+    """The local trainer and the sharded one, alike."""
+
+    def __init__(self, model, head="logprobs", *, trained=True, dtype="float32", tensor_parallel=1, **settings):
+        spec = ModelSpec(MODELS / model, head, trained, dtype=dtype, seed=5)
+        self.head, self.data = head, RANKS // tensor_parallel
+        alike = {name: value for name, value in settings.items() if name != "shard"}
+        self.local = local.Trainer(spec, local.Trainer.Settings(**SETTINGS | alike))
+        self.local.peers = ALONE[0]
+        self.fsdp = fsdp.Trainer(spec, fsdp.Trainer.Settings(**SETTINGS | settings, tensor_parallel=tensor_parallel))
+        self.rank = RANK // tensor_parallel
+
+    def learn(self):
+        return learn(self.local, self.head), learn(self.fsdp, self.head, self.rank, self.data)
+
+    def forward(self, atol=1e-5):
+        """Each rank with rows of its own, the last with none where there are several."""
+        want = ("logprobs", "entropy") if self.head == "logprobs" else (self.head,)
+        mine = torch.arange(self.rank, 12, max(self.data - 1, 1))[: 0 if self.rank and self.rank == self.data - 1 else 12]
+        found, wanted = self.fsdp.forward(rows().rows(mine), want), self.local.forward(rows().rows(mine), want)
+        for name in want:
+            torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0)
+
+    def close(self, limit=1e-5):
+        """The weights of both, which all ranks gather."""
+        distance, size = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for (name, found), (same, wanted) in zip(self.fsdp.weights(), self.local.weights(), strict=True):
+            assert name == same
+            assert found.shape == wanted.shape
+            distance += (found.double() - wanted.double()).square().sum()
+            size += wanted.double().square().sum()
+        assert float((distance / size).sqrt()) <= limit, float((distance / size).sqrt())
+
+    def everything(self):
+        self.forward()
+        one, other = self.learn()
+        assert one.steps["steps"] == other.steps["steps"] == len(STEPS)
+        for name in ("loss", "grad_norm", "lr", "skipped_steps"):
+            assert abs(one.steps[name] - other.steps[name]) <= 1e-5 * max(1.0, abs(one.steps[name])), (name, one.steps, other.steps)
+        self.close()
+        self.forward(1e-4)  # by weights that are no longer the same bits
+
+
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+@check
+def gpt2():
+    Pair("gpt2").everything()
+
+
+@check
+def llama():
+    Pair("llama").everything()
+
+
+@check
+def gemma3():
+    Pair("gemma3", gradient_checkpointing=True).everything()
+
+
+@check
+def qwen3():
+    """Tied weights; and what else there is to a model with an optimizer."""
+    pair = Pair("qwen3")
+    kept = sum(own(tensor).nbytes for _, tensor in pair.fsdp.shards())
+    whole = sum(tensor.nbytes for _, tensor in pair.local.weights())
+    assert kept <= {1: 1.0, 2: 0.6, 4: 0.35}[RANKS] * whole, (kept, whole)
+    pair.everything()
+    moves(pair)
+    folders(pair)
+
+
+def moves(pair):
+    """Through host memory and back, and then on as if nothing had been."""
+    pair.fsdp.sleep()
+    pair.fsdp.wake()
+    pair.learn()
+    pair.close()
+
+
+def folders(pair):
+    """A folder that both write alike, byte by byte, and read."""
+    folder = FOLDER / f"saved{RANKS}"
+    pair.local.restore(agreed(pair.fsdp.state()))
+    pair.fsdp.save(folder)
+    dist.barrier()
+    other = local.Trainer(ModelSpec(folder, "logprobs", True))
+    for (name, found), (_, wanted) in zip(other.weights(), pair.local.weights(), strict=True):
+        assert torch.equal(found, wanted), name
+    fresh = Pair("qwen3")
+    fresh.fsdp.load(folder)
+    for (name, found), (_, wanted) in zip(fresh.fsdp.weights(), other.weights(), strict=True):
+        assert torch.equal(found, wanted), name
+
+
+def agreed(state):
+    """What the first rank has, on all."""
+    box = [state]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def round_trip(pair):
+    """local → fsdp → local, bit by bit, and then the same steps."""
+    pair.learn()
+    state = {name: tensor.clone() for name, tensor in pair.local.state().items()}
+    pair.fsdp.restore(state)
+    found = agreed(pair.fsdp.state())
+    assert list(found) == list(state)
+    for name, tensor in state.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name], tensor), name
+    pair.learn()
+    pair.close()
+    pair.local.restore(agreed(pair.fsdp.state()))
+    pair.learn()
+    pair.close()
+
+
+@check
+def state():
+    round_trip(Pair("qwen3"))
+
+
+@check
+def values():
+    pair = Pair("llama", "values")
+    pair.everything()
+    round_trip(pair)
+
+
+@check
+def tied_values():
+    Pair("qwen3", "values").everything()
+
+
+@check
+def scores():
+    pair = Pair("reward", "scores")
+    pair.everything()
+    round_trip(pair)
+
+
+@check
+def new_scores():
+    Pair("gpt2", "scores").everything()
+
+
+@check
+def adapters():
+    pair = Pair("qwen3", lora=4, lr=1e-2)
+    assert list(pair.fsdp.network.parameters()) == list(pair.local.network.parameters())
+    pair.everything()
+    round_trip(pair)
+
+
+@check
+def transposed_adapters():
+    pair = Pair("gpt2", "values", lora=4, lora_targets="attention", lr=1e-2)
+    pair.everything()
+    round_trip(pair)
+
+
+@check
+def frozen():
+    Pair("llama", trained=False).forward()
+    Pair("reward", "scores", trained=False).forward()
+    Pair("gemma2", trained=False, dtype="bfloat16").forward(atol=0.05)
+
+
+@check
+def low():
+    """bfloat16 is rounded in other places than under autocast: the same to a percent."""
+    for settings in ({}, {"lora": 4}):
+        pair = Pair("qwen3", dtype="bfloat16", **settings)
+        assert {p.dtype for p in pair.fsdp.network.parameters().values()} == {torch.float32}
+        pair.forward(atol=0.2)
+        one, other = pair.learn()
+        assert abs(one.steps["loss"] - other.steps["loss"]) <= 0.02 * abs(one.steps["loss"])
+        assert abs(one.steps["grad_norm"] - other.steps["grad_norm"]) <= 0.05 * one.steps["grad_norm"]
+        pair.close(5e-3)
+
+
+@loss
+def broken(new, mask):
+    return -new.logprobs * float("inf"), {}
+
+
+@check
+def skipped():
+    """A gradient that is not finite changes nothing on any rank, even where one rank alone has it."""
+    pair = Pair("llama")
+    batch = rows()
+    totals = Totals.of(mask_counts(batch))
+    share = [Share(list(torch.arange(12).split(1)) if pair.rank == pair.data - 1 else [], totals)]
+    before = pair.fsdp.state()
+    learned = pair.fsdp.update_shares(batch, broken, share, "tokens", {})
+    assert learned.steps["skipped_steps"] == 1
+    assert pair.fsdp.steps == 0
+    after = pair.fsdp.state()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    pair.everything()
+
+
+@check
+def split_llama():
+    pair = Pair("llama", tensor_parallel=2)
+    pair.everything()
+    round_trip(pair)
+
+
+@check
+def split_qwen3():
+    pair = Pair("qwen3", tensor_parallel=2, gradient_checkpointing=True)
+    kept = sum(own(tensor).nbytes for _, tensor in pair.fsdp.shards())
+    assert kept <= {2: 0.6, 4: 0.35}[RANKS] * sum(tensor.nbytes for _, tensor in pair.local.weights())
+    pair.everything()
+    round_trip(pair)
+
+
+@check
+def split_gemma3():
+    Pair("gemma3", tensor_parallel=2).everything()
+
+
+@check
+def split_heads():
+    Pair("qwen3", "values", tensor_parallel=2).everything()
+    Pair("reward", "scores", tensor_parallel=2).everything()
+
+
+@check
+def unsplit():
+    for model, head, settings, words in [("gpt2", "logprobs", {}, "no plan in its config"), ("llama", "logprobs", {"lora": 4}, "adapters"),
+                                         ("llama", "logprobs", {"shard": "none"}, "--shard full")]:
+        with pytest.raises(PlanError, match=words):
+            Pair(model, head, tensor_parallel=2, **settings)
+
+
+@check
+def data_parallel():
+    """Each rank has the whole model, and gradients are added up."""
+    pair = Pair("llama", shard="none")
+    assert sum(t.nbytes for _, t in pair.fsdp.shards()) == sum(t.nbytes for _, t in pair.local.weights())
+    pair.everything()
+    state = pair.fsdp.state()
+    pair.local.restore(state)
+    pair.learn()
+    pair.close()
+
+
+def join():
+    store = dist.FileStore(str(FOLDER / f"meeting{RANKS}"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=RANKS, timeout=timedelta(seconds=40))
+    ALONE.append(Peers([dist.new_group([rank]) for rank in range(RANKS)][RANK]))
+
+
+def main():
+    join()
+    found = {}
+    for name in sys.argv[5:]:
+        start = time.monotonic()
+        try:
+            CHECKS[name]()
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+        print(RANK, name, round(time.monotonic() - start, 1), found[name], flush=True)
+        if found[name]:  # the ranks are no longer at the same place
+            break
+    (FOLDER / f"found{RANKS}.{RANK}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
