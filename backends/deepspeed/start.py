@@ -80,8 +80,3 @@ def engine(package: Any, module: nn.Module, optimizer: torch.optim.Optimizer | N
             package.zero.Init(module=module, config_dict_or_path=chosen, mem_efficient_linear=False)
         return package.initialize(model=module, optimizer=optimizer, config=chosen, dist_init_required=False)[0]
 
-
-def gathered(parameters: list[Any]) -> contextlib.AbstractContextManager[None]:
-    """Within, these parameters are whole, for reading. Every rank enters."""
-    cut = [parameter for parameter in parameters if hasattr(parameter, "ds_tensor")]
-    return importlib.import_module("deepspeed").zero.GatheredParameters(cut) if cut else contextlib.nullcontext()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from rlflow.author.loss import Quantity
@@ -20,14 +21,13 @@ from rlflow.backends.deepspeed.partitions import (
     flats,
     link_moments,
     moment,
-    part,
     put,
     put_learning,
     put_moment,
     shape,
     whole,
 )
-from rlflow.backends.deepspeed.start import engine, gathered, quiet, start
+from rlflow.backends.deepspeed.start import engine, quiet, start
 from rlflow.backends.local import lora
 from rlflow.backends.local.network import load_network
 from rlflow.backends.local.sequences import Sequences
@@ -36,6 +36,7 @@ from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.local.trainer import stored
 from rlflow.batch import Batch
 from rlflow.errors import listed
+from rlflow.reshard.shards import Pieces, pieces_of
 from rlflow.training.learning import Step
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
@@ -47,7 +48,7 @@ HEAD = "value_head."
 class TrainerSettings(LocalSettings):
     """Those of the local trainer, and how much the ranks share out."""
 
-    zero: Literal[1, 2, 3] = 3  # a rank holds a part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory, sends more
+    zero: Annotated[int, Ge(1), Le(3)] = 3  # a rank holds part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory
 
 
 class Computation(nn.Module):
@@ -159,29 +160,15 @@ class Trainer(local.Trainer):
                 seen.add(id(tensor))
                 yield lora.plain(name), tensor
 
-    def _layer(self, name: str) -> Any:
-        """The layer with an adapter whose weight this is, if it is one."""
-        return self.network.adapted.get(name.removesuffix(".weight"))
-
-    def _merged(self, layer: Any, weight: Tensor) -> Tensor:
-        adapter = [layer.lora_A[lora.ADAPTER].weight, layer.lora_B[lora.ADAPTER].weight]
-        with gathered(adapter):
-            return lora.merged(layer, whole(weight))
-
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) of the model, tied weights once, brought together one at a time. Every rank goes through all."""
         for name, tensor in self._own():
-            layer = self._layer(name)
-            yield name, whole(tensor) if layer is None else self._merged(layer, tensor)
+            layer = self.network.adapted.get(name.removesuffix(".weight"))
+            yield name, whole(tensor) if layer is None else lora.merged(layer, whole(tensor), whole)
 
-    def shards(self) -> Iterator[tuple[str, torch.Size, torch.dtype, Tensor, int]]:
-        """What this rank holds of each weight, without sending any: (Hugging Face name, shape of the whole, dtype, flat tensor, element
-        of the flattened whole at which it starts). Stage 3 cuts the flattened weight into equal parts, of which the last may be short
-        or empty; under stages 1 and 2 every rank holds all. Merged adapters alone are brought together, and held whole."""
-        for name, tensor in self._own():
-            layer = self._layer(name)
-            held, start = part(tensor) if layer is None else (self._merged(layer, tensor).reshape(-1), 0)
-            yield name, shape(tensor), held.dtype, held, start
+    def pieces(self) -> dict[str, Pieces] | None:
+        """What this rank holds of each tensor of ``weights``, nothing gathered; None with adapters, which ``weights`` merges."""
+        return None if self.network.adapted else pieces_of(self._own())
 
     def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Take the weights of ``tensors`` by name. Raises ValueError where a name is unknown, or one is missing."""
@@ -209,7 +196,7 @@ class Trainer(local.Trainer):
         head = {name: whole(p).cpu() for name, p in self.network.head.named_parameters()} if self.spec.head == "values" else {}
         if first:
             folder.mkdir(parents=True, exist_ok=True)
-            self.network.save(folder, weights, head)
+            self.network.write(folder, weights, head)
             copy_tokenizer(self.spec.folder, folder)
         dist.barrier()
 
@@ -226,24 +213,28 @@ class Trainer(local.Trainer):
                 self._change(parameter, other.head.state_dict()[name])
 
     def state(self) -> dict[str, Tensor]:
-        """What the local trainer's ``state`` has, in the same names and shapes, whatever the stage and the number of ranks. Every rank
-        calls this and gets all of it. Stage 3: tensors of its own; else partly live ones."""
-        out = {f"parameters/{name}": tensor.cpu() if self.network.adapted else tensor for name, tensor in self.weights()}
-        out["steps"] = torch.tensor(self.steps)
+        """What the local trainer's ``state`` has, in the same names and shapes, whatever the stage and the number of ranks: on the first
+        rank, in host memory. Every rank takes part; the others get an empty dict."""
+        first = dist.get_rank() == 0
+        return {name: tensor.cpu() for name, tensor in self._state() if first}
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.weights():
+            yield f"parameters/{name}", tensor
+        yield "steps", torch.tensor(self.steps)
         if self.network.adapted:
-            out["base/sha256"] = self._base_digest()
+            yield "base/sha256", self._base_digest()
         if self.learning:
             link_moments(self.engine.optimizer)
         for name, parameter in self.learning.items():
             if name.startswith(HEAD) or lora.is_adapter(name):
-                out[stored(name)] = whole(parameter)
-            if self.optimizer.state:
-                out |= {f"{kind}/{name}": moment(parameter, kind) for kind in MOMENTS}
-        return out
+                yield stored(name), whole(parameter)
+            for kind in MOMENTS if self.optimizer.state else ():
+                yield f"{kind}/{name}", moment(parameter, kind)
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from what a ``state`` gave, also of another stage, another number of ranks or the local trainer. Raises PlanError
-        where it is of other adapters, or of another base."""
+        """Continue from what a ``state`` gave, which every rank gets whole, also of another stage, another number of ranks or the local
+        trainer. Raises PlanError where it is of other adapters, or of another base."""
         if self.network.adapted:
             self._check_adapters(state)
         else:
@@ -270,7 +261,7 @@ class Trainer(local.Trainer):
 
     def _base_digest(self) -> Tensor:
         if self.base is None:
-            self.base = lora.digest(Parts(self.network.module))
+            self.base = lora.digest(Parts(self.network.module), lambda tensor: tensor)
         return self.base
 
     def _shape(self, parameter: Tensor) -> list[int]:

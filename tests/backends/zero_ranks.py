@@ -104,6 +104,8 @@ def theta(state):
 def distance(one, other):
     """‖Δθ‖ / ‖θ‖, and whether the states have the same names in the same order."""
     a, b = one.state(), other.state()
+    if not a:  # on other ranks than the first
+        return 0.0, True
     return float((theta(a) - theta(b)).norm() / theta(b).norm()), list(a) == list(b)
 
 
@@ -116,18 +118,26 @@ def copied(state):
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
+def everywhere(state):
+    """The first rank's on all."""
+    found = [state]
+    if RANKS > 1:
+        dist.broadcast_object_list(found, 0)
+    return found[0]
+
+
 def share(one):
     """The part of all weights' elements that this rank holds between calls."""
-    pieces = list(one.shards())
-    resident = sum(p.data.numel() for p in one.network.module.parameters())
-    return (sum(held.numel() for _, _, _, held, _ in pieces) + resident) / sum(shape.numel() for _, shape, _, _, _ in pieces)
+    parameters = list(one.network.module.parameters())
+    held = sum(p.ds_tensor.numel() + p.data.numel() for p in parameters)
+    return held / sum(p.ds_numel for p in parameters)
 
 
 def equality(shape, zero):
     one, other = made(shape, zero), made(shape)
     rows = list(range(10)) if RANKS == 1 else [[4, 2, 7], []][RANK]
     same_forward = torch.equal(one.forward(BATCH.rows(rows))["logprobs"], other.forward(BATCH.rows(rows))["logprobs"])
-    begun = share(one)
+    begun = share(one) if zero == 3 else None
     (_, steps), (_, expected) = learned(one), learned(other)
     apart, names = distance(one, other)
     return {"apart": apart, "names": names, "forward": same_forward, "norm": abs(steps["grad_norm"] / expected["grad_norm"] - 1),
@@ -143,7 +153,7 @@ def states(zero):
     taken = same(one.state(), begun)
     learned(one, AGAIN), learned(other, AGAIN)
     back = made("qwen3")
-    back.restore(copied(one.state()))
+    back.restore(everywhere(one.state()))
     fresh = made("qwen3", zero)
     fresh.restore(copied(made("qwen3").state()))
     return {"taken": taken, "apart": distance(one, other)[0], "back": same(back.state(), one.state()),
@@ -153,7 +163,7 @@ def states(zero):
 def between_stages():
     """Stage 3 to 1 to 2 to 3; one rank takes what two left, too."""
     three = learned(made("gpt2", 3))[0]
-    state = copied(three.state())
+    state = everywhere(three.state())
     if RANK == 0:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, OUT / f"{RANKS}.safetensors")
     found = load_file(OUT / "2.safetensors") if RANKS == 1 else state
@@ -165,7 +175,7 @@ def between_stages():
         kept.append(same(one.state(), state))
         one.restore(found)
         kept.append(same(one.state(), found))
-        state = copied(one.state())
+        state = everywhere(one.state())
     return all(kept)
 
 
@@ -182,16 +192,18 @@ def files():
 
 
 def parts():
-    """Whether ``shards`` are what their places say, cover each weight once, and are copies of nothing."""
+    """Whether ``pieces`` are what their places say, cover each weight once, and are copies of nothing."""
     one = learned(made("gpt2", 3))[0]
-    good = True
-    for (name, shape, dtype, held, start), (known, tensor) in zip(one.shards(), one.weights(), strict=True):
-        flat, covered = tensor.flatten(), torch.tensor(held.numel())
-        if RANKS > 1:
-            dist.all_reduce(covered)
-        good &= name == known and shape == tensor.shape and dtype == tensor.dtype and int(covered) == tensor.numel()
-        good &= torch.equal(held, flat[start : start + held.numel()])
-    return bool(good)
+    pieces, good = one.pieces(), True
+    for name, tensor in one.weights():
+        held, covered = pieces.pop(name), torch.zeros_like(tensor)
+        for piece in held.pieces:
+            place = tuple(slice(*sides) for sides in piece.box)
+            good &= torch.equal(piece.view, tensor[place])
+            covered[place] += 1
+        dist.all_reduce(covered)
+        good &= held.shape == tuple(tensor.shape) and bool((covered == 1).all())
+    return good and not pieces
 
 
 def skipped(zero):
@@ -226,7 +238,7 @@ def adapters(dtype, zero=3):
     restored = made("gpt2", zero, lora=4, dtype=dtype)
     restored.restore(copied(other.state()))
     back = made("gpt2", lora=4, dtype=dtype)
-    back.restore(copied(one.state()))
+    back.restore(everywhere(one.state()))
     one.save(OUT / f"lora{zero}{RANKS}{dtype}")
     return {"apart": apart, "names": names, "restored": same(restored.state(), other.state()), "back": same(back.state(), one.state()),
             "learning": list(one.learning) == list(other.network.parameters())}
