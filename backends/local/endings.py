@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,28 @@ class Endings:
         ended = newest == self.eos if len(self.eos) == 1 else torch.isin(newest, self.eos)
         if not self.stop:
             return ended
-        window = MARGIN + max(len(text.encode()) for text in self.stop)  # a token is at least one byte
-        tails = texts(self.tokenizer, tokens[rows, max(0, step + 1 - window) : step + 1].tolist())
+        tails = texts(self.tokenizer, tokens[rows, max(0, step + 1 - window(self.stop)) : step + 1].tolist())
         return ended | torch.tensor([any(text in tail for text in self.stop) for tail in tails], device=ended.device)
+
+
+def window(stop: Sequence[str]) -> int:
+    """In how many of the newest tokens any of these strings is found once its last token is there: a token is at least one byte."""
+    return MARGIN + max(len(text.encode()) for text in stop)
+
+
+def text_stops(stop: Sequence[str], tokenizer: Any) -> Callable[[list[int]], bool]:
+    """Whether the newest of these tokens completes one of the strings, asked after each of a row."""
+    if not stop:
+        return lambda tokens: False
+    last = window(stop)
+    return lambda tokens: any(text in tail for tail in texts(tokenizer, [tokens[-last:]]) for text in stop)
+
+
+def eos_of(configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:
+    """Every token that ends a response: those that any of a model's configs names; the tokenizer's where none does."""
+    found: set[int] = set()
+    for config in configs:
+        ids = getattr(config, "eos_token_id", None)
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    found = {token for token in found if 0 <= token < vocabulary}
+    return sorted(found) or [token for token in [tokenizer.eos_token_id] if token is not None]

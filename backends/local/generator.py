@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlflow.backends.local.decode import Drawn, decode
-from rlflow.backends.local.endings import Endings
+from rlflow.backends.local.endings import Endings, eos_of
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
 from rlflow.backends.local.sequences import sequences
@@ -140,13 +140,8 @@ class Generator:
 def eos_ids(network: Network, tokenizer: Any) -> list[int]:
     """Every token that ends a response: of the generation config and of the config; the tokenizer's where those name none."""
     module = network.module
-    vocabulary = module.get_output_embeddings().weight.shape[0]
-    found: set[int] = set()
-    for config in (module.generation_config, module.config, module.config.get_text_config()):
-        ids = getattr(config, "eos_token_id", None)
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    found = {token for token in found if 0 <= token < vocabulary}
-    return sorted(found) or [token for token in [tokenizer.eos_token_id] if token is not None]
+    configs = module.generation_config, module.config, module.config.get_text_config()
+    return eos_of(configs, module.get_output_embeddings().weight.shape[0], tokenizer)
 
 
 def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:

@@ -13,7 +13,7 @@ from rlflow.author.settings import override
 from rlflow.check.check import Report, check
 from rlflow.errors import PlanError
 from rlflow.given.flags import Given, parse_flags, read_toml, sorted_out
-from rlflow.given.names import source_files, unknown_names
+from rlflow.given.names import module_name, source_files, unknown_names
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.text import reads
 from rlflow.trace.compile import Options, role_names
@@ -78,17 +78,31 @@ def check_names(given: Given, roles: Iterable[str]) -> None:
     problems = []
     for role in roles:
         chosen = given.role(role)
-        known = {name for half in ("trainer", "generator") for name in setting_names(str(chosen.get(half) or given.options.backend))}
+        known = {each for half in ("trainer", "generator") for name in setting_names(str(chosen.get(half) or given.options.backend))
+                 for each in (name, f"{half}.{name}")}  # fmt: skip
         problems += unknown_names(role, chosen, known, given.every_role)
     if problems:
         raise PlanError(*dict.fromkeys(problems))
 
 
 def setting_names(backend: str) -> set[str]:
-    """Fields of the classes named …Settings in a backend's source. Raises PlanError for a backend that is not there."""
+    """Fields of the classes named …Settings in a backend's source, and of those of other backends that they extend. Raises PlanError for a
+    backend that is not there."""
     names: set[str] = set()
     for file in source_files(backend):
-        for node in ast.walk(ast.parse(file.read_text())):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name.endswith("Settings"):
                 names |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+                for other in _extended(node, tree) - {module_name(backend)}:
+                    names |= setting_names(other)
     return names
+
+
+def _extended(kind: ast.ClassDef, tree: ast.Module) -> set[str]:
+    """The backends from whose modules the bases of a class come."""
+    bases = {name.id for base in kind.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules = {node.module or "" for node in froms for alias in node.names if (alias.asname or alias.name) in bases}
+    shipped = module_name("")
+    return {".".join(module.split(".")[:3]) if module.startswith(shipped) else module for module in modules}

@@ -22,7 +22,8 @@ def half_problems(
     for role in sorted(used.intersection(given)):
         has = dict(zip(HALVES, halves.get(role, (False, False)), strict=True))
         for flag in given[role]:
-            half = next((half for half in HALVES if flag in (half, f"{half}.pool") or flag in owned.get(role, {}).get(half, set())), None)
+            own = {half: {half, *owned.get(role, {}).get(half, ())} for half in HALVES}
+            half = next((half for half in HALVES if flag in own[half] or flag.startswith(f"{half}.")), None)
             if (half is not None and not has[half]) or (flag == "pool" and not any(has.values())):
                 yield _no_half(graph, role, flag, has)
 

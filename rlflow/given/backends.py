@@ -30,6 +30,9 @@ def backend(name: str) -> Any:
         raise no_backend(name) from error
 
 
+HALVES = ("Trainer", "Generator")
+
+
 class Halves(NamedTuple):
     """What a role needs of its backends."""
 
@@ -47,16 +50,19 @@ def halves(graph: Graph, use: RoleUse) -> Halves:
 
 
 def settings(module: Any, half: str, role: str, given: Mapping[str, Any]) -> Any:
-    """The half's settings from what is given for the role; names of the other half are left to it."""
-    kind = getattr(module, half).Settings
+    """The half's settings from what is given for the role, ``trainer.NAME`` and ``generator.NAME`` before ``NAME``; names of the other half
+    are left to it."""
+    kind, own = getattr(module, half).Settings, half.lower() + "."
+    alone = {name.removeprefix(own): value for name, value in given.items() if name.startswith(own)}
     known = {field.name for field in fields(kind)}
-    return override(kind(), {name: value for name, value in given.items() if name in known}, f"{role}.")
+    return override(kind(), {name: value for name, value in {**given, **alone}.items() if name in known}, f"{role}.")
 
 
 def known_names(modules: tuple[Any, ...]) -> set[str]:
-    """The settings that the halves of a role have."""
-    kinds = [getattr(module, half).Settings for module in modules for half in ("Trainer", "Generator") if hasattr(module, half)]
-    return {field.name for kind in kinds for field in fields(kind)}
+    """The settings that the halves of a role have, each also with its half before it."""
+    own = {half: {field.name for field in fields(getattr(module, half).Settings)}
+           for half, module in zip(HALVES, modules, strict=True) if hasattr(module, half)}  # fmt: skip
+    return {name for half, names in own.items() for each in names for name in (each, f"{half.lower()}.{each}")}
 
 
 def check_settings(uses: list[RoleUse], given: Given) -> None:
@@ -65,8 +71,12 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
     for use in uses:
         _, modules = _planned(use, given)
         problems += unknown_names(use.name, given.role(use.name), known_names(modules), given.every_role)
-        for half, module in zip(("Trainer", "Generator"), modules, strict=True):
-            settings(module, half, use.name, given.role(use.name))
+        needed = Halves(use.trained or not use.generates, use.generates)
+        for half, module, need in zip(HALVES, modules, needed, strict=True):
+            if hasattr(module, half):
+                settings(module, half, use.name, given.role(use.name))
+            elif need:
+                problems.append(no_half(module, half, use.name))
     if problems:
         raise PlanError(*dict.fromkeys(problems))
 
@@ -82,10 +92,23 @@ def make_models(
         spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0))  # type: ignore[arg-type]
         chosen = given.role(use.name)
         made[use.name] = Model(
-            trainer.Trainer(spec, settings(trainer, "Trainer", use.name, chosen)) if need.trainer else None,
-            generator.Generator(spec, settings(generator, "Generator", use.name, chosen)) if need.generator else None,
+            half_of(trainer, "Trainer", use.name)(spec, settings(trainer, "Trainer", use.name, chosen)) if need.trainer else None,
+            half_of(generator, "Generator", use.name)(spec, settings(generator, "Generator", use.name, chosen)) if need.generator else None,
         )
     return made
+
+
+def half_of(module: Any, half: str, role: str) -> Any:
+    """The class of a backend. Raises PlanError where the backend has none."""
+    if not hasattr(module, half):
+        raise PlanError(no_half(module, half, role))
+    return getattr(module, half)
+
+
+def no_half(module: Any, half: str, role: str) -> Problem:
+    name, kind = str(module.__name__).removeprefix("rlflow.backends."), half.lower()
+    return Problem("backend-half", f"the backend '{name}' has no {half}, which role '{role}' needs", found=f"{kind} {name}",
+                   expected=f"a backend with a {half}, such as local", remedy=f"--{role}.{kind} local")
 
 
 def model_folder(use: RoleUse, given: Given) -> Path | None:

@@ -102,8 +102,8 @@ def _owned(role: str, given: Given) -> dict[str, set[str]]:
     chosen = given.role(role)
     names = []
     for half in HALVES:
-        kind = getattr(backend(str(chosen.get(half) or given.options.backend)), half.capitalize()).Settings
-        names.append({field.name for field in fields(kind)})
+        kind = getattr(backend(str(chosen.get(half) or given.options.backend)), half.capitalize(), None)
+        names.append({field.name for field in fields(kind.Settings)} if kind is not None else set())
     return {half: own - other for half, own, other in zip(HALVES, names, reversed(names), strict=True)}
 
 

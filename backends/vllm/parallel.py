@@ -1,0 +1,78 @@
+"""Ranks that share an engine: neighbours in the pool, each with a process of its own and a part of every weight."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlflow.errors import PlanError
+
+SHARED_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This rank among those of the pool. Ranks [k·size, (k+1)·size) share engine k; engines know nothing of each other."""
+
+    rank: int
+    ranks: int
+    size: int
+    run: str  # the same on all ranks of the pool, and of no other
+
+    @staticmethod
+    def taken(size: int) -> Seat:
+        """From torch's default group; every rank of the pool has to ask. Raises PlanError where engines of that size do not fill it."""
+        grouped = dist.is_available() and dist.is_initialized()
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
+        if ranks % size:
+            raise PlanError.of("tensor-parallel", f"engines of {size} ranks do not fill a pool of {ranks}",
+                               found=f"--tensor_parallel {size}", expected="a number that divides the ranks of the pool",
+                               remedy="change --pools or --ROLE.tensor_parallel")
+        name = [secrets.token_hex(8)]
+        if ranks > 1:
+            dist.broadcast_object_list(name, src=0)
+        return Seat(rank, ranks, size, name[0])
+
+    @property
+    def launcher(self) -> str:
+        """vLLM's executor: of one process, or of one process among others that were started elsewhere."""
+        return "external_launcher" if self.ranks > 1 else "uni"
+
+    def variables(self, device: str) -> dict[str, str]:
+        """What the launcher reads."""
+        if self.ranks == 1:
+            return {}
+        index = torch.cuda.current_device() if device == "cuda" else self.rank
+        return {"RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(index)}
+
+    def name_segments(self) -> None:
+        """Let this pool's engines share memory under names of their own. vLLM names it by ranks alone, so that two pools on a machine,
+        or one and what a dead one left, meet in it."""
+        communicator = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")
+        communicator._CPUSHMDistributed.make_group_name = staticmethod(self._segment)
+
+    def _segment(self, communicator: Any) -> str:
+        return f"rlflow-{self.run}-{communicator.unique_name.replace(':', '-')}-{'-'.join(map(str, communicator.ranks))}"
+
+    def drop_segments(self) -> None:
+        """Take the names away once all ranks have joined: the memory lives as long as they do, and nothing is left when they die."""
+        if self.size > 1:
+            dist.barrier()
+        for path in glob.glob(f"{SHARED_MEMORY}/*rlflow-{self.run}-*"):
+            Path(path).unlink(missing_ok=True)
+
+    def gathered(self, own: Any) -> list[Any]:
+        """What each rank of this engine has, in rank order; it waits for all of them."""
+        if self.size == 1:
+            return [own]
+        group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group().cpu_group
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, own, group=group)
+        return found
