@@ -17,8 +17,8 @@ SECONDS = 600  # for all checks of some ranks
 CHECKS = {
     1: ["qwen3"],
     2: ["gpt2", "llama", "gemma3", "qwen3", "values", "tied_values", "scores", "new_scores", "adapters", "transposed_adapters", "frozen",
-        "low", "skipped", "data_parallel", "split_llama", "split_qwen3", "split_gemma3", "split_heads", "unsplit"],
-    4: ["values", "split_qwen3"],
+        "experts", "low", "skipped", "data_parallel", "split_llama", "split_qwen3", "split_gemma3", "split_heads", "unsplit"],
+    4: ["uneven", "split_qwen3", "values"],
 }  # fmt: skip
 
 
