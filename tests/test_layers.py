@@ -23,13 +23,14 @@ MAY_IMPORT = {
     "schedule": "graph plan",
     "spans": "",
     "simulate": "errors graph plan schedule spans",
-    "explain": "errors columns graph trace placement plan simulate",
+    "explain": "errors columns graph trace placement plan simulate reshard",
+    "reshard": "errors",
     "training": "errors columns author batch",
     "checkpoints": "errors checkpoints.process",
     "checkpoints.process": "",
-    "execution": "errors columns dispatch author batch maths graph trace plan schedule spans training",
-    "backends": "errors extras columns author batch training execution checkpoints",
-    "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans "
+    "execution": "errors columns dispatch author batch maths graph trace plan schedule spans training reshard",
+    "backends": "errors extras columns author batch training execution checkpoints reshard",
+    "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
                "checkpoints.process",
     "data": "errors columns extras batch",
     "rewards": "errors columns extras batch data",

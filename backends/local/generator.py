@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from rlflow.backends.local.tokenizer import load_tokenizer, texts
 from rlflow.batch import Axis, Batch, Data, flatten
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import PlanError
+from rlflow.reshard.layout import Spread
+from rlflow.reshard.proof import Destinations
+from rlflow.reshard.shards import pieces_of
 from rlflow.training.chance import uniforms
 from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
@@ -94,8 +98,24 @@ class Generator:
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the number of updates behind
         them. Raises ValueError where a name is unknown or missing."""
+        with self.writing(version):
+            self.load(weights)
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """The weights alone."""
         self.network.copy(weights)
+
+    @contextlib.contextmanager
+    def writing(self, version: int) -> Iterator[None]:
+        """A time for who writes into the memory of ``destinations``: afterwards these are the weights with ``version`` updates behind
+        them."""
+        yield
         self.version = version
+
+    def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
+        """Where each of these tensors lies here: under the same name, whole."""
+        own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
+        return Destinations(own, {}, {}, self.network.device)
 
     def sleep(self) -> None:
         """Move the weights to host memory. On a CPU they are there already, and nothing is freed."""

@@ -20,6 +20,7 @@ from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch, Data, pad, ramp
 from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError
+from rlflow.reshard.shards import Pieces, pieces_of
 from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import New
@@ -53,6 +54,11 @@ class Trainer:
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
+
+    @staticmethod
+    def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        """What of its weights, adapters, gradient and optimizer a trainer's ranks divide among them."""
+        return ()
 
     def _network(self) -> Network:
         return load_network(self.spec, self.settings)
@@ -144,6 +150,10 @@ class Trainer:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, tensor) of the model, tied weights once; views of what is trained, not copies."""
         return self.network.tensors()
+
+    def pieces(self) -> dict[str, Pieces] | None:
+        """What this rank holds of each tensor of ``weights``, nothing gathered; None with adapters, which ``weights`` merges."""
+        return None if self.network.adapted else pieces_of((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder: config, safetensors, the source folder's tokenizer, and a critic's value head. Weights

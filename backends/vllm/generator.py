@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
 from rlflow.backends.vllm.engine import Engine
 from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.batch import Batch
+from rlflow.reshard.layout import Spread
+from rlflow.reshard.proof import Destinations, prove
+from rlflow.reshard.trace import trace
 from rlflow.training.protocols import ModelSpec, Sampling
 
 COLDEST = 0.01  # vLLM samples no colder than that, and would take it in place of what was asked for
@@ -97,7 +100,16 @@ class Generator:
         thread may call it while rows are sampled: they go on with the new weights and the keys and values of the old. Raises ValueError
         where a name is unknown or missing, or a shape does not fit."""
         with self.writing(version):
-            self.engine.load(weights)
+            self.load(weights)
+
+    def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """The weights alone, by vLLM's own loader."""
+        self.engine.load(weights)
+
+    def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
+        """Where in this rank's memory each of these tensors belongs, traced from vLLM's own loader and proved bit for bit. The weights are
+        patterns afterwards: new ones have to be written before anything is sampled."""
+        return prove(self.module, trace(self.module, tensors), tensors, self.load)
 
     def writing(self, version: int) -> AbstractContextManager[None]:
         """A time in which nothing is sampled, for who writes into the parameters of ``module``: afterwards these are the weights with

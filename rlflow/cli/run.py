@@ -92,8 +92,9 @@ def help_text(file: str, flow: Flow) -> str:
 def _backends() -> list[str]:
     from rlflow.given.backends import backend
 
-    local = backend("local")
-    return [*_described("ROLE.", local.Trainer.Settings), *_described("ROLE.", local.Generator.Settings)]
+    local, vllm = backend("local"), backend("vllm")
+    return [*_described("ROLE.", local.Trainer.Settings), *_described("ROLE.", local.Generator.Settings),
+            "With --ROLE.generator vllm, in place of batch_tokens", *_described("ROLE.", vllm.Generator.Settings)]
 
 
 def _described(prefix: str, settings: type, values: Any = None) -> list[str]:

@@ -229,6 +229,12 @@ class ClusterEngine(Engine):
         summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
+    def moved(self) -> dict[str, float]:
+        found = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
+        for model in self.models.values():
+            model.moved = {}
+        return found
+
     def ran(self) -> list[RankSpan]:
         return [self._ran.popleft() for _ in range(len(self._ran))]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,15 @@ class RemoteTrainer:
 
 @dataclass
 class RemoteModel:
-    """A role: where its halves are, how many updates are behind its weights, and how many behind those that sample."""
+    """A role: where its halves are, how many updates are behind its weights, and how many behind those that sample. moved: of the last time
+    that weights went from one half to the other, on one pool: the most bytes that a rank received and had to, and the seconds."""
 
     role: str
     trainer: RemoteTrainer | None = None
     generator: Pool[Worker] | None = None
     version: int = 0
     sampled_version: int = 0
+    moved: dict[str, float] = field(default_factory=dict)
 
     def frozen(self) -> Frozen | None:
         """The weights as they are now; None where the generator's pool is the trainer's, which has just the newest."""
@@ -81,5 +83,6 @@ class RemoteModel:
         if (frozen := self.frozen()) is not None:
             self.use(frozen, seconds)
         else:
-            self.generator.call(Worker.synchronise, self.role, self.version, seconds=seconds, group="model").result()
+            ranks = self.generator.call(Worker.synchronise, self.role, self.version, seconds=seconds, group="model").result()
+            self.moved = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
         self.sampled_version = self.version

@@ -22,6 +22,7 @@ from rlflow.cluster.pulse import MARKS
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.weights import Moving, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
@@ -49,6 +50,7 @@ class Worker:
         self.setup = setup
         self.program = setup.program()
         self.shelf = Shelf()
+        self.moving: dict[str, Moving] = {}
         if setup.ranks > 1:
             join(setup)
         self.rewards = Rewards(setup.given, setup.data)
@@ -258,11 +260,20 @@ class Worker:
     def restore(self, role: str, state: Payload) -> None:
         self._trainer(role).restore(unpack_tensors(state))
 
-    def synchronise(self, role: str, version: int) -> None:
-        """The model has this many updates behind it; the generator beside the trainer takes its weights."""
-        model = self.engine.models[role]
+    def synchronise(self, role: str, version: int) -> dict[str, float]:
+        """The model has this many updates behind it; the generator beside the trainer takes its weights. What came and how long it took."""
+        model, options = self.engine.models[role], self.setup.given.options
         model.version, model.sampled_version = version, -1
+        if role not in self.moving and movable(model, options.weights):
+            run = f"{Path(self.setup.meeting).name}-{role}"
+            self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
+        if role in self.moving:
+            moved = self.moving[role](version)
+            model.sampled_version = version
+            return moved
+        start = time.monotonic()
         model.synchronise()
+        return {"seconds": time.monotonic() - start}
 
     def save(self, role: str, folder: str) -> None:
         self._trainer(role).save(Path(folder))

@@ -212,6 +212,10 @@ class Engine:
         """The batch here, where it can be looked into."""
         return batch
 
+    def moved(self) -> Metrics:
+        """What there is to say of weights that went from trainers to generators since this was last asked."""
+        return {}
+
     def ran(self) -> list[RankSpan]:
         """When ranks of pools carried out what, since this was last asked; in one process there are none."""
         return []

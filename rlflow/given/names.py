@@ -10,7 +10,7 @@ from typing import Any
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.given.flags import ROLE_KEYWORDS, unknown_flag
 
-SHIPPED = ("fsdp", "local", "null", "vllm")
+SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
 
 
 def module_name(backend: str) -> str:

@@ -195,7 +195,8 @@ class Loop:
         seconds = time.monotonic() - start
         self.prepared.engine.state |= outcome.state
         self.totals.add(outcome.spans, start, seconds)
-        self.last = outcome.metrics | outcome.summary.health | canaries | speed(outcome) | outcome.state | {"seconds": seconds}
+        moved = self.prepared.engine.moved()
+        self.last = outcome.metrics | outcome.summary.health | canaries | moved | speed(outcome) | outcome.state | {"seconds": seconds}
         samples = outcome.summary.rows
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, samples)

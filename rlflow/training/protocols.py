@@ -93,6 +93,9 @@ class Trainer(Protocol):
 
     def wake(self) -> None: ...
 
+    # A trainer may also have ``pieces()``: of each tensor of ``weights`` the boxes that this rank holds, in live memory, nothing gathered
+    # (``rlflow.reshard.shards.Pieces`` by Hugging Face name), or None where what is trained is no such tensor (adapters).
+
 
 class Generator(Protocol):
     """Samples from a model that someone else trains. ``collective`` and ``tensor_parallel`` say of it what they say of a trainer."""
@@ -115,6 +118,10 @@ class Generator(Protocol):
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
+
+    # A generator may also have ``destinations(tensors)``: where in its memory each of these tensors belongs
+    # (``rlflow.reshard.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written and nothing is
+    # sampled, and ``load(weights)``, its own loader.
 
 
 Metrics = Mapping[str, float]

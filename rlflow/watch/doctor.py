@@ -55,7 +55,7 @@ SPOILERS = ("torchvision", "torchaudio", "torchcodec")  # vLLM needs none of the
 
 @dataclass(frozen=True)
 class Engine:
-    """A backend: what it is for, the package that it needs beside PyTorch and transformers, how its version begins, and what installs it."""
+    """A backend: what it is for, the package that it needs, how the version of that begins, and what installs it."""
 
     name: str
     purpose: str

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen3Config
 
 from rlflow.backends.local.tokenizer import load_tokenizer
+from rlflow.backends.vllm import install
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup")]
 
@@ -54,6 +56,7 @@ def models(folders, tmp_path_factory):
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(root / name)
         load_tokenizer(folders["gpt2"]).save_pretrained(root / name)
+    shutil.copytree(folders["qwen3"], root / "narrow")  # heads of 8
     return root
 
 
@@ -144,6 +147,22 @@ def test_what_cannot_be_done_is_said(found):
     assert "nonsense" in said["unknown"]
     assert "found no weights for" in said["missing"]
     assert "[3]" in said["misshapen"]
+
+
+def test_an_engines_error_reaches_the_caller_and_the_engine_goes_on(found):
+    assert found["broken"] == "the third layer is on fire"
+    assert found["mended"]
+
+
+def test_a_model_without_kernels_is_refused_before_anything_is_sampled(alone):
+    assert alone["qwen3"]["narrow"].startswith("PlanError")
+    assert "head_dim=8" in alone["qwen3"]["narrow"]
+    assert "--ROLE.generator local" in alone["qwen3"]["narrow"]
+
+
+def test_the_install_command_leaves_what_is_there(capsys):
+    assert install.main() == 0
+    assert any(words in capsys.readouterr().out for words in ("is there", "is for GPUs"))
 
 
 def test_an_engine_leaves_its_process_as_it_was(alone):

@@ -80,7 +80,8 @@ def one(folder):
     found["by_hand"] = [by_hand(folder, generator.generate(prompts, sampling, range(12)), prompts, sampling) for sampling in SAMPLINGS]
     found["greedy"] = [tokens(made.generate(prompts, Sampling(1, 12, 0.0), range(4))) for made in (generator, Generator(ModelSpec(folder)))]
     found |= columns(generator, folder, prompts) | alone(generator, prompts) | ends(generator, prompts) | refusals(generator, prompts)
-    return found | received(generator, folder, prompts) | under_way(generator, folder, prompts)
+    found |= received(generator, folder, prompts) | under_way(generator, folder, prompts) | broken(generator, prompts)
+    return found | {"narrow": raised(lambda: vllm.Generator(ModelSpec(folder.parent / "narrow"))) if folder.name == "qwen3" else ""}
 
 
 def columns(generator, folder, prompts):
@@ -172,6 +173,22 @@ def under_way(generator, folder, prompts):
     longest[0].join()
     after = generator.generate(prompts, Sampling(1, 8), range(4))
     return {"spans": [row.tolist() for row in split(out, "policy_version")], "settled": mismatch(trainer, after, prompts)}
+
+
+def broken(generator, prompts):
+    """An error in the model's forward, and the call after it."""
+
+    def fails(*_):
+        raise ArithmeticError("the third layer is on fire")
+
+    hook = generator.module.register_forward_pre_hook(fails)
+    try:
+        generator.generate(prompts, Sampling(1, 4), range(4))
+        said = ""
+    except ArithmeticError as error:
+        said = str(error)
+    hook.remove()
+    return {"broken": said, "mended": generator.healthy()}
 
 
 def join(rank, meeting):

@@ -1,0 +1,274 @@
+"""What moving weights costs: bytes against the lower bound, time against gathering every parameter and against a plain copy.
+
+    python benchmarks/reshard.py [--repeats 7] [--megabytes 222] [--json]
+
+Real processes over gloo, one thread each, real FSDP2 and tensor-parallel shards of a bf16 model; ZeRO-3's flat parts are laid out as
+DeepSpeed does. ``gather`` gathers every parameter whole on every rank (for FSDP2 by ``DTensor.full_tensor``, else by one all-gather each)
+and copies out what the rank needs: what most frameworks do by default. ``memcpy`` copies as many bytes as the rank's target has from
+memory of the same size. Times are medians over repeats, which take turns, of the slowest rank. With 4 ranks on fewer cores only bytes and
+bits are looked at. Plans are timed in CPU seconds, in one process, for the shapes of Qwen3-8B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from rlflow.reshard.boxes import lengths
+from rlflow.reshard.execute import Resharder
+from rlflow.reshard.gather import Gather
+from rlflow.reshard.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
+from rlflow.reshard.layout import Layout, join
+from rlflow.reshard.plan import readable
+from rlflow.reshard.planner import BUCKET, make_plan
+from rlflow.reshard.segment import Segment
+from rlflow.reshard.shards import Piece, Pieces, from_flat, held, pieces_of
+from rlflow.reshard.transport import AllToAll
+
+CELLS = ("FSDP2 → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")
+QWEN3_8B = {"layers": 36, "hidden": 4096, "inner": 12288, "vocab": 151936, "q": 4096, "kv": 1024}
+
+
+def decoder(layers: int, hidden: int, inner: int, vocab: int, q: int, kv: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a Qwen3-shaped model."""
+    block = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+             "self_attn.o_proj": (hidden, q), "self_attn.q_norm": (128,), "self_attn.k_norm": (128,), "mlp.gate_proj": (inner, hidden),
+             "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,),
+             "post_attention_layernorm": (hidden,)}  # fmt: skip
+    layered = {f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in block.items()}
+    return {"model.embed_tokens.weight": (vocab, hidden), **layered, "model.norm.weight": (hidden,), "lm_head.weight": (vocab, hidden)}
+
+
+def small(megabytes: float) -> dict[str, tuple[int, ...]]:
+    """One of about so many MiB in bf16."""
+    if megabytes < 8:
+        return decoder(2, 128, 384, 512, 128, 64)
+    layers = max(1, round((megabytes - 32) / 15.5))
+    return decoder(layers, 896, 2304, 8192, 1024, 512)
+
+
+def numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+# -- one rank ------------------------------------------------------------------------------------------------------------------------
+
+
+def weight(name: str, shape: tuple[int, ...]) -> Tensor:
+    chance = torch.Generator().manual_seed(sum(map(ord, name)))
+    return torch.randint(-(1 << 15), 1 << 15, shape, generator=chance, dtype=torch.int16).view(torch.bfloat16).nan_to_num(0.0)
+
+
+def trainer(cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int) -> tuple[dict[str, Tensor], dict[str, Pieces]]:
+    wholes = {name: weight(name, shape) for name, shape in shapes.items()}
+    mesh = init_device_mesh("cpu", (ranks,))
+    if cell.startswith("FSDP2"):
+        model = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(tensor) for name, tensor in wholes.items()})
+        fully_shard(model, mesh=mesh)
+        live: dict[str, Tensor] = {name: model[name.replace(".", "/")] for name in shapes}
+        return live, pieces_of(live.items())
+    if cell.startswith("TP"):
+        placed = {name: Replicate() if (dim := row_parallel(name, shape)) is None else Shard(dim) for name, shape in shapes.items()}
+        live = {name: distribute_tensor(tensor, mesh, [placed[name]]) for name, tensor in wholes.items()}
+        return live, pieces_of(live.items())
+    sizes = {name: -(-tensor.numel() // ranks) for name, tensor in wholes.items()}
+    parts = {name: tensor.reshape(-1)[rank * sizes[name] : (rank + 1) * sizes[name]].clone() for name, tensor in wholes.items()}
+    return parts, {name: from_flat(name, parts[name], shapes[name], rank, ranks) for name in shapes}
+
+
+def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> Layout:
+    return tensor_parallel(shapes, "bfloat16", ranks, ranks) if cell.endswith("TP") else replicated(shapes, "bfloat16", ranks)
+
+
+def empty(layout: Layout, rank: int) -> dict[str, Pieces]:
+    return {name: Pieces(mine.shape, mine.dtype, tuple(Piece(box, torch.empty(lengths(box), dtype=torch.bfloat16)) for box in mine.boxes))
+            for name, mine in layout.of(rank).items()}  # fmt: skip
+
+
+class FullTensors:
+    """The trainer's own gather of each parameter, and a copy of what the rank needs."""
+
+    def __init__(self, live: dict[str, Tensor], views: dict[str, Pieces]) -> None:
+        self.live, self.views = live, views
+
+    def run(self, version: int) -> None:
+        for name, tensor in self.live.items():
+            assert isinstance(tensor, DTensor)
+            whole = tensor.detach().full_tensor()
+            for piece in self.views[name].pieces:
+                piece.view.copy_(whole[tuple(slice(low, high) for low, high in piece.box)])
+
+
+def timed(act: Callable[[], Any]) -> float:
+    """Milliseconds from when all ranks begin until this one is done."""
+    dist.barrier()
+    start = time.perf_counter()
+    act()
+    return 1000 * (time.perf_counter() - start)
+
+
+def copier(views: dict[str, Pieces]) -> Callable[[], None]:
+    into = [piece.view for mine in views.values() for piece in mine.pieces]
+    out_of = [torch.ones_like(view) for view in into]
+    return lambda: torch._foreach_copy_(into, out_of)
+
+
+def exact(views: dict[str, Pieces]) -> bool:
+    for name, mine in views.items():
+        whole = weight(name, mine.shape)
+        for piece in mine.pieces:
+            expected = whole[tuple(slice(low, high) for low, high in piece.box)]
+            if not torch.equal(piece.view.contiguous().view(torch.int16), expected.contiguous().view(torch.int16)):
+                return False
+            piece.view.fill_(-1)
+    return True
+
+
+def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) -> dict[str, Any]:
+    shapes = small(megabytes)
+    live, mine = trainer(cell, shapes, rank, ranks)
+    told: list[Any] = [None] * ranks
+    dist.all_gather_object(told, held(mine))
+    source, target = join(told), rollout(cell, shapes, ranks)
+    views = empty(target, rank)
+    start = time.perf_counter()
+    plan = make_plan(source, target)
+    planned = 1000 * (time.perf_counter() - start)
+    gather = FullTensors(live, views) if isinstance(next(iter(live.values())), DTensor) else Gather(source, target, rank, mine, views)
+    ways: dict[str, Any] = {"gather": gather, "alltoall": Resharder(plan, rank, mine, views, AllToAll()),
+                            "segment": Resharder(plan, rank, mine, views, Segment(f"bench-{os.getppid()}"))}  # fmt: skip
+    bits = {}
+    for name, way in ways.items():
+        way.run(1)
+        bits[name] = exact(views)
+    ways["segment"].run(2)
+    ways["segment"].verify()
+    acts: dict[str, Callable[[], Any]] = {name: (lambda way=way: way.run(2)) for name, way in ways.items()}
+    acts |= {"memcpy": copier(views), "verify": ways["segment"].verify}
+    times: dict[str, list[float]] = {name: [] for name in acts}
+    for _ in range(repeats + 1):
+        for name, act in acts.items():
+            times[name].append(timed(act))
+    stats = plan.stats
+    return {"exact": all(bits.values()), "inbound": ways["segment"].transport.received // (2 + 1 + repeats),
+            "bound": int(stats.bound[rank]), "local": int(stats.local[rank]), "peak": stats.peak(rank),
+            "plan": planned, "times": {name: found[1:] for name, found in times.items()}}  # fmt: skip
+
+
+def work(meeting: str, rank: int, ranks: int, cells: list[str], megabytes: float, repeats: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(meeting, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+    print(json.dumps({cell: measure(cell, megabytes, rank, ranks, repeats) for cell in cells}), flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+# -- all ranks -----------------------------------------------------------------------------------------------------------------------
+
+
+def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> list[dict[str, Any]]:
+    """What each rank found."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with tempfile.TemporaryDirectory() as folder:
+        given = [str(Path(folder) / "meeting"), str(ranks), json.dumps(cells), str(megabytes), str(repeats)]
+        started = [subprocess.Popen([sys.executable, __file__, "--rank", str(rank), *given], stdout=subprocess.PIPE, text=True,
+                                    env=environment) for rank in range(ranks)]  # fmt: skip
+        try:
+            ended = [process.communicate(timeout=560)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+    return [json.loads(out.splitlines()[-1]) for out in ended]
+
+
+def slowest(found: list[dict[str, Any]], cell: str, name: str) -> float:
+    """The median over repeats of the slowest rank."""
+    return statistics.median(map(max, zip(*(one[cell]["times"][name] for one in found), strict=True)))
+
+
+def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
+    found, made = launched(ranks, list(CELLS), megabytes, repeats), []
+    for cell in CELLS:
+        row: dict[str, Any] = {"cell": cell, "ranks": ranks, "exact": all(one[cell]["exact"] for one in found)}
+        row["model"] = sum(numel(shape) for shape in small(megabytes).values()) * 2
+        row |= {name: max(one[cell][name] for one in found) for name in ("inbound", "bound", "local", "peak", "plan")}
+        row["over bound"] = row["inbound"] / row["bound"] if row["bound"] else float(row["inbound"] > 0)
+        row |= {name: slowest(found, cell, name) for name in ("gather", "alltoall", "segment", "memcpy", "verify")}
+        made.append(row)
+    return made
+
+
+def plans() -> list[dict[str, Any]]:
+    """CPU seconds of planning for Qwen3-8B."""
+    shapes, made = decoder(**QWEN3_8B), []
+    for ranks in (8, 64, 256):
+        zero3, fsdp = flat(shapes, "bfloat16", ranks), sharded(shapes, "bfloat16", [Cut(range(ranks), ranks)])
+        matched = sharded(shapes, "bfloat16", [Cut(range(ranks), ranks, lambda name, shape: row_parallel(name, shape) or 0)])
+        for name, source in (("FSDP2", fsdp), ("FSDP2 matched", matched), ("ZeRO-3", zero3)):
+            for size in (1, 2, 8):
+                target = tensor_parallel(shapes, "bfloat16", size, ranks, outer=True)
+                start = time.process_time()
+                bucket = BUCKET - (name == "ZeRO-3")  # whose layout may be that of FSDP2, and then its plan would be at hand
+                plan = make_plan(source, target, [rank // 8 for rank in range(ranks)], bucket)
+                stats, spent = plan.stats, time.process_time() - start
+                made.append({"cell": f"{name} → TP{size} × DP{ranks // size}", "ranks": ranks, "seconds": spent,
+                             "inbound": int(stats.inbound.max()), "outbound": int(stats.outbound.max()),
+                             "over bound": float(stats.inbound.sum() / max(1, stats.bound.sum())),
+                             "buckets": len(plan.buckets)})  # fmt: skip
+    return made
+
+
+def show(moves: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
+    table = Table("from → to", "ranks", "model", "exact", "in", "in / bound", "local", "extra memory", "gather, ms", "all-to-all, ms",
+                  "segment, ms", "memcpy, ms", "gather / segment", "segment / memcpy", "verify, ms")  # fmt: skip
+    for row in moves:
+        times = [f"{row[name]:.1f}" for name in ("gather", "alltoall", "segment", "memcpy")]
+        times += [f"{row['gather'] / row['segment']:.1f}", f"{row['segment'] / row['memcpy']:.2f}", f"{row['verify']:.1f}"]
+        sizes = [readable(row["inbound"]), f"{row['over bound']:.3f}", readable(row["local"]), readable(row["peak"])]
+        what = [row["cell"], str(row["ranks"]), readable(row["model"]), str(row["exact"]), *sizes]
+        table.add_row(*what, *(times if row["ranks"] == 2 else ["-"] * len(times)))
+    second = Table("Qwen3-8B from → to", "ranks", "plan, CPU s", "in, most", "out, most", "in / bound", "buckets")
+    for row in planned:
+        second.add_row(row["cell"], str(row["ranks"]), f"{row['seconds']:.2f}", readable(row["inbound"]), readable(row["outbound"]),
+                       f"{row['over bound']:.3f}", str(row["buckets"]))  # fmt: skip
+    Console(width=200).print(table, second)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--rank"]:
+        rank, meeting, ranks, cells, megabytes, repeats = sys.argv[2:8]
+        work(meeting, int(rank), int(ranks), json.loads(cells), float(megabytes), int(repeats))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--megabytes", type=float, default=222, help="of the large model in bf16")
+    parser.add_argument("--json", action="store_true", help="one line of JSON per row")
+    given = parser.parse_args()
+    moves = rows(2, given.megabytes, given.repeats) + rows(2, 1, given.repeats) + rows(4, given.megabytes, 1)
+    planned = plans()
+    if given.json:
+        print("\n".join(json.dumps(row) for row in moves + planned))
+    else:
+        show(moves, planned)
+
+
+if __name__ == "__main__":
+    main()

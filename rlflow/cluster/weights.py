@@ -1,0 +1,90 @@
+"""Weights from a trainer to a generator that lie on the same ranks, straight from memory to memory by a plan.
+
+The plan is made when weights move for the first time, from what the ranks' engines really hold; all ranks take part in each call. What no
+plan can move (adapters, which are merged first; engines that show no memory) goes the plain way: whole tensors, one after another.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from rlflow.execution.engine import Model
+from rlflow.reshard.execute import Resharder
+from rlflow.reshard.layout import join
+from rlflow.reshard.planner import make_plan
+from rlflow.reshard.segment import Segment
+from rlflow.reshard.shards import Pieces, held
+from rlflow.reshard.transport import AllToAll, Transport
+
+How = Literal["auto", "segment", "alltoall", "gather"]
+
+
+def movable(model: Model, how: How) -> bool:
+    """Whether a plan can move the weights of this model, on this rank and so on all."""
+    shown = hasattr(model.trainer, "pieces") and hasattr(model.generator, "destinations")
+    return how != "gather" and dist.is_initialized() and shown and model.trainer.pieces() is not None  # type: ignore[union-attr]
+
+
+class Moving:
+    """One role's weights over the ranks of torch's default group. run: the same on all ranks, and of no other run or role; verify_every:
+    every so many times the digests of what lies on all ranks are compared."""
+
+    def __init__(self, model: Model, how: How, run: str, device: str, verify_every: int) -> None:
+        self.trainer: Any = model.trainer
+        self.generator: Any = model.generator
+        self.how, self.run, self.device, self.verify_every = how, run, device, verify_every
+        self._bind()
+
+    def _bind(self) -> None:
+        pieces: dict[str, Pieces] = self.trainer.pieces()
+        source = join(_gathered(held(pieces)))
+        self.destinations = self.generator.destinations(source.tensors)
+        target = join(_gathered(held(self.destinations.pieces)))
+        plan = make_plan(source, target, _nodes())
+        self.resharder = Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, self._transport(),
+                                   verify_every=self.verify_every)
+        self._at = _addresses(pieces)
+
+    def _transport(self) -> Transport:
+        alone = len(set(_nodes())) == 1 and self.device == "cpu"
+        if self.how == "segment" or (self.how == "auto" and alone):
+            return Segment(self.run)
+        return AllToAll(None, self.device)
+
+    def __call__(self, version: int) -> dict[str, float]:
+        """Bring the generator to the trainer's weights; bytes that came from other ranks, the least that any plan could do with, and
+        seconds. Raises TransferError where ranks do not hold what was planned."""
+        start = time.monotonic()
+        if _addresses(self.trainer.pieces()) != self._at:  # on all ranks alike: weights were away and came back elsewhere
+            self.resharder.close()
+            self._bind()
+        with self.generator.writing(version):
+            self.resharder.run(version)
+            self.destinations.finish(self.generator.load)
+        stats, rank = self.resharder.plan.stats, self.resharder.rank
+        return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank]), "seconds": time.monotonic() - start}
+
+    def close(self) -> None:
+        self.resharder.close()
+
+
+def _gathered(mine: Any) -> list[Any]:
+    told: list[Any] = [mine] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    return told
+
+
+def _nodes() -> list[int]:
+    """The machine of each rank, by number."""
+    names = _gathered(socket.gethostname())
+    return [names.index(name) for name in names]
+
+
+def _addresses(pieces: Mapping[str, Pieces]) -> list[int]:
+    return [torch.Tensor.data_ptr(piece.view) for mine in pieces.values() for piece in mine.pieces]

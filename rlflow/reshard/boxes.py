@@ -1,0 +1,61 @@
+"""Boxes: which elements of a tensor, as half-open ranges per dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Box = tuple[tuple[int, int], ...]
+
+
+def whole(shape: Sequence[int]) -> Box:
+    return tuple((0, size) for size in shape)
+
+
+def lengths(box: Box) -> tuple[int, ...]:
+    return tuple(high - low for low, high in box)
+
+
+def volume(box: Box) -> int:
+    """How many elements; 1 for the box of a scalar."""
+    return math.prod(max(0, high - low) for low, high in box)
+
+
+def overlap(one: Box, other: Box) -> Box:
+    """What both have; its volume is 0 where that is nothing."""
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def within(inner: Box, outer: Box) -> tuple[slice, ...]:
+    """Where ``inner`` lies in a tensor that holds just ``outer``."""
+    return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(inner, outer, strict=True))
+
+
+def contains(outer: Box, inner: Box) -> bool:
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
+
+
+def flat_boxes(shape: Sequence[int], start: int, stop: int) -> list[Box]:
+    """The elements ``start`` to ``stop`` of a tensor in row-major order, as at most 2 ndim - 1 boxes, each of them contiguous there."""
+    if stop <= start:
+        return []
+    if len(shape) <= 1:
+        return [((start, stop),) if shape else ()]
+    row = math.prod(shape[1:])
+    first, last = start // row, (stop - 1) // row
+    if first == last and (start % row or stop % row):
+        return _in_row(shape, first, start % row, stop - first * row)
+    head = _in_row(shape, first, start % row, row) if start % row else []
+    tail = _in_row(shape, last, 0, stop % row) if stop % row else []
+    low, high = first + bool(head), last + (not tail)
+    return head + ([((low, high), *whole(shape[1:]))] if low < high else []) + tail
+
+
+def _in_row(shape: Sequence[int], row: int, start: int, stop: int) -> list[Box]:
+    return [((row, row + 1), *rest) for rest in flat_boxes(shape[1:], start, stop)]
+
+
+def chunk(size: int, index: int, parts: int) -> tuple[int, int]:
+    """The range of ``torch.chunk``: ceil(size / parts) each, the last ones shorter or empty."""
+    step = -(-size // parts)
+    return min(index * step, size), min((index + 1) * step, size)

@@ -1,0 +1,65 @@
+"""A digest of a tensor's bits that its layout does not change.
+
+    H = sum over elements of bits(x) * a[0, i] * a[1, j] * … mod 2^64, with odd pseudo-random a
+
+Sums over any boxes that make up a tensor add up to that of the tensor, wherever they lie; elements or rows that changed places, and any
+one bit, change it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlflow.reshard.boxes import Box
+
+ROWS = 1 << 18  # elements at once, which fit in a cache
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def digest(values: Tensor, box: Box) -> int:
+    """Of the elements of a box: a term of its tensor's digest, signed 64 bits. ``values`` has the shape of the box, with any strides."""
+    if not values.numel():
+        return 0
+    if not box:
+        return wrapped(int(bits(values)) * int(coefficients(0, 1)[0]))
+    rows = max(1, ROWS * values.shape[0] // values.numel())
+    parts = [_summed(part, box) for part in torch.split(values, rows)]
+    return int((torch.cat(parts) * _coefficients(0, box[0], values.device)).sum())
+
+
+def _summed(values: Tensor, box: Box) -> Tensor:
+    """[rows]: the terms of each row, without the coefficient of the row."""
+    found = bits(values).to(torch.int64)
+    for dim in range(values.dim() - 1, 0, -1):
+        found = (found * _coefficients(dim, box[dim], values.device)).sum(-1)
+    return found
+
+
+def bits(values: Tensor) -> Tensor:
+    """Signed integers of the same bits."""
+    return values.detach().contiguous().view(_INTEGERS[values.element_size()])
+
+
+def _coefficients(dim: int, span: tuple[int, int], device: torch.device) -> Tensor:
+    low, high = span
+    return coefficients(dim, 1 << (high - 1).bit_length())[low:high].to(device)
+
+
+@lru_cache(maxsize=64)
+def coefficients(dim: int, size: int) -> Tensor:
+    """[size] odd numbers by SplitMix64 (Steele et al. 2014), which do not depend on ``size``."""
+    with np.errstate(over="ignore"):
+        state = (np.arange(1, size + 1, dtype=np.uint64) + np.uint64(dim << 40)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = (state ^ (state >> np.uint64(31))) | np.uint64(1)
+    return torch.from_numpy(state.view(np.int64))
+
+
+def wrapped(number: int) -> int:
+    """As signed 64 bits."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

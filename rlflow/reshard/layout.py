@@ -1,0 +1,130 @@
+"""Which rank holds which boxes of which tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rlflow.errors import PlanError, listed
+from rlflow.reshard.boxes import Box, contains, overlap, volume, whole
+
+WIDTHS = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one rank has of a tensor. shape: of the whole tensor; dtype: without ``torch.``; boxes: disjoint."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a tensor lies: the boxes of each rank, in rank order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    boxes: tuple[tuple[Box, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * width(self.dtype)
+
+    def holders(self) -> dict[Box, list[int]]:
+        """The distinct boxes that have elements, each with the ranks that hold it."""
+        found: dict[Box, list[int]] = {}
+        for rank, boxes in enumerate(self.boxes):
+            for box in dict.fromkeys(boxes):
+                if volume(box):
+                    found.setdefault(box, []).append(rank)
+        return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Every tensor by its Hugging Face name, in the order in which they are to move. Hashable: plans are kept by it."""
+
+    ranks: int
+    tensors: Mapping[str, Spread] = field(hash=False)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.ranks, *self.tensors.items()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def nbytes(self) -> int:
+        """Of one copy of the model."""
+        return sum(spread.nbytes for spread in self.tensors.values())
+
+    def of(self, rank: int) -> dict[str, Held]:
+        return {name: Held(spread.shape, spread.dtype, spread.boxes[rank]) for name, spread in self.tensors.items()}
+
+
+def join(ranks: Sequence[Mapping[str, Held]]) -> Layout:
+    """One layout of what each rank says of itself. A rank may lack a name. Raises PlanError where ranks differ in shape or dtype."""
+    first: dict[str, tuple[int, Held]] = {}
+    for rank, held in enumerate(ranks):
+        for name, mine in held.items():
+            _check_alike(name, rank, mine, *first.setdefault(name, (rank, mine)))
+    boxes = {name: tuple(held[name].boxes if name in held else () for held in ranks) for name in first}
+    return Layout(len(ranks), {name: Spread(one.shape, one.dtype, boxes[name]) for name, (_, one) in first.items()})
+
+
+def _check_alike(name: str, rank: int, mine: Held, other: int, theirs: Held) -> None:
+    if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+        raise PlanError.of(
+            "reshard-layout", f"ranks {other} and {rank} do not agree on tensor {name!r}",
+            found=f"{mine.dtype} {list(mine.shape)} on rank {rank}", expected=f"{theirs.dtype} {list(theirs.shape)} as on rank {other}",
+            remedy="report the shape of the whole tensor in the checkpoint's coordinates on every rank",
+        )  # fmt: skip
+
+
+def width(dtype: str) -> int:
+    """Bytes of an element. Raises PlanError for a dtype that cannot be moved."""
+    if dtype not in WIDTHS:
+        raise PlanError.of("reshard-dtype", f"weights of dtype {dtype} cannot be moved", found=dtype, expected=listed(WIDTHS))
+    return WIDTHS[dtype]
+
+
+def check_tiles(name: str, spread: Spread) -> None:
+    """The distinct boxes tile the tensor exactly; else a PlanError that names tensor and ranks."""
+    holders = spread.holders()
+    for box, ranks in holders.items():
+        if len(box) != len(spread.shape) or not contains(whole(spread.shape), box):
+            raise _untiled(name, spread, f"box {list(box)} of rank {ranks[0]} is not inside the shape {list(spread.shape)}")
+    found = sum(map(volume, holders))
+    if clash := _first_clash(sorted(holders)):
+        one, other = clash
+        raise _untiled(name, spread, f"ranks {holders[one][0]} and {holders[other][0]} hold boxes {list(one)} and {list(other)}")
+    if found != math.prod(spread.shape):
+        with_some = sorted({rank for ranks in holders.values() for rank in ranks})
+        raise _untiled(name, spread, f"{found} of {math.prod(spread.shape)} elements, on ranks {with_some}")
+
+
+def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
+    """Two boxes that overlap. They come sorted, so that one is compared with those only that begin before it ends."""
+    for i, one in enumerate(boxes):
+        for other in boxes[i + 1 :]:
+            if one and other[0][0] >= one[0][1]:
+                break
+            if volume(overlap(one, other)):
+                return one, other
+    return None
+
+
+def _untiled(name: str, spread: Spread, found: str) -> PlanError:
+    return PlanError.of(
+        "reshard-tiles", f"the shards of tensor {name!r} do not make it up exactly", found=found,
+        expected=f"each element of {list(spread.shape)} in exactly one distinct box, which any number of ranks may hold",
+        remedy="let every rank that trains report what it holds, once",
+    )  # fmt: skip

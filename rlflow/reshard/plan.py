@@ -1,0 +1,249 @@
+"""What moves from which rank to which, bucket by bucket: the result of the planner, and what can be said of it beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlflow.reshard.boxes import Box
+from rlflow.reshard.layout import Layout, width
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Pieces as columns: sender and receiver [P], boxes [P, ndim, 2]."""
+
+    sender: Numbers
+    receiver: Numbers
+    boxes: Numbers
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    @cached_property
+    def elements(self) -> Numbers:
+        found: Numbers = np.prod(self.boxes[:, :, 1] - self.boxes[:, :, 0], axis=1, dtype=np.int64)
+        return found
+
+    def take(self, index: Numbers) -> Moves:
+        return Moves(self.sender[index], self.receiver[index], self.boxes[index])
+
+    @cached_property
+    def _by_sender(self) -> Numbers:
+        return np.lexsort((self.receiver, self.sender))
+
+    @cached_property
+    def _by_receiver(self) -> Numbers:
+        return np.lexsort((self.sender, self.receiver))
+
+    def sent_by(self, rank: int) -> list[tuple[int, Box]]:
+        """(receiver, box), by receiver."""
+        return self._picked(self._by_sender, self.sender, self.receiver, rank)
+
+    def received_by(self, rank: int) -> list[tuple[int, Box]]:
+        """(sender, box), by sender."""
+        return self._picked(self._by_receiver, self.receiver, self.sender, rank)
+
+    def _picked(self, order: Numbers, mine: Numbers, theirs: Numbers, rank: int) -> list[tuple[int, Box]]:
+        low, high = np.searchsorted(mine[order], [rank, rank + 1])
+        index = order[low:high]
+        boxes = (tuple(map(tuple, box)) for box in self.boxes[index].tolist())
+        return list(zip(theirs[index].tolist(), boxes, strict=True))
+
+    def traffic(self, ranks: int) -> Numbers:
+        """Elements from each rank to each: [ranks, ranks]."""
+        flat = np.bincount(self.sender * ranks + self.receiver, self.elements, ranks * ranks)
+        return flat.astype(np.int64).reshape(ranks, ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """How all tensors of one shape and layout move. parts: each small enough for a bucket; needed: elements that each rank wants;
+    missing: those that it does not hold itself."""
+
+    parts: tuple[Moves, ...]
+    local: Moves
+    missing: Numbers
+    outbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
+    inbound: tuple[Numbers, ...] = ()
+
+
+@dataclass(frozen=True)
+class Item:
+    """A part of a tensor on its way."""
+
+    name: str
+    template: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What moves at once: parts of tensors of one dtype on the wire."""
+
+    dtype: str
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A box of a tensor that goes to, or comes from, a peer."""
+
+    peer: int
+    name: str
+    box: Box
+
+
+@dataclass(frozen=True)
+class Round:
+    """One bucket as one rank sees it: pieces in the order in which they lie in its messages, which go by peer."""
+
+    dtype: str
+    sends: tuple[Leg, ...]
+    receives: tuple[Leg, ...]
+    sent: tuple[int, ...]  # bytes to each rank
+    received: tuple[int, ...]  # bytes from each rank
+    offsets: tuple[int, ...]  # bytes before the message to this rank in the bucket of each rank
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """ranks: of trainers and generators together; names: tensor to (template, dtype on the wire); limit: bytes of a bucket, for each
+    rank and direction."""
+
+    ranks: int
+    limit: int
+    templates: tuple[Template, ...]
+    names: Mapping[str, tuple[int, str]]
+    buckets: tuple[Bucket, ...]
+    source: Layout
+    target: Layout
+    unused: tuple[str, ...] = ()  # tensors of the trainer that nobody needs
+    node_of: tuple[int, ...] = field(default=())
+
+    def moves(self) -> Iterator[tuple[str, str, Moves]]:
+        """(name, dtype on the wire, pieces) of all that is sent."""
+        for bucket in self.buckets:
+            for item in bucket.items:
+                yield item.name, bucket.dtype, self.templates[item.template].parts[item.part]
+
+    def local(self, rank: int) -> list[tuple[str, Box]]:
+        """What the rank copies from itself."""
+        kept = [template.local.sent_by(rank) for template in self.templates]
+        return [(name, box) for name, (template, _) in self.names.items() for _, box in kept[template]]
+
+    def round(self, index: int, rank: int) -> Round:
+        """Bucket ``index`` as ``rank`` sees it."""
+        bucket = self.buckets[index]
+        sends = self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
+        receives = self._pieces(bucket, [part.received_by(rank) for part in self._parts(bucket)])
+        traffic = self.traffic(index) * width(bucket.dtype)
+        offsets = traffic[:, :rank].sum(axis=1)
+        return Round(bucket.dtype, sends, receives, *(tuple(row.tolist()) for row in (traffic[rank], traffic[:, rank], offsets)))
+
+    def _parts(self, bucket: Bucket) -> list[Moves]:
+        return [self.templates[item.template].parts[item.part] for item in bucket.items]
+
+    def _pieces(self, bucket: Bucket, found: list[list[tuple[int, Box]]]) -> tuple[Leg, ...]:
+        pieces = [Leg(peer, item.name, box) for item, mine in zip(bucket.items, found, strict=True) for peer, box in mine]
+        return tuple(sorted(pieces, key=lambda piece: piece.peer))  # stable: within a peer both sides keep the order of the bucket
+
+    def traffic(self, index: int) -> Numbers:
+        """Elements from each rank to each in a bucket: [ranks, ranks]."""
+        total = np.zeros((self.ranks, self.ranks), np.int64)
+        for part in self._parts(self.buckets[index]):
+            total += part.traffic(self.ranks)
+        return total
+
+    @cached_property
+    def stats(self) -> Stats:
+        return Stats.of(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Stats:
+    """Bytes of each rank [ranks]. bound: what no plan without compression can go below, the bytes needed and not held; largest: the most
+    that a rank sends in one bucket, and the most that it receives."""
+
+    inbound: Numbers
+    outbound: Numbers
+    local: Numbers
+    bound: Numbers
+    across: int  # bytes that go from node to node
+    largest: tuple[Numbers, Numbers]
+
+    @staticmethod
+    def of(plan: Plan) -> Stats:
+        zero, node = np.zeros(plan.ranks, np.int64), np.array(plan.node_of)
+        inbound, outbound, local, bound = zero.copy(), zero.copy(), zero.copy(), zero.copy()
+        sent, received, across = zero.copy(), zero.copy(), 0
+        far = [[int(p.elements[node[p.sender] != node[p.receiver]].sum()) for p in template.parts] for template in plan.templates]
+        for bucket in plan.buckets:
+            out, into, size = zero.copy(), zero.copy(), width(bucket.dtype)
+            for item in bucket.items:
+                template = plan.templates[item.template]
+                out += template.outbound[item.part] * size
+                into += template.inbound[item.part] * size
+                across += far[item.template][item.part] * size
+            inbound, outbound = inbound + into, outbound + out
+            sent, received = np.maximum(sent, out), np.maximum(received, into)
+        kept = [by_rank(t.local.receiver, t.local.elements, plan.ranks) for t in plan.templates]
+        for index, dtype in plan.names.values():
+            local += kept[index] * width(dtype)
+            bound += plan.templates[index].missing * width(dtype)
+        return Stats(inbound, outbound, local, bound, across, (sent, received))
+
+    def peak(self, rank: int, buffers: int = 2, *, receives: bool = True) -> int:
+        """Bytes that a transfer takes beside the model: at most 2 buckets with one buffer each way, 4 with two. receives: whether the
+        transport has buffers of its own for what comes, as all-to-all does and a shared segment does not."""
+        sent, received = (int(side[rank]) for side in self.largest)
+        return buffers * (sent + (received if receives else 0))
+
+    def as_json(self) -> dict[str, Any]:
+        """Numbers of the rank with the most of each, in bytes."""
+        names = {"inbound": self.inbound, "outbound": self.outbound, "local": self.local, "bound": self.bound}
+        found: dict[str, Any] = {name: int(column.max(initial=0)) for name, column in names.items()}
+        peak = max((self.peak(rank, 1) for rank in range(len(self.inbound))), default=0)
+        return found | {"total": int(self.inbound.sum()), "across_nodes": self.across, "peak_single": peak, "peak_double": 2 * peak}
+
+
+def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
+    return np.bincount(rank, elements, ranks).astype(np.int64)
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """For machines: what ``describe`` says."""
+    return {
+        "tensors": len(plan.names), "model_bytes": plan.target.nbytes, "ranks": plan.ranks, "buckets": len(plan.buckets),
+        "bucket_bytes": plan.limit, "unused": list(plan.unused), **plan.stats.as_json(),
+    }  # fmt: skip
+
+
+def describe(plan: Plan) -> str:
+    """The same in words."""
+    facts = summary(plan)
+    size = {name: readable(value) for name, value in facts.items() if isinstance(value, int)}
+    lines = [
+        f"{facts['tensors']} tensors of {size['model_bytes']} over {facts['ranks']} ranks",
+        f"each rank receives at most {size['inbound']} (bound {size['bound']}), sends at most {size['outbound']}, "
+        f"copies at most {size['local']} from itself",
+        f"{size['total']} in all, {size['across_nodes']} of it between nodes",
+        f"{facts['buckets']} buckets of at most {size['bucket_bytes']}; peak extra memory {size['peak_single']} of a rank, "
+        f"{size['peak_double']} double-buffered",
+    ]
+    return "\n".join(lines + ([f"not needed: {len(plan.unused)} tensors of the trainer"] if plan.unused else []))
+
+
+def readable(count: int) -> str:
+    """Bytes for a reader."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,104 @@
+"""The proof at the start that writing straight into an engine's memory does what its own reload does, bit for bit.
+
+What a trace cannot see are tensors that an engine derives after loading: packed, quantised or absorbed weights. So the engine first loads a
+pattern by itself; then another one, over which the first is written straight. Whatever then differs in any parameter or buffer is in a
+module that is loaded by the engine from now on.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlflow.reshard.layout import Spread
+from rlflow.reshard.shards import Pieces, from_plain
+from rlflow.reshard.trace import Traced
+
+Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Destinations:
+    """What a Resharder writes to. staged: whole tensors that the engine then loads itself; why: the modules that need it."""
+
+    pieces: dict[str, Pieces]
+    staged: dict[str, Tensor]
+    why: dict[str, str]
+
+    def finish(self, reload: Reload) -> None:
+        """After each run: let the engine load what it must."""
+        if self.staged:
+            reload(iter(self.staged.items()))
+
+
+def prove(model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reload: Reload) -> Destinations:
+    """reload: the engine's own reload, of all tensors or of those of some modules. The weights are patterns afterwards. It takes the memory
+    of the engine's weights once more while it runs."""
+    reload(patterns(tensors, 1))
+    expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
+    reload(patterns(tensors, 2))
+    for _ in range(2):  # what falls back is proved as well; by then nothing new may differ
+        made = destinations(traced, tensors)
+        _write(made, tensors, reload)
+        if not (differing := _differing(model, expected)):
+            return made
+        for name in differing:
+            traced.fallback.setdefault(name.rpartition(".")[0], f"{name} differs from the engine's own reload")
+        reload(patterns(tensors, 2))
+    made = destinations(traced, tensors)
+    _write(made, tensors, reload)
+    if differing := _differing(model, expected):
+        return _all_by_engine(made, tensors, differing)
+    return made
+
+
+def _all_by_engine(made: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
+    """The engine cannot load parts: it gets the whole model."""
+    why = made.why | {name.rpartition(".")[0]: f"{name} differs even where its module is loaded by the engine" for name in differing}
+    staged = {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype)) for name, spread in tensors.items()}
+    return Destinations({name: from_plain(tensor) for name, tensor in staged.items()}, staged, why)
+
+
+def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
+    """Views of the engine's memory for all that can be written straight, memory of our own for the rest."""
+    by_engine = traced.loaded_by_engine()
+    staged = {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype)) for name, spread in tensors.items() if name in by_engine}
+    straight = {name: pieces for name, pieces in traced.pieces.items() if name not in by_engine}
+    return Destinations(straight | {name: from_plain(tensor) for name, tensor in staged.items()}, staged, dict(traced.fallback))
+
+
+def _write(made: Destinations, tensors: Mapping[str, Spread], reload: Reload) -> None:
+    """Pattern 1, as a Resharder would."""
+    for name, values in patterns({name: tensors[name] for name in made.pieces}, 1):
+        for piece in made.pieces[name].pieces:
+            piece.view.copy_(values[tuple(slice(low, high) for low, high in piece.box)] if piece.box else values)
+    made.finish(reload)
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _differing(model: nn.Module, expected: Mapping[str, Tensor]) -> list[str]:
+    """Parameters and buffers that have not the expected bits."""
+    return [name for name, tensor in _state(model) if not _same(tensor.detach(), expected[name])]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+
+
+def patterns(tensors: Mapping[str, Spread], salt: int) -> Iterator[tuple[str, Tensor]]:
+    """Small whole numbers that follow from the name and the place of each element."""
+    for name, spread in tensors.items():
+        start = zlib.crc32(f"{salt} {name}".encode())
+        index = torch.arange(spread.nbytes and torch.Size(spread.shape).numel())
+        values = ((index * 2654435761 + start * 40503) >> 9) % 251 - 125
+        yield name, values.to(getattr(torch, spread.dtype)).view(spread.shape)

@@ -1,0 +1,158 @@
+"""Shared memory of one machine: each rank packs into a segment of its own, and the others copy straight out of it.
+
+What moves is written once and read once. The files are unlinked as soon as all ranks have opened them, so that memory goes with its last
+process, however that ends. Only a death within ``open`` can leave a file: its name carries the run and the process, and the next
+``open`` of the run removes what belongs to none alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlflow.errors import PlanError
+from rlflow.reshard.plan import Round
+from rlflow.reshard.transport import summed
+
+HEAD = 64  # bytes before the slots: the version of what is in them
+ROOT = Path("/dev/shm")
+
+
+class Segment:
+    """run: names the files; group: the ranks, all on one machine, over gloo (None: the default group). A barrier of the group stands
+    between packing and copying, and its timeout is the deadline."""
+
+    copies = False
+
+    def __init__(self, run: str, group: dist.ProcessGroup | None = None, root: Path = ROOT) -> None:
+        self.run, self.group, self.root, self.received = re.sub(r"[^A-Za-z0-9]", "-", run), group, root, 0
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._memory: list[Tensor] = []
+        self._slots = 0
+        self._last: tuple[int, Round] | None = None
+        self._heard: set[int] = set()
+
+    # -- buffers -----------------------------------------------------------------------------------------------------------------
+
+    def open(self, send: int, receive: int, slots: int) -> None:
+        """Raises PlanError where the ranks are on several machines, or shared memory is too small."""
+        self._slots = slots
+        sweep(self.run, self.root)
+        room = -(-send // HEAD) * HEAD
+        mine = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{os.getpid()}"
+        try:
+            problem = create(mine, HEAD + slots * room)
+            told: list[tuple[str, int, str, str]] = self._gathered((str(mine), HEAD + slots * room, _machine(), problem))
+            _check_machines(told)
+            self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in told]
+            dist.barrier(self.group)
+        finally:
+            mine.unlink(missing_ok=True)
+
+    def _gathered(self, mine: tuple[str, int, str, str]) -> list[tuple[str, int, str, str]]:
+        told: list[tuple[str, int, str, str]] = [mine] * self.ranks
+        dist.all_gather_object(told, mine, group=self.group)
+        return told
+
+    def _slot(self, rank: int, slot: int) -> Tensor:
+        memory = self._memory[rank]
+        room = (memory.numel() - HEAD) // self._slots
+        return memory[HEAD + slot * room : HEAD + (slot + 1) * room]
+
+    def outbox(self, slot: int) -> Tensor:
+        return self._slot(self.rank, slot)
+
+    def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
+        sizes = zip(bucket.offsets, bucket.received, strict=True)
+        return {peer: self._slot(peer, slot)[start : start + size] for peer, (start, size) in enumerate(sizes) if size}
+
+    # -- a transfer --------------------------------------------------------------------------------------------------------------
+
+    def begin(self, version: int) -> None:
+        self._memory[self.rank][:8].view(torch.int64).fill_(version)
+        self._heard = set()
+
+    def start(self, slot: int, bucket: Round) -> None:
+        """It is there already; nobody may read before all have packed."""
+        self._last = slot, bucket
+
+    def wait(self) -> None:
+        dist.barrier(self.group)
+        assert self._last is not None
+        messages = self.inbox(*self._last)
+        self._heard |= set(messages)
+        self.received += sum(message.numel() for message in messages.values())
+
+    def release(self) -> None:
+        dist.barrier(self.group)
+
+    def versions(self) -> dict[int, int]:
+        return {rank: int(self._memory[rank][:8].view(torch.int64)) for rank in self._heard}
+
+    def total(self, numbers: Tensor) -> Tensor:
+        return summed(numbers, self.group, torch.device("cpu"))
+
+    def close(self) -> None:
+        self._memory = []
+
+
+def create(path: Path, size: int) -> str:
+    """A file of this user alone, its memory taken at once: a full disk of shared memory would else kill the process that writes. What
+    is wrong, if anything is, since all ranks have to know."""
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
+    except OSError as problem:
+        return f"{size} bytes in {path.parent}: {problem.strerror}"
+    return ""
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
+
+
+def _check_machines(told: list[tuple[str, int, str, str]]) -> None:
+    if len({machine for _, _, machine, _ in told}) > 1:
+        raise PlanError.of(
+            "reshard-machines", "shared memory reaches no other machine", found=f"ranks on {sorted({t[2].split()[0] for t in told})}",
+            expected="all ranks on one machine", remedy="move weights by all-to-all",
+        )  # fmt: skip
+    problems = [f"rank {rank}: {problem}" for rank, (_, _, _, problem) in enumerate(told) if problem]
+    if problems:
+        raise PlanError.of(
+            "reshard-memory", "shared memory is too small for a bucket", found="; ".join(problems),
+            expected="room for two buckets of each rank", remedy="make /dev/shm larger (docker run --shm-size), or buckets smaller",
+        )  # fmt: skip
+
+
+def sweep(run: str, root: Path = ROOT) -> list[Path]:
+    """Remove what processes of this run that are dead have left, and say what it was."""
+    left = [path for path in root.glob(f"rlflow-{run}-*-*") if (pid := path.name.rpartition("-")[2]).isdigit() and not _alive(int(pid))]
+    for path in left:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return left
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+

@@ -1,0 +1,127 @@
+"""How a packed bucket gets from rank to rank."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlflow.reshard.plan import Round
+
+
+class TransferError(RuntimeError):
+    """What arrived is not what the plan says, or not what was sent."""
+
+
+class Transport(Protocol):
+    """A bucket is packed into ``outbox``, on its way from ``start`` on, and after ``wait`` readable in ``inbox``. Slots are buffers that
+    are used in turn; a transport with two lets the next bucket be packed while the last one is still read."""
+
+    received: int  # bytes that came from other ranks, ever
+    copies: bool  # whether it needs memory of its own for what comes
+
+    def open(self, send: int, receive: int, slots: int) -> None:
+        """Make buffers of so many bytes. All ranks."""
+
+    def outbox(self, slot: int) -> Tensor:
+        """[send] uint8."""
+
+    def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
+        """What will come from each rank that sends to this one: uint8, at the same place whenever it is asked for."""
+
+    def begin(self, version: int) -> None:
+        """A transfer begins."""
+
+    def start(self, slot: int, bucket: Round) -> None: ...
+
+    def wait(self) -> None:
+        """Until what was started last is there; bounded by the deadline of the group."""
+
+    def release(self) -> None:
+        """This rank has read what was there. Called where the same slot is to be packed next."""
+
+    def versions(self) -> dict[int, int]:
+        """Of the ranks that this one heard from since ``begin``."""
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """The sum of int64 numbers over all ranks, which wraps around."""
+
+    def close(self) -> None: ...
+
+
+class AllToAll:
+    """One ``all_to_all_single`` for a bucket, over gloo or NCCL. device: where buffers lie; that of the group's collectives."""
+
+    copies = True
+
+    def __init__(self, group: dist.ProcessGroup | None = None, device: str | torch.device = "cpu") -> None:
+        self.group, self.device, self.received = group, torch.device(device), 0
+        self._out: list[Tensor] = []
+        self._in: list[Tensor] = []
+        self._work: Any = None
+        self._agreed: Any = None
+
+    def open(self, send: int, receive: int, slots: int) -> None:
+        self._out = [torch.empty(send, dtype=torch.uint8, device=self.device) for _ in range(slots)]
+        self._in = [torch.empty(receive, dtype=torch.uint8, device=self.device) for _ in range(slots)]
+        self._versions = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=self.device)
+
+    def outbox(self, slot: int) -> Tensor:
+        return self._out[slot]
+
+    def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
+        ends = list(accumulate(bucket.received))
+        return {peer: self._in[slot][end - size : end] for peer, (size, end) in enumerate(zip(bucket.received, ends, strict=True)) if size}
+
+    def begin(self, version: int) -> None:
+        mine = torch.full((1,), version, dtype=torch.int64, device=self.device)
+        self._agreed = dist.all_gather(list(torch.split(self._versions, 1)), mine, group=self.group, async_op=True)
+
+    def start(self, slot: int, bucket: Round) -> None:
+        into, out = self._in[slot][: sum(bucket.received)], self._out[slot][: sum(bucket.sent)]
+        self._work = dist.all_to_all_single(into, out, list(bucket.received), list(bucket.sent), group=self.group, async_op=True)
+        self.received += into.numel()
+
+    def wait(self) -> None:
+        self._work.wait()
+
+    def release(self) -> None:
+        """Buffers are this rank's own."""
+
+    def versions(self) -> dict[int, int]:
+        self._agreed.wait()
+        return dict(enumerate(self._versions.tolist()))
+
+    def total(self, numbers: Tensor) -> Tensor:
+        return summed(numbers, self.group, self.device)
+
+    def close(self) -> None:
+        self._out, self._in = [], []
+
+
+class Parcels:
+    """No transport: messages are carried from ``Resharder.pack`` to ``Resharder.unpack`` by somebody else, as objects of a store or in
+    memory. Digests are added up there as well: ``Verifier.terms`` and ``compare``."""
+
+    copies = False
+
+    def __init__(self) -> None:
+        self.received, self._out = 0, torch.empty(0, dtype=torch.uint8)
+
+    def open(self, send: int, receive: int, slots: int) -> None:
+        self._out = torch.empty(send, dtype=torch.uint8)
+
+    def outbox(self, slot: int) -> Tensor:
+        return self._out
+
+    def close(self) -> None:
+        self._out = torch.empty(0, dtype=torch.uint8)
+
+
+def summed(numbers: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    there = numbers.to(device, copy=True)
+    dist.all_reduce(there, group=group)
+    return there.to(numbers.device)

@@ -1,0 +1,61 @@
+"""Trainers and generators of several backends on pools: three iterations, checked."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rlflow
+from rlflow.runs.resume import fork
+from rlflow.watch.reporter import Quiet
+
+pytestmark = pytest.mark.slow
+
+SMALL = {"prompts": 8, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 0, "verify_every": 1}
+
+
+def lines(result):
+    return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def final(result, role="actor"):
+    return load_file(result.folder / "final" / role / "model.safetensors")
+
+
+def apart(one, other):
+    """The relative distance of two sets of weights."""
+    assert one.keys() == other.keys()
+    difference = sum(float((one[name].double() - other[name].double()).square().sum()) for name in one)
+    return (difference / sum(float(tensor.double().square().sum()) for tensor in one.values())) ** 0.5
+
+
+def check_truth(rows):
+    """Trainer and sampler score alike: what is sampled, and fixed tokens after each sync."""
+    assert len(rows) == 3
+    for row in rows:
+        assert row["policy/mismatch_max"] < 1e-4
+        assert row["canary/actor_max"] < 1e-4
+
+
+def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_path, ray_address):
+    result = rlflow.run("grpo", out=str(tmp_path), pools="all=2", ray_address=ray_address,
+                        **SMALL, **{"actor.trainer": "fsdp", "actor.generator": "vllm"})
+    rows = lines(result)
+    check_truth(rows)
+    model = sum(tensor.nbytes for tensor in final(result).values())
+    for row in rows[1:]:
+        assert 0 < row["actor.sync/inbound"] == row["actor.sync/bound"] < 0.6 * model
+    assert rows[0]["actor.update/steps"] >= 1
+    moved_on = fork(result.folder, {"iterations": 4, "actor.trainer": "local", "actor.generator": "local", "pools": "",
+                                    "out": str(tmp_path)}, Quiet())
+    assert 0 < apart(final(moved_on), final(result)) < 0.1
+
+
+def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):
+    result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address,
+                        **SMALL, **{"actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
+                                    "actor.generator.tensor_parallel": 2})
+    rows = lines(result)
+    check_truth(rows)
+    assert all(torch.isfinite(tensor).all() for tensor in final(result, "critic").values())

@@ -1,0 +1,57 @@
+"""Backends that train or sample alone, and settings of either half."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rlflow.backends.vllm.surroundings import imported
+from rlflow.errors import PlanError
+from rlflow.given.backends import check_settings
+from rlflow.given.flags import sorted_out
+from rlflow.graph.model import RoleUse
+
+FROZEN, TRAINED = RoleUse("reference"), RoleUse("actor", trained=True, generates=True)
+
+
+@pytest.fixture
+def judged(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+
+    def call(use, **values):
+        check_settings([use], sorted_out({"model": str(tmp_path)} | values, [use.name]))
+
+    return call
+
+
+def test_a_generator_of_one_backend_goes_with_a_trainer_of_another(judged):
+    judged(TRAINED, **{"actor.generator": "vllm", "actor.lr": "1e-3", "actor.tensor_parallel": "2", "actor.max_num_seqs": "8"})
+    with pytest.raises(PlanError, match="max_num_seqs"):
+        judged(TRAINED, **{"actor.generator": "vllm", "actor.max_num_seqs": "0"})
+
+
+@pytest.mark.parametrize("values", [{"trainer": "vllm"}, {"backend": "vllm"}])
+@pytest.mark.parametrize("use", [FROZEN, TRAINED])
+def test_a_backend_that_does_not_train_is_refused_as_a_trainer(judged, use, values):
+    with pytest.raises(PlanError, match="the backend 'vllm' has no Trainer") as refused:
+        judged(use, **values)
+    assert f"--{use.name}.trainer local" in str(refused.value)
+
+
+def test_a_half_that_a_role_does_not_use_may_be_missing(judged):
+    judged(RoleUse("sampler", generates=True), trainer="vllm", generator="vllm")
+
+
+def test_naming_the_vllm_backend_loads_no_engine():
+    code = "import sys, rlflow.backends.vllm as b; print(hasattr(b, 'Trainer'), sorted({'torch', 'vllm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "[]"]
+
+
+def test_a_missing_vllm_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(PlanError, match="not installed") as missing:
+        imported("cpu")
+    assert "python -m rlflow.backends.vllm.install" in str(missing.value)
+    with pytest.raises(PlanError, match="rlflow-dag\\[vllm\\]"):
+        imported("cuda")

@@ -1,0 +1,47 @@
+"""Real processes, real FSDP2 and tensor-parallel shards, each transport."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow.reshard.segment import create, sweep
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def ranks_of(meeting: Path, ranks: int) -> list[dict[str, list[str]]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    started = [subprocess.Popen([sys.executable, WORKER, meeting, str(rank), str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True, env=environment) for rank in range(ranks)]  # fmt: skip
+    try:
+        ended = [process.communicate(timeout=200) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * ranks, "\n".join(err[-3000:] for _, err in ended)
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended]
+
+
+@pytest.mark.slow
+def test_every_layout_moves_exactly_by_every_transport_and_what_is_wrong_is_noticed(tmp_path):
+    found = ranks_of(tmp_path / "meeting", 4)
+    assert len(found[0]) == 7 * 4 + 7
+    assert [{case: problems for case, problems in one.items() if problems} for one in found] == [{}] * 4
+
+
+def test_what_a_dead_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left, kept, other = (tmp_path / name for name in (f"rlflow-run-1-ab-{dead.pid}", f"rlflow-run-1-ab-{os.getpid()}",
+                                                      f"rlflow-run-2-ab-{dead.pid}"))  # fmt: skip
+    for path in (left, kept, other):
+        assert create(path, 64) == ""
+    assert sweep("run-1", tmp_path) == [left]
+    assert not left.exists()
+    assert kept.exists()
+    assert other.exists()
+    assert "File exists" in create(kept, 64)
