@@ -33,6 +33,10 @@ class Trainer(local.Trainer):
         if self.ranks is not None:
             self.peers = Peers(self.ranks.data.get_group(), lockstep=True)
 
+    @staticmethod
+    def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        return ("weights", "adapters", "gradient", "optimizer") if settings.shard == "full" else ()
+
     def _network(self) -> Network:
         return load_sharded(self.spec, self.settings, self.ranks) if self.ranks is not None else super()._network()
 

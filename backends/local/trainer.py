@@ -55,6 +55,11 @@ class Trainer:
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
 
+    @staticmethod
+    def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        """What of its weights, adapters, gradient and optimizer a trainer's ranks divide among them."""
+        return ()
+
     def _network(self) -> Network:
         return load_network(self.spec, self.settings)
 

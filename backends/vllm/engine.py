@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlflow.backends.vllm.parallel import Seat
 from rlflow.backends.vllm.settings import GeneratorSettings
-from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, prepared
+from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, leave_memory, prepared
 from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import ModelSpec, Sampling
 
@@ -56,6 +56,7 @@ class Engine:
             keep_groups()
             know(architectures)
             if spec.device == "cpu":
+                leave_memory()
                 keep_weights_live()
                 self.seat.name_segments()
             self.llm = self._started(spec, settings)
@@ -125,8 +126,9 @@ class Engine:
 
     def _rows(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops) -> Iterator[tuple[int, Row]]:
         with self._calls:
-            under_way = self._added(prompts, parameters)
+            under_way: dict[str, tuple[int, Row]] = {}
             try:
+                self._add(under_way, prompts, parameters)
                 while under_way:
                     for name in self._step(under_way, stops):
                         yield under_way.pop(name)
@@ -134,15 +136,13 @@ class Engine:
                 with contextlib.suppress(Exception):  # of an engine that died, the first error says more
                     self.llm.abort_request(list(under_way))
 
-    def _added(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any]) -> dict[str, tuple[int, Row]]:
+    def _add(self, under_way: dict[str, tuple[int, Row]], prompts: Sequence[Sequence[int]], parameters: Sequence[Any]) -> None:
         """Requests, by the engine's names for them. A prompt that was cached with other weights has another salt."""
-        added = {}
         for number, (prompt, own) in enumerate(zip(prompts, parameters, strict=True)):
             name = str(next(self._names))
             with self.alone():
                 self.llm.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": str(self.version)}, own)
-            added[name] = number, Row()
-        return added
+            under_way[name] = number, Row()
 
     def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
         return self.vllm.SamplingParams(

@@ -81,5 +81,10 @@ def keep_groups() -> None:
     core.cleanup_dist_env_and_memory = lambda shutdown_ray=False: None
 
 
+def leave_memory() -> None:
+    """vLLM binds all memory of its process to one NUMA node of a CPU, the trainer's too: this leaves it."""
+    torch.ops._C.init_cpu_memory_env = lambda nodes: None
+
+
 def _multiply_as_stored(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear

@@ -87,7 +87,10 @@ def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 @dataclass(frozen=True)
 class Kept:
     """How a role's halves keep a model: its folder's facts (None: no folder), the head, whether it is trained, the arithmetic's dtype,
-    the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known)."""
+    the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known).
+
+    shares, divided: over how many ranks the trainer divides what. sampler_shares: over how many the generator divides its weights;
+    cache_bytes: of its cache, where that is set in bytes (0: it is not)."""
 
     facts: ModelFacts | None
     head: str = "logprobs"
@@ -96,6 +99,10 @@ class Kept:
     lora: int = 0
     attention: bool = False
     batch_tokens: int = 0
+    shares: int = 1
+    divided: tuple[str, ...] = ()
+    sampler_shares: int = 1
+    cache_bytes: int = 0
 
     @property
     def weight_bytes(self) -> int | None:
@@ -148,13 +155,19 @@ class Kept:
             learning = self.learning_bytes
             found |= {"adapters": learning} if self.lora else {}
             found |= {"gradient": learning, "optimizer": None if learning is None else 2 * learning}
-        return found
+        return {name: self._share(size) if name in self.divided else size for name, size in found.items()}
+
+    def _share(self, size: int | None) -> int | None:
+        return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """What a generator holds: its own copy, and at most so much cache while it samples."""
+        """What a generator holds: its own copy or its part of one, and at most so much cache while it samples."""
         if self.facts is None:
             return {}
-        found: dict[str, int | None] = {"weights": None if self._weights is None else self._weights * FLOAT[self.dtype]}
+        weights = None if self._weights is None else -(-self._weights * FLOAT[self.dtype] // self.sampler_shares)
+        found: dict[str, int | None] = {"weights": weights}
+        if self.cache_bytes:
+            return found | {"cache": self.cache_bytes}
         numbers = self.facts.cache_numbers
         cache = int(numbers * self.batch_tokens * GROWTH) * FLOAT[self.dtype] if numbers and self.batch_tokens else None
         return found | {"cache, at most": cache}

@@ -48,7 +48,7 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     if placement is not None:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
     warnings += list(short_repeats(program.graph, sizes))
-    models = {use.name: kept(use, given) for use in uses}
+    models = {use.name: kept(use, given, placement) for use in uses}
     where = placement or here(sampling)
     return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings,
                    given.options.commit_every)
@@ -111,15 +111,18 @@ def _prompt_tokens(given: Given) -> dict[str, int]:
     return {"prompt_tokens": int(given.data["max_prompt"])} if "max_prompt" in given.data else {}
 
 
-def kept(use: RoleUse, given: Given) -> Kept:
-    """How the role's model is kept. Only what the local backend holds is known."""
+def kept(use: RoleUse, given: Given, where: Placement | None = None) -> Kept:
+    """How the role's model is kept on its pools, where its trainer says what its ranks divide (``divided``)."""
     chosen, folder = given.role(use.name), model_folder(use, given)
-    names = [str(chosen.get(name) or given.options.backend) for name in HALVES]
-    if folder is None or set(names) != {"local"}:
+    trainers, generators = (backend(str(chosen.get(name) or given.options.backend)) for name in HALVES)
+    if folder is None or not hasattr(getattr(trainers, "Trainer", None), "divided"):
         return Kept(None)
-    trainer, generator = (settings(backend("local"), name.capitalize(), use.name, chosen) for name in HALVES)
+    trainer = settings(trainers, "Trainer", use.name, chosen)
+    generator = settings(generators, "Generator", use.name, chosen) if hasattr(generators, "Generator") else None
+    ranks = where.pools[where.trainers[use.name]] if where is not None and use.name in where.trainers else 1
     return Kept(facts(folder), use.head, use.trained, given.options.dtype, trainer.lora if use.trained else 0,
-                trainer.lora_targets == "attention", generator.batch_tokens)
+                trainer.lora_targets == "attention", getattr(generator, "batch_tokens", 0), ranks, trainers.Trainer.divided(trainer),
+                getattr(generator, "tensor_parallel", 1), getattr(generator, "kv_cache_memory_bytes", 0))
 
 
 def facts(folder: Path) -> ModelFacts:

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Lla
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm import install
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup")]
+SECONDS = 800
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60),
+              pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup")]
 
-SECONDS = 280
 VOCABULARY, EOS = 64, 1
 TOLERANCE = 2e-5  # of a float32 log-prob; a wrong weight is off by 0.1 and more
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -33,7 +34,7 @@ CONFIGS = {
 
 
 def started(task, models, shapes, out, *rank):
-    """An engine's process, which has two minutes and more for what takes seconds: machines that test are busy."""
+    """An engine's process, which has minutes for what takes seconds: machines that test are busy."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     worker = Path(__file__).with_name("vllm_worker.py")
     command = [sys.executable, *map(str, (worker, task, models, ",".join(shapes), out, *rank))]

@@ -47,8 +47,8 @@ def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_pa
     for row in rows[1:]:
         assert 0 < row["actor.sync/inbound"] == row["actor.sync/bound"] < 0.6 * model
     assert rows[0]["actor.update/steps"] >= 1
-    moved_on = fork(result.folder, {"iterations": 4, "actor.trainer": "local", "actor.generator": "local", "pools": None,
-                                    "ray_address": None, "out": str(tmp_path)}, Quiet())
+    moved_on = fork(result.folder, {"iterations": 4, "actor.trainer": "local", "actor.generator": "local", "pools": "",
+                                    "out": str(tmp_path)}, Quiet())
     assert 0 < apart(final(moved_on), final(result)) < 0.1
 
 

@@ -38,7 +38,7 @@ def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
     trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets))
     told = Kept(facts, head, True, dtype, lora, targets == "attention").trainer()
     learning = trainer.network.parameters().values()
-    assert told["weights"] == size(tensor for _, tensor in trainer.network._own())
+    assert told["weights"] == size(tensor for _, tensor in trainer.network.own())
     assert told["gradient"] == size(learning)
     assert told["optimizer"] == 2 * size(learning)
     assert told.get("adapters") == (size(learning) if lora else None)
@@ -97,6 +97,17 @@ def test_halves_lie_on_their_pools(planned_as):
     [moved] = found.weights
     assert (moved.after, moved.before) == ("actor.update", ("actor.generate",))
     assert moved.bytes == 3 * held["train", "actor", "trainer", "weights"]  # each rank gets all
+
+
+def test_what_ranks_divide_is_a_part_on_each(planned_as):
+    line = f"grpo --model {FOLDER} --data chain_sum --pools all=4"
+    whole = {(entry.half, entry.what): entry.bytes for entry in planned_as(line).memory if entry.role == "actor"}
+    engines = "--actor.trainer fsdp --actor.generator vllm --actor.generator.tensor_parallel 2 --actor.kv_cache_memory_bytes 4096"
+    parts = {(entry.half, entry.what): entry.bytes for entry in planned_as(f"{line} {engines}").memory if entry.role == "actor"}
+    for what in ("weights", "gradient", "optimizer"):
+        assert parts["trainer", what] == -(-whole["trainer", what] // 4)
+    assert parts["generator", "weights"] == -(-whole["generator", "weights"] // 2)
+    assert parts["generator", "cache"] == 4096
 
 
 @pytest.mark.parametrize(("pools", "where"), [("--pools train=1,rollout=1", "rollout"), ("--pools all=2", "all"), ("", "this process")])
