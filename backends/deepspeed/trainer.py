@@ -115,6 +115,10 @@ class Trainer(local.Trainer):
     def device(self) -> torch.device:
         return torch.device(self.spec.device)
 
+    @staticmethod
+    def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        return (("optimizer",), ("gradient", "optimizer"), ("weights", "adapters", "gradient", "optimizer"))[settings.zero - 1]
+
     # -- computing ---------------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
