@@ -55,7 +55,7 @@ class RemoteTrainer:
 @dataclass
 class RemoteModel:
     """A role: where its halves are, how many updates are behind its weights, and how many behind those that sample. moved: of the last time
-    that weights went from one half to the other, on one pool: the most bytes that a rank received and had to, and the seconds."""
+    that weights went from one half to the other by a plan: the most bytes that a rank received, and had to."""
 
     role: str
     trainer: RemoteTrainer | None = None

@@ -7,7 +7,6 @@ plan can move (adapters, which are merged first; engines that show no memory) go
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -58,9 +57,8 @@ class Moving:
         return AllToAll(None, self.device)
 
     def __call__(self, version: int) -> dict[str, float]:
-        """Bring the generator to the trainer's weights; bytes that came from other ranks, the least that any plan could do with, and
-        seconds. Raises TransferError where ranks do not hold what was planned."""
-        start = time.monotonic()
+        """Bring the generator to the trainer's weights; bytes that came from other ranks, and the least that any plan could do with. Raises
+        TransferError where ranks do not hold what was planned."""
         if _addresses(self.trainer.pieces()) != self._at:  # on all ranks alike: weights were away and came back elsewhere
             self.resharder.close()
             self._bind()
@@ -68,7 +66,7 @@ class Moving:
             self.resharder.run(version)
             self.destinations.finish(self.generator.load)
         stats, rank = self.resharder.plan.stats, self.resharder.rank
-        return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank]), "seconds": time.monotonic() - start}
+        return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank])}
 
     def close(self) -> None:
         self.resharder.close()

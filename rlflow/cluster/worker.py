@@ -261,7 +261,7 @@ class Worker:
         self._trainer(role).restore(unpack_tensors(state))
 
     def synchronise(self, role: str, version: int) -> dict[str, float]:
-        """The model has this many updates behind it; the generator beside the trainer takes its weights. What came and how long it took."""
+        """The model has this many updates behind it; the generator beside the trainer takes its weights. Bytes that came by a plan."""
         model, options = self.engine.models[role], self.setup.given.options
         model.version, model.sampled_version = version, -1
         if role not in self.moving and movable(model, options.weights):
@@ -271,9 +271,8 @@ class Worker:
             moved = self.moving[role](version)
             model.sampled_version = version
             return moved
-        start = time.monotonic()
         model.synchronise()
-        return {"seconds": time.monotonic() - start}
+        return {}
 
     def save(self, role: str, folder: str) -> None:
         self._trainer(role).save(Path(folder))
