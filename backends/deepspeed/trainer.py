@@ -87,11 +87,6 @@ class Trainer(local.Trainer):
     collective = True
     settings: TrainerSettings
 
-    @staticmethod
-    def divided(settings: LocalSettings) -> tuple[str, ...]:
-        assert isinstance(settings, TrainerSettings)
-        return ("optimizer", "gradient", "weights", "adapters")[: settings.zero + (settings.zero == 3)]
-
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         package = start(spec.device)
         super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
