@@ -139,24 +139,33 @@ def differs(folder: Path, wanted: faults.Content) -> bool:
     return any(faults.differences(faults.content(folder), wanted))
 
 
+KINDS = ("generate", *recoveries.AT, "update")  # places of a run on pools
+
+
 def workers(pools: dict[str, Any]) -> Callable[[Place], Counts]:
-    """A worker is killed, or stopped, in a call of each kind that chance chooses. The run recovers by itself."""
+    """In each iteration a worker is killed, in another run stopped, in a call of another kind, which of them chance chooses. The run
+    recovers by itself, again and again."""
 
     def measured(place: Place) -> Counts:
-        counts, calls, draw = Counts(), {}, random.Random(0)
-        run_in_child(place.folder / "straight", {}, pools)
-        for kind in recoveries.PLACES:
-            calls[kind] = (place.folder / "straight" / f"{kind}.calls").stat().st_size
+        counts, draw, kinds = Counts(), random.Random(0), place.of(KINDS, 2)
+        told = {**pools, "iterations": len(kinds)}
+        run_in_child(place.folder / "straight", {}, told)
         wanted = recoveries.Ended.read(place.folder / "straight")
-        for name, number in place.of([(kind, number) for kind in calls for number in (signal.SIGKILL, signal.SIGSTOP)], 2):
-            folder = place.folder / f"{name}-{number}"
-            run_in_child(folder, {name: [draw.randrange(calls[name]) + 1], "signal": number}, pools)
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            folder, at = place.folder / str(int(number)), [f"{kind}, {i}" for i, kind in enumerate(kinds)]
+            run_in_child(folder, {each: [1 + draw.randrange(calls(place.folder / "straight", each))] for each in at}
+                         | {"signal": number}, told)
             found = recoveries.Ended.read(folder)
-            named = len(found.notes) == 1 and any(how in found.notes[0] for how in ("has died", "is stopped"))
-            counts.add(True, named, not found.failure, not found.failure and not found.same(wanted))
+            named = [note for note in found.notes if "has died" in note or "is stopped" in note]
+            for i in range(len(at)):
+                counts.add(True, i < len(named), not found.failure, not found.failure and not found.same(wanted))
         return counts
 
     return measured
+
+
+def calls(folder: Path, place: str) -> int:
+    return (folder / f"{place}.calls").stat().st_size
 
 
 def run_in_child(folder: Path, fault: dict[str, Any], pools: dict[str, Any]) -> None:

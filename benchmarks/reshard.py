@@ -1,12 +1,13 @@
 """What moving weights costs: bytes against the lower bound, time against gathering every parameter and against a plain copy.
 
-    python benchmarks/reshard.py [--repeats 7] [--megabytes 222] [--json]
+    python benchmarks/reshard.py [--repeats 7] [--megabytes 222] [--parts large small four plans] [--json]
 
 Real processes over gloo, one thread each, real FSDP2 and tensor-parallel shards of a bf16 model; ZeRO-3's flat parts are laid out as
 DeepSpeed does. ``gather`` gathers every parameter whole on every rank (for FSDP2 by ``DTensor.full_tensor``, else by one all-gather each)
 and copies out what the rank needs: what most frameworks do by default. ``memcpy`` copies as many bytes as the rank's target has from
-memory of the same size. Times are medians over repeats, which take turns, of the slowest rank. With 4 ranks on fewer cores only bytes and
-bits are looked at. Plans are timed in CPU seconds, in one process, for the shapes of Qwen3-8B.
+memory of the same size. Times are medians over repeats, which take turns, of the slowest rank; ratios in brackets are those of the
+fastest repeats. With 4 ranks, on a model of a quarter, only bytes and bits are looked at. Plans are timed in CPU seconds, in one process,
+for the shapes of Qwen3-8B.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ from rlflow.reshard.shards import Piece, Pieces, from_flat, held, pieces_of
 from rlflow.reshard.transport import AllToAll
 
 CELLS = ("FSDP2 → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")
+PARTS = ("large", "small", "four", "plans")
+TIMES = ("gather", "alltoall", "segment", "memcpy", "verify")
 QWEN3_8B = {"layers": 36, "hidden": 4096, "inner": 12288, "vocab": 151936, "q": 4096, "kv": 1024}
 
 
@@ -73,6 +77,7 @@ def numel(shape: tuple[int, ...]) -> int:
 # -- one rank ------------------------------------------------------------------------------------------------------------------------
 
 
+@cache
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
     chance = torch.Generator().manual_seed(sum(map(ord, name)))
     return torch.randint(-(1 << 15), 1 << 15, shape, generator=chance, dtype=torch.int16).view(torch.bfloat16).nan_to_num(0.0)
@@ -161,17 +166,19 @@ def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) ->
         way.run(1)
         bits[name] = exact(views)
     ways["segment"].run(2)
-    ways["segment"].verify()
+    verify = timed(ways["segment"].verify)
     acts: dict[str, Callable[[], Any]] = {name: (lambda way=way: way.run(2)) for name, way in ways.items()}
-    acts |= {"memcpy": copier(views), "verify": ways["segment"].verify}
+    acts["memcpy"] = copier(views)
     times: dict[str, list[float]] = {name: [] for name in acts}
-    for _ in range(repeats + 1):
+    for _ in range(repeats):
         for name, act in acts.items():
             times[name].append(timed(act))
     stats = plan.stats
-    return {"exact": all(bits.values()), "inbound": ways["segment"].transport.received // (2 + 1 + repeats),
+    for way in (ways["alltoall"], ways["segment"]):
+        way.close()
+    return {"exact": all(bits.values()), "inbound": ways["segment"].transport.received // (2 + repeats),
             "bound": int(stats.bound[rank]), "local": int(stats.local[rank]), "peak": stats.peak(rank),
-            "plan": planned, "times": {name: found[1:] for name, found in times.items()}}  # fmt: skip
+            "plan": planned, "times": times | {"verify": [verify]}}  # fmt: skip
 
 
 def work(meeting: str, rank: int, ranks: int, cells: list[str], megabytes: float, repeats: int) -> None:
@@ -200,9 +207,9 @@ def launched(ranks: int, cells: list[str], megabytes: float, repeats: int) -> li
     return [json.loads(out.splitlines()[-1]) for out in ended]
 
 
-def slowest(found: list[dict[str, Any]], cell: str, name: str) -> float:
-    """The median over repeats of the slowest rank."""
-    return statistics.median(map(max, zip(*(one[cell]["times"][name] for one in found), strict=True)))
+def slowest(found: list[dict[str, Any]], cell: str, name: str) -> list[float]:
+    """Of each repeat, the slowest rank."""
+    return list(map(max, zip(*(one[cell]["times"][name] for one in found), strict=True)))
 
 
 def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
@@ -212,7 +219,8 @@ def rows(ranks: int, megabytes: float, repeats: int) -> list[dict[str, Any]]:
         row["model"] = sum(numel(shape) for shape in small(megabytes).values()) * 2
         row |= {name: max(one[cell][name] for one in found) for name in ("inbound", "bound", "local", "peak", "plan")}
         row["over bound"] = row["inbound"] / row["bound"] if row["bound"] else float(row["inbound"] > 0)
-        row |= {name: slowest(found, cell, name) for name in ("gather", "alltoall", "segment", "memcpy", "verify")}
+        for name in TIMES if repeats else ("verify",):
+            row[name], row[f"{name} fastest"] = statistics.median(times := slowest(found, cell, name)), min(times)
         made.append(row)
     return made
 
@@ -237,15 +245,21 @@ def plans() -> list[dict[str, Any]]:
     return made
 
 
+def ratio(row: dict[str, Any], one: str, other: str, digits: int) -> str:
+    """Of the medians, and of the fastest."""
+    return f"{row[one] / row[other]:.{digits}f} ({row[f'{one} fastest'] / row[f'{other} fastest']:.{digits}f})"
+
+
 def show(moves: list[dict[str, Any]], planned: list[dict[str, Any]]) -> None:
     table = Table("from → to", "ranks", "model", "exact", "in", "in / bound", "local", "extra memory", "gather, ms", "all-to-all, ms",
                   "segment, ms", "memcpy, ms", "gather / segment", "segment / memcpy", "verify, ms")  # fmt: skip
     for row in moves:
-        times = [f"{row[name]:.1f}" for name in ("gather", "alltoall", "segment", "memcpy")]
-        times += [f"{row['gather'] / row['segment']:.1f}", f"{row['segment'] / row['memcpy']:.2f}", f"{row['verify']:.1f}"]
+        times = [f"{row[name]:.1f}" for name in TIMES if name in row]
+        if "gather" in row:
+            times[4:4] = [ratio(row, "gather", "segment", 1), ratio(row, "segment", "memcpy", 2)]
         sizes = [readable(row["inbound"]), f"{row['over bound']:.3f}", readable(row["local"]), readable(row["peak"])]
         what = [row["cell"], str(row["ranks"]), readable(row["model"]), str(row["exact"]), *sizes]
-        table.add_row(*what, *(times if row["ranks"] == 2 else ["-"] * len(times)))
+        table.add_row(*what, *["-"] * (7 - len(times)), *times)
     second = Table("Qwen3-8B from → to", "ranks", "plan, CPU s", "in, most", "out, most", "in / bound", "buckets")
     for row in planned:
         second.add_row(row["cell"], str(row["ranks"]), f"{row['seconds']:.2f}", readable(row["inbound"]), readable(row["outbound"]),
@@ -261,9 +275,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--megabytes", type=float, default=222, help="of the large model in bf16")
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="large and small: 2 ranks; four: 4 ranks, bytes and bits")
     given = parser.parse_args()
-    moves = rows(2, given.megabytes, given.repeats) + rows(2, 1, given.repeats) + rows(4, given.megabytes, 1)
-    planned = plans()
+    parts = {"large": (2, given.megabytes, given.repeats), "small": (2, 1.0, given.repeats), "four": (4, given.megabytes / 4, 0)}
+    moves = [row for part, settings in parts.items() if part in given.parts for row in rows(*settings)]
+    planned = plans() if "plans" in given.parts else []
     if given.json:
         print("\n".join(json.dumps(row) for row in moves + planned))
     else:

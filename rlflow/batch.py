@@ -20,6 +20,7 @@ from torch import Tensor
 from rlflow.author.source import call_place
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import FlowError, Problem, listed, nearest
+from rlflow.lending import lent
 
 _fill: contextvars.ContextVar[float] = contextvars.ContextVar("padding", default=0.0)
 DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
@@ -136,7 +137,7 @@ class Data:
                 return self.value[axis.slots]
             case Level.TEXT:
                 return list(self.value)
-        return self.value.clone() if isinstance(self.value, Tensor) else self.value
+        return lent(self.value) if isinstance(self.value, Tensor) else self.value
 
     def take(self, index: Tensor, axis: Axis) -> Data:
         """The rows at ``index`` of a column over ``axis``."""
@@ -170,11 +171,11 @@ class Data:
 
 
 def pad(flat: Tensor, lengths: Tensor) -> Tensor:
-    """[rows, longest] from flat entries, always a copy: a stage may write into what it is given. Floats are filled with the current
-    padding, others with 0."""
+    """[rows, longest] from flat entries. A stage may write into what it is given: it is a copy, where it is not lent. Floats are filled
+    with the current padding, others with 0."""
     width, even = _extent(lengths)
     if even:
-        return flat.reshape(len(lengths), width).clone()
+        return lent(flat).reshape(len(lengths), width)
     fill = _fill.get() if flat.is_floating_point() else 0
     out = torch.full((len(lengths), width), fill, dtype=flat.dtype, device=flat.device)
     out[torch.arange(width) < lengths[:, None]] = flat
@@ -182,14 +183,14 @@ def pad(flat: Tensor, lengths: Tensor) -> Tensor:
 
 
 def flatten(padded: Tensor, lengths: Tensor) -> Tensor:
-    """The first ``lengths[i]`` entries of each row, one row after another, always a copy."""
+    """The first ``lengths[i]`` entries of each row, one row after another, which whoever has the padded ones may go on writing into."""
     width, even = _extent(lengths)
     if even and width == padded.shape[1]:
-        return padded.flatten(0, 1).clone()
+        return lent(padded.contiguous()).flatten(0, 1)
     return padded[torch.arange(padded.shape[1]) < lengths[:, None]]
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _extent(lengths: Tensor) -> tuple[int, bool]:
     """The longest, and whether all are as long: asked of the same lengths for each column of a call. Nothing writes into what a batch
     stores, so a tensor stands for its values."""

@@ -13,7 +13,8 @@ MAY_IMPORT = {
     "dispatch": "",
     "extras": "errors",
     "author": "errors columns dispatch",
-    "batch": "errors columns author",
+    "lending": "",
+    "batch": "errors columns author lending",
     "maths": "author",
     "graph": "errors columns",
     "trace": "errors columns dispatch author graph",
@@ -31,7 +32,7 @@ MAY_IMPORT = {
     "execution": "errors columns dispatch author batch maths graph trace plan schedule spans training reshard",
     "backends": "errors extras columns author batch training execution checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
-               "checkpoints.process",
+               "lending checkpoints.process",
     "data": "errors columns extras batch",
     "rewards": "errors columns extras batch data",
     "tasks": "",

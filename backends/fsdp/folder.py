@@ -20,10 +20,14 @@ from rlflow.training.protocols import ModelSpec
 
 def load_empty(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any) -> Any:
     """The model with parameters that have no storage yet and buffers that do. Where its weights are not in the folder's safetensors by
-    the names and shapes that the model has (merged experts, other formats), the model whole, as from ``load_whole``."""
+    the names and shapes that the model has (merged experts, other formats), or it cannot be made without them, the model whole, as
+    from ``load_whole``."""
     config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=False, **options)
-    with quiet(), _without_storage():
-        module = kind.from_config(config, dtype=dtype, trust_remote_code=False)
+    try:
+        with quiet(), _without_storage():
+            module = kind.from_config(config, dtype=dtype, trust_remote_code=False)
+    except RuntimeError:  # its constructor reads what it has drawn
+        return load_whole(kind, spec, dtype, allowed, **options)
     files = Files(Path(str(spec.folder)), module.base_model_prefix)
     lacking = [name for names, tensor in tied(module.state_dict(keep_vars=True)) if files.find(names, tensor) is None for name in names]
     if set(lacking) - set(allowed):

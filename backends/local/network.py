@@ -28,7 +28,8 @@ Load = Callable[..., Any]  # (Auto class, ModelSpec, dtype, names of weights tha
 class Network:
     """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
     scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the layers with a LoRA adapter, by name. takes: the
-    arguments that the backbone knows. transform: what the model does to logits after its head, once that was tried."""
+    arguments that the backbone knows. read: the language-model head. vocabulary: how many logits it gives. transform: what the model
+    does to logits after its head, once that was tried."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
@@ -36,6 +37,8 @@ class Network:
         self.adapted: dict[str, Any] = lora.adapted(module)
         self.backbone = module.base_model
         self.takes = set(inspect.signature(self.backbone.forward).parameters)
+        self.read: Transform = module.get_output_embeddings()
+        self.vocabulary = module.get_output_embeddings().weight.shape[0] if kind == "logprobs" else 0
         self.transform: Transform | None = None
 
     def find_transform(self) -> None:
@@ -57,7 +60,7 @@ class Network:
     def logits(self, hidden: Tensor) -> Tensor:
         """[…, vocabulary] in float32 (float64 for a float64 model), with the model's own scaling or soft capping."""
         with self.precision():
-            logits = self.module.get_output_embeddings()(hidden)
+            logits = self.read(hidden)
         return self.transform(logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits)
 
     def numbers(self, hidden: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ class Trainer:
     def _check_adapters(self, state: dict[str, Tensor]) -> None:
         """Raises PlanError unless ``state`` has adapters of these names and shapes for these weights."""
         saved = {name: list(t.shape) for name, t in state.items() if name.startswith("adapters/")}
-        own = {stored(name): list(p.shape) for name, p in self.network.parameters().items() if is_adapter(name)}
+        own = {stored(name): self._shape(p) for name, p in self.network.parameters().items() if is_adapter(name)}
         if saved != own:
             first = next(name for name in {**own, **saved} if saved.get(name) != own.get(name))
             raise PlanError.of("lora-adapters", "the checkpoint has not the adapters that this run would train",
@@ -232,6 +232,9 @@ class Trainer:
             raise PlanError.of("lora-base", f"the weights in {self.spec.folder} are not those that the checkpoint's adapters belong to",
                                found="another sha256", expected="the folder and dtype that the run began with",
                                remedy="put the folder back; rlflow export needs it not")
+
+    def _shape(self, parameter: Tensor) -> list[int]:
+        return list(parameter.shape)
 
     def sleep(self) -> None:
         """Move weights and optimizer state to host memory. On a CPU they are there already, and nothing is freed."""
@@ -283,8 +286,7 @@ class Trainer:
     def _logprobs(self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]) -> dict[str, Tensor]:
         each = rows["temperature"] if "temperature" in rows else torch.ones(len(rows))
         temperature = each.repeat_interleave(layout.lengths).to(hidden.device)
-        vocabulary = self.network.module.get_output_embeddings().weight.shape[0]
-        tokens = tokens_at_once(self.settings.logit_tokens, vocabulary)
+        tokens = tokens_at_once(self.settings.logit_tokens, self.network.vocabulary)
         both = logprobs_and_entropy(self.network.logits, hidden, layout.targets, temperature, tokens=tokens, entropy=entropy)
         return {name: x for name, x in zip(("logprobs", "entropy"), both, strict=True) if name in want}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -44,6 +45,8 @@ def watch_run(text: str, once: bool) -> int:
         console.print(draw(frame(folder), console.width))
         return 0
     view = Live(sys.stdout) if lively(sys.stdout) else Plain(sys.stdout)
+    if isinstance(view, Live):  # ctrl-C is the way out, also where whoever started this ignores it, as scripts do for background jobs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     state = "running"  # what is left behind on ctrl-C: the run goes on
     try:
         found = follow(folder, view)

@@ -77,7 +77,7 @@ class Call(NamedTuple):
         return frame
 
     @staticmethod
-    def unpacked(frame: bytes) -> Call:
+    def unpacked(frame: bytes | memoryview) -> Call:
         op, key, (keys, grouped, sources, scalars), iteration, arguments, forget = msgpack.unpackb(frame, use_list=False)
         rows = _index(keys)
         inputs = Inputs(None if rows is None else rows.reshape(-1, 2), grouped, [_opened(*each) for each in sources],

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rlflow.batch import Batch
-from rlflow.cluster.host import Host, Payload, opened, packed
+from rlflow.cluster.host import ERA, Host, Payload, opened, packed
 from rlflow.cluster.layout import Where, row_tokens
 from rlflow.cluster.split import balanced, check_counts, merge_order, units_of_rows
 from rlflow.execution.apply import RemoteError
@@ -145,11 +145,14 @@ class Pool(Generic[W]):
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
         """Have one rank's object ``run`` a frame; ``transfers``: references, which arrive as their values."""
-        return self._method(rank, "do_run", group).remote(self.era, frame, *transfers)
+        return self._method(rank, "do_run", group).remote(self._told(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
         """The same for a frame with several answers; their references, each as soon as it is there."""
-        return self._method(rank, "do_chunks", group, "streaming").remote(self.era, frame, *transfers)
+        return self._method(rank, "do_chunks", group, "streaming").remote(self._told(frame), *transfers)
+
+    def _told(self, frame: bytes) -> bytes:
+        return self.era.to_bytes(ERA, "little") + frame
 
     def _method(self, rank: int, name: str, group: str, answers: int | str = 1) -> Any:
         which = (rank, name, group, answers)

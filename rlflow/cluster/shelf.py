@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,7 @@ from rlflow.batch import Axis, Batch, Data
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import empty
 from rlflow.cluster.message import Index, Inputs, Source
+from rlflow.lending import lent
 
 
 class Shelf:
@@ -69,7 +71,7 @@ class Shelf:
     def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
         key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
         if key is not None and index is None and len(held := self._held[key]) == rows:  # all of a shard, as it is
-            return {wanted: held.data[name] for wanted, name in source.columns}
+            return {wanted: _borrowed(held.data[name]) for wanted, name in source.columns}
         names = tuple(dict.fromkeys(name for _, name in source.columns))
         parts = []
         for part in source.parts:
@@ -83,3 +85,18 @@ class Shelf:
         if len(whole) != rows:
             raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
         return {wanted: whole.data[name] for wanted, name in source.columns}
+
+
+def owned(batch: Batch) -> Batch:
+    """Rows of their own in memory of this process: what came in a frame lies in Ray's, which cannot be lent, and holds the whole frame."""
+    def copied(data: Data) -> Data:
+        value = data.value.clone() if isinstance(data.value, torch.Tensor) else data.value
+        return replace(data, value=value, lengths=None if data.lengths is None else data.lengths.clone())
+
+    axis = Axis(batch.axis.keys.clone(), grouped=batch.axis.grouped)
+    return Batch(axis, {name: copied(data) for name, data in batch.data.items()})
+
+
+def _borrowed(data: Data) -> Data:
+    """The column for one call. Calls of several threads share no tensor: a backend that asks one for its address has its memory moved."""
+    return replace(data, value=lent(data.value)) if isinstance(data.value, torch.Tensor) else data

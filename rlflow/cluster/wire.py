@@ -23,6 +23,7 @@ from torch import Tensor
 from rlflow.batch import Axis, Batch, Data
 from rlflow.cluster.header import DTYPES, HEADER_LIMIT, LIMIT, Buffer, Column, WireError, check_kind, check_rows, packed, unpacked
 from rlflow.columns import Level
+from rlflow.lending import address
 
 __all__ = ["WireError", "pack", "pieces", "unpack"]
 
@@ -106,7 +107,8 @@ def _body(start: int, tensors: Iterable[Tensor]) -> list[bytes | memoryview]:
 def _raw(tensor: Tensor) -> bytes | memoryview:
     if not tensor.numel():
         return b""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.detach().cpu().contiguous()
+    return _Lent(flat, address(flat), flat.nbytes).array().data
 
 
 # -- from bytes ------------------------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT, verify: 
     frame = _bytes_of(data)
     header, start = _opened(frame, limit, verify)
     grouped, rows, columns = unpacked(header)
-    raw = _Lent(frame).array()
+    raw = _Lent(frame, np.frombuffer(frame, dtype=np.uint8).ctypes.data, len(frame)).array()
     buffers = _laid_out(raw, start, [Buffer("int64", (rows, 2)), *(buffer for column in columns for buffer in column.buffers)])
     axis = Axis(next(buffers), grouped=grouped)
     batch = Batch(axis, {column.name: _read(column, [next(buffers) for _ in column.buffers]) for column in columns})
@@ -208,12 +210,11 @@ def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
 
 
 class _Lent:
-    """A buffer lent to numpy as if it could be written: torch has no tensors that can only be read, and warns of arrays that are."""
+    """Memory lent to numpy as if it could be written: torch has no tensors that can only be read, and warns of arrays that are."""
 
-    def __init__(self, frame: memoryview) -> None:
-        self.frame = frame  # keeps it alive, and what it is of from being resized
-        address = np.frombuffer(frame, dtype=np.uint8).ctypes.data
-        self.__array_interface__ = {"version": 3, "shape": (len(frame),), "typestr": "|u1", "data": (address, False)}
+    def __init__(self, owner: object, where: int, size: int) -> None:
+        self.owner = owner  # keeps it alive, and what it is of from being resized
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (where, False)}
 
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return np.asarray(self)

@@ -20,7 +20,7 @@ from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.pulse import MARKS
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.shelf import Shelf
+from rlflow.cluster.shelf import Shelf, owned
 from rlflow.cluster.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.weights import Moving, movable
 from rlflow.columns import Level
@@ -83,11 +83,11 @@ class Worker:
 
     def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Keep a shard that comes from the driver."""
-        self.shelf.put(key, opened(payload), iteration)
+        self.shelf.put(key, owned(opened(payload)), iteration)
 
     def load(self, key: int, payload: Payload, iteration: int) -> Answer:
         """The same, for a driver that does not know what is in it."""
-        return self._keep(Call("load", key, NOTHING, iteration), opened(payload))
+        return self._keep(Call("load", key, NOTHING, iteration), owned(opened(payload)))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
@@ -105,7 +105,7 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: bytes, *transfers: Payload) -> bytes | Answer:
+    def run(self, frame: bytes | memoryview, *transfers: Payload) -> bytes | Answer:
         """Carry out one operation of the driver's."""
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)
@@ -114,7 +114,7 @@ class Worker:
             batch = self.shelf.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
 
-    def run_chunks(self, frame: bytes, *transfers: Payload) -> Iterator[bytes | Answer]:
+    def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
         call = Call.unpacked(frame)
         self.shelf.forget(call.forget)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlflow.reshard.boxes import Box
 
-ROWS = 1 << 18  # elements at once, which fit in a cache
+ROWS = 1 << 16  # elements at once: more would take fresh memory from the system each time
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -54,7 +54,7 @@ def _made(source: Layout, target: Layout, nodes: tuple[int, ...], bucket: int) -
     for index, alike in enumerate(groups.values()):
         have, wanted = source.tensors[alike[0]], target.tensors[alike[0]]
         dtype = wire(have.dtype, wanted.dtype)
-        templates.append(_template(alike[0], have, wanted, np.array(nodes), bucket, width(dtype), load))
+        templates.append(_template(alike[0], have, wanted, np.array(nodes), bucket, width(dtype), len(alike), load))
         load += sum(templates[-1].outbound, np.zeros_like(load)) * width(dtype) * len(alike)
         names |= dict.fromkeys(alike, (index, dtype))
     names = {name: names[name] for name in target.tensors}
@@ -103,7 +103,10 @@ def _source(name: str, wanted: Spread, source: Layout) -> Spread:
 # -- one shape and layout --------------------------------------------------------------------------------------------------------
 
 
-def _template(name: str, have: Spread, wanted: Spread, node: Numbers, bucket: int, size: int, load: Numbers) -> Template:
+def _template(
+    name: str, have: Spread, wanted: Spread, node: Numbers, bucket: int, size: int, count: int, load: Numbers
+) -> Template:
+    """Of ``count`` tensors that lie alike, the first of them ``name``. load: what each rank sends of others."""
     check_tiles(name, have)
     ranks, holders = len(node), have.holders()
     held = np.zeros((len(holders), ranks), bool)
@@ -112,7 +115,7 @@ def _template(name: str, have: Spread, wanted: Spread, node: Numbers, bucket: in
     box, receiver, boxes = _overlaps(_table(holders, len(have.shape)), *_needs(name, wanted))
     own = held[box, receiver]
     local = Moves(receiver[own], receiver[own], boxes[own])
-    moves = _sent(held, box[~own], receiver[~own], boxes[~own], node, size, load.copy())
+    moves = _sent(held, box[~own], receiver[~own], boxes[~own], node, size, load // count)
     missing = by_rank(moves.receiver, moves.elements, ranks)
     parts = _parts(moves, bucket // size)
     outbound = tuple(by_rank(part.sender, part.elements, ranks) for part in parts)

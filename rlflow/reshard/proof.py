@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import networkx as nx
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ class Destinations:
     pieces: dict[str, Pieces]
     staged: dict[str, Tensor]
     why: dict[str, str]
+    device: torch.device = torch.device("cpu")
 
     def finish(self, reload: Reload) -> None:
         """After each run: let the engine load what it must."""
@@ -35,22 +37,25 @@ class Destinations:
             reload(iter(self.staged.items()))
 
 
-def prove(model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reload: Reload) -> Destinations:
-    """reload: the engine's own reload, of all tensors or of those of some modules. The weights are patterns afterwards. It takes the memory
-    of the engine's weights once more while it runs."""
-    reload(patterns(tensors, 1))
+def prove(
+    model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reload: Reload, ties: Mapping[str, str] | None = None
+) -> Destinations:
+    """reload: the engine's own reload, of all tensors or of those of some modules; ties: names of the trainer's that are one tensor
+    (``shards.ties_of``). The weights are patterns afterwards. It takes the memory of the engine's weights once more while it runs."""
+    alike = together(traced.ties, ties or {})
+    reload(patterns(tensors, 1, alike))
     expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
-    reload(patterns(tensors, 2))
+    reload(patterns(tensors, 2, alike))
     for _ in range(2):  # what falls back is proved as well; by then nothing new may differ
         made = destinations(traced, tensors)
-        _write(made, tensors, reload)
+        _write(made, tensors, alike, reload)
         if not (differing := _differing(model, expected)):
             return made
         for name in differing:
             traced.fallback.setdefault(name.rpartition(".")[0], f"{name} differs from the engine's own reload")
-        reload(patterns(tensors, 2))
+        reload(patterns(tensors, 2, alike))
     made = destinations(traced, tensors)
-    _write(made, tensors, reload)
+    _write(made, tensors, alike, reload)
     if differing := _differing(model, expected):
         return _all_by_engine(made, tensors, differing)
     return made
@@ -59,21 +64,26 @@ def prove(model: nn.Module, traced: Traced, tensors: Mapping[str, Spread], reloa
 def _all_by_engine(made: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
     """The engine cannot load parts: it gets the whole model."""
     why = made.why | {name.rpartition(".")[0]: f"{name} differs even where its module is loaded by the engine" for name in differing}
-    staged = {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype)) for name, spread in tensors.items()}
-    return Destinations({name: from_plain(tensor) for name, tensor in staged.items()}, staged, why)
+    staged = _stage(tensors, made.device)
+    return Destinations({name: from_plain(tensor) for name, tensor in staged.items()}, staged, why, made.device)
+
+
+def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype), device=device) for name, spread in tensors.items()}
 
 
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
     """Views of the engine's memory for all that can be written straight, memory of our own for the rest."""
     by_engine = traced.loaded_by_engine()
-    staged = {name: torch.empty(spread.shape, dtype=getattr(torch, spread.dtype)) for name, spread in tensors.items() if name in by_engine}
+    device = next((piece.view.device for mine in traced.pieces.values() for piece in mine.pieces), torch.device("cpu"))
+    staged = _stage({name: spread for name, spread in tensors.items() if name in by_engine}, device)
     straight = {name: pieces for name, pieces in traced.pieces.items() if name not in by_engine}
-    return Destinations(straight | {name: from_plain(tensor) for name, tensor in staged.items()}, staged, dict(traced.fallback))
+    return Destinations(straight | {name: from_plain(tensor) for name, tensor in staged.items()}, staged, dict(traced.fallback), device)
 
 
-def _write(made: Destinations, tensors: Mapping[str, Spread], reload: Reload) -> None:
+def _write(made: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload) -> None:
     """Pattern 1, as a Resharder would."""
-    for name, values in patterns({name: tensors[name] for name in made.pieces}, 1):
+    for name, values in patterns({name: tensors[name] for name in made.pieces}, 1, ties):
         for piece in made.pieces[name].pieces:
             piece.view.copy_(values[tuple(slice(low, high) for low, high in piece.box)] if piece.box else values)
     made.finish(reload)
@@ -95,10 +105,16 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
 
 
-def patterns(tensors: Mapping[str, Spread], salt: int) -> Iterator[tuple[str, Tensor]]:
-    """Small whole numbers that follow from the name and the place of each element."""
+def together(*ties: Mapping[str, str]) -> dict[str, str]:
+    """Of each tied tensor one name for all that are tied with it."""
+    pairs = nx.Graph(pair for some in ties for pair in some.items())
+    return {name: min(names) for names in nx.connected_components(pairs) for name in names}
+
+
+def patterns(tensors: Mapping[str, Spread], salt: int, ties: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Small whole numbers that follow from the name and the place of each element; tied tensors have the same."""
     for name, spread in tensors.items():
-        start = zlib.crc32(f"{salt} {name}".encode())
+        start = zlib.crc32(f"{salt} {ties.get(name, name)}".encode())
         index = torch.arange(spread.nbytes and torch.Size(spread.shape).numel())
         values = ((index * 2654435761 + start * 40503) >> 9) % 251 - 125
         yield name, values.to(getattr(torch, spread.dtype)).view(spread.shape)

@@ -22,7 +22,7 @@ from rlflow.errors import PlanError
 from rlflow.reshard.plan import Round
 from rlflow.reshard.transport import summed
 
-HEAD = 64  # bytes before the slots: the version of what is in them
+HEAD = 64  # bytes before the slots: of each, the version of what is in it
 ROOT = Path("/dev/shm")
 
 
@@ -38,7 +38,8 @@ class Segment:
         self._memory: list[Tensor] = []
         self._slots = 0
         self._last: tuple[int, Round] | None = None
-        self._heard: set[int] = set()
+        self._version = -1
+        self._heard: dict[int, int] = {}
 
     # -- buffers -----------------------------------------------------------------------------------------------------------------
 
@@ -67,6 +68,9 @@ class Segment:
         room = (memory.numel() - HEAD) // self._slots
         return memory[HEAD + slot * room : HEAD + (slot + 1) * room]
 
+    def _stamp(self, rank: int, slot: int) -> Tensor:
+        return self._memory[rank][8 * slot : 8 * slot + 8].view(torch.int64)
+
     def outbox(self, slot: int) -> Tensor:
         return self._slot(self.rank, slot)
 
@@ -77,25 +81,26 @@ class Segment:
     # -- a transfer --------------------------------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
-        self._memory[self.rank][:8].view(torch.int64).fill_(version)
-        self._heard = set()
+        self._version, self._heard = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
-        """It is there already; nobody may read before all have packed."""
+        """It is there already; nobody may read before all have packed. The version lies with the slot: a rank that is ahead may have
+        begun the next transfer while others still read this one."""
+        self._stamp(self.rank, slot).fill_(self._version)
         self._last = slot, bucket
 
     def wait(self) -> None:
         dist.barrier(self.group)
         assert self._last is not None
         messages = self.inbox(*self._last)
-        self._heard |= set(messages)
+        self._heard |= {peer: int(self._stamp(peer, self._last[0])) for peer in messages}
         self.received += sum(message.numel() for message in messages.values())
 
     def release(self) -> None:
         dist.barrier(self.group)
 
     def versions(self) -> dict[int, int]:
-        return {rank: int(self._memory[rank][:8].view(torch.int64)) for rank in self._heard}
+        return self._heard
 
     def total(self, numbers: Tensor) -> Tensor:
         return summed(numbers, self.group, torch.device("cpu"))

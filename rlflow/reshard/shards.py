@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -61,6 +62,18 @@ def _pieces(name: str, tensor: Tensor) -> Pieces:
     if hasattr(tensor, "ds_tensor"):
         return from_zero3(name, tensor)
     return from_plain(tensor)
+
+
+def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """The names under which a tensor comes once more, each with the first one."""
+    first: dict[tuple[int, int, torch.Size], str] = {}
+    found = {}
+    for name, tensor in tensors:
+        local = cast(DTensor, tensor.detach()).to_local() if isinstance(tensor, DTensor) else getattr(tensor, "ds_tensor", tensor)
+        key = (local.untyped_storage()._cdata, int(local.storage_offset()), tensor.shape)
+        if first.setdefault(key, name) != name:
+            found[name] = first[key]
+    return found
 
 
 def from_plain(tensor: Tensor) -> Pieces:

@@ -27,12 +27,14 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 @dataclass
 class Traced:
     """pieces: of each Hugging Face tensor that the engine copies, where; modules: which modules of the engine each goes to; failed: tensors
-    that could not be followed, and why; fallback: modules that only the engine itself can load, and why."""
+    that could not be followed, and why; fallback: modules that only the engine itself can load, and why;
+    ties: tensors that go where another one goes later, which therefore have the same values in any checkpoint."""
 
     pieces: dict[str, Pieces] = field(default_factory=dict)
     modules: dict[str, set[str]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     fallback: dict[str, str] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
 
     def loaded_by_engine(self) -> set[str]:
         """The tensors that the engine has to be given whole: those of modules in ``fallback``, of modules that share a tensor with
@@ -58,6 +60,7 @@ def trace(model: nn.Module, tensors: Mapping[str, Spread], load: Load | None = N
             break
         traced.failed |= problem
     traced.failed |= recorder.failed
+    traced.ties = recorder.ties
     _fill(traced, recorder, tensors)
     _check_reached(model, traced, recorder)
     return traced
@@ -83,15 +86,16 @@ def _restore(model: nn.Module, memory: Mapping[str, Tensor]) -> None:
             parameter.data = memory[name]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each copy from a tensor without memory into the model's, in place of making it."""
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Spread]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tensors, self.current = tensors, None
         self.names: dict[int, str] = {}
         self.kept: list[Tensor] = []
         self.failed: dict[str, str] = {}
+        self.ties: dict[str, str] = {}
         self.copies: dict[tuple[Any, ...], tuple[str, Piece, str]] = {}
         self.parameters: dict[int, list[tuple[str, Tensor]]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -123,12 +127,15 @@ class _Recorder(TorchDispatchMode):
             self.failed[name] = "the loader copies it to memory that is no parameter"
             return
         view = out_of.expand(into.shape)
+        start, end = int(view.storage_offset()), int(into.storage_offset())
         axes = [Axis(*axis) for axis in zip(into.shape, view.stride(), into.stride(), strict=True)]
         try:
-            for place in places(self.tensors[name].shape, view.storage_offset(), axes, into.storage_offset()) if into.numel() else ():
+            for place in places(self.tensors[name].shape, start, axes, end) if into.numel() else ():
                 sizes = tuple(high - low for low, high in place.box)
                 key = (into.untyped_storage().data_ptr(), place.offset, sizes, place.strides)
                 piece = Piece(place.box, into.detach().as_strided(sizes, place.strides, place.offset))
+                if key in self.copies and self.copies[key][0] != name:
+                    self.ties[self.copies[key][0]] = name
                 self.copies[key] = (name, piece, engine)  # what comes later replaces what was there
         except Untraceable as problem:
             self.failed[name] = str(problem)

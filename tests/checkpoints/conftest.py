@@ -34,8 +34,8 @@ def powerloss():
     return neighbour("powerloss")
 
 
-@pytest.fixture
-def injected(tmp_path):
+@pytest.fixture(scope="session")
+def injected():
     """Run faults.py in a process of its own: what it printed."""
 
     def run(*words):

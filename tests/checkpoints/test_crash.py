@@ -10,29 +10,33 @@ from rlflow.checkpoints.folder import steps
 pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, campaign, injected):
+    """Runs whose writer was killed, each at another call, in the order of the calls."""
+    folder = tmp_path_factory.mktemp("killed")
+    campaign.write_run(folder / "base", (10, 11), keep=2)
+    injected("kill", folder)
+    return sorted(path for path in folder.iterdir() if path.name != "base")
+
+
 @pytest.mark.slow
-def test_kill_9_at_every_call_leaves_a_good_checkpoint_and_nothing_that_looks_damaged(tmp_path, campaign, injected):
-    campaign.write_run(tmp_path / "base", (10, 11), keep=2)
-    injected("kill", tmp_path)
-    runs = sorted(path for path in tmp_path.iterdir() if path.name != "base")
+def test_kill_9_at_every_call_leaves_a_good_checkpoint_and_nothing_that_looks_damaged(killed, campaign):
     found = []
-    for run in runs:
+    for run in killed:
         loaded = load_latest(run)
         assert loaded.rejected == []
         assert campaign.same(loaded.snapshot, campaign.example(loaded.snapshot.iteration))
         assert [verify(path) for path in steps(run / "checkpoints")] == [[]] * len(steps(run / "checkpoints"))  # nor one half removed
         found.append(loaded.snapshot.iteration)
-    assert len(runs) >= 100
+    assert len(killed) >= 100
     assert found == sorted(found)  # once the new one is there it stays
     assert set(found) == {11, 12}
 
 
 @pytest.mark.slow
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, campaign, injected):
-    campaign.write_run(tmp_path / "base", (10, 11), keep=2)
-    injected("kill", tmp_path)
+def test_what_a_killed_writer_left_is_removed_by_the_next(killed, campaign):
     hidden = 0
-    for run in sorted(path for path in tmp_path.iterdir() if path.name != "base"):
+    for run in killed:
         hidden += sum(path.name.startswith(".") for path in (run / "checkpoints").iterdir())
         with Writer(run, keep=1) as writer:
             writer.submit(campaign.example(13))

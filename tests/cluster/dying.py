@@ -1,9 +1,13 @@
 """A flow whose workers die: fault.json beside this file says in which calls of a place, counted over all ranks from 1, and of which signal.
+
+Places are what a worker is asked for ("forward of critic", and "forward of critic, 2" in iteration 2 alone), and what is within: "update",
+a call of the loss, and "generate", a batch of samples, of an iteration too; and "reward", that of a row.
 """
 
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import ray
@@ -12,6 +16,7 @@ import torch
 from rlflow import flow, loss, stage
 
 HERE = Path(__file__).parent
+NOW = threading.local()  # iteration: of what this thread does for the driver
 
 
 def happen(place, pid=None):
@@ -25,22 +30,29 @@ def happen(place, pid=None):
         os.kill(pid or os.getpid(), fault.get("signal", signal.SIGKILL))
 
 
-def counted(kind, name, place):
-    real = getattr(kind, name)
+def happen_now(place):
+    happen(place)
+    happen(f"{place}, {getattr(NOW, 'iteration', None)}")  # in a run without workers nobody says it
+
+
+def counted(real, place=None):
+    """The function, which counts its calls; one of a worker's operations where no place is given."""
 
     def counting(*args, **kwargs):
-        happen(place)
+        if place is None:
+            NOW.iteration = args[1].iteration
+        happen_now(place or str(args[1]).partition(" in iteration")[0])
         return real(*args, **kwargs)
 
-    setattr(kind, name, counting)
+    return counting
 
 
 if ray.is_initialized() and ray.get_runtime_context().get_actor_id():  # in a worker
     from rlflow.backends.local.generator import Generator
-    from rlflow.backends.local.trainer import Trainer
+    from rlflow.cluster.worker import OPERATIONS
 
-    counted(Generator, "generate", "generate")
-    counted(Trainer, "forward", "forward")
+    Generator.generate = counted(Generator.generate, "generate")
+    OPERATIONS |= {name: counted(real) for name, real in OPERATIONS.items()}
 
 
 def length(completion):
@@ -50,21 +62,28 @@ def length(completion):
 
 
 @stage(gives="advantages")
-def judge(scores, logprobs, mask):
-    happen("stage")
-    return torch.where(mask, scores[:, None], 0.0)
+def judge(scores, logprobs, ref_logprobs, values, mask):
+    return torch.where(mask, scores[:, None] - values - 0.1 * (logprobs - ref_logprobs), 0.0)
 
 
 @loss
 def policy_loss(new, logprobs, sampled_logprobs, advantages):
-    happen("update")
+    happen_now("update")
     return -(new.logprobs - sampled_logprobs).exp() * advantages
 
 
+@loss(new="values")
+def value_loss(new, scores):
+    return (new.values - scores[:, None]).square()
+
+
 @flow
-def dying(prompts, actor, reward):
+def dying(prompts, actor, critic, reference, reward):
     batch = actor.generate(prompts, samples=2, max_tokens=4)
     batch |= reward(batch)
     batch |= actor.logprobs(batch)
+    batch |= reference.logprobs(batch, gives="ref_logprobs")
+    batch |= critic.values(batch)
     batch |= judge(batch)
+    critic.update(batch, value_loss, minibatch=8)
     actor.update(batch, policy_loss, minibatch=8)

@@ -35,7 +35,7 @@ class Said(Quiet):
         self.notes.append(text)
 
 
-PLACES = ("generate", "forward", "reward", "stage", "update")
+AT = ("forward of actor", "forward of reference", "forward of critic", "reward of reward", "stage of judge")  # what is asked of a worker
 
 
 class Ended:
@@ -62,8 +62,9 @@ class Ended:
         except StageError as error:
             self.failure = str(error)
         (folder / "said.json").write_text(json.dumps([self.notes, self.failure]))
-        self.processes = [ward.presence.process for ward in prepared.workers.fleet.wards]
-        self.meetings = [Path(meeting) for meeting in prepared.workers.fleet.meetings.values()]
+        fleet = prepared.workers.fleet if prepared.workers else None
+        self.processes = [ward.presence.process for ward in fleet.wards] if fleet else []
+        self.meetings = [Path(meeting) for meeting in fleet.meetings.values()] if fleet else []
 
     def lines(self, name):
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
@@ -105,8 +106,21 @@ def straight(ray_address, tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_worker_may_die_in_any_forward_reward_or_stage(tmp_path, ray_address):
+    """A death in each iteration, at the first call of its kind there."""
+    faults, small = {f"{place}, {i}": [1] for i, place in enumerate(AT)}, {"iterations": len(AT)}
+    run = Ended(tmp_path / "died", faults, {"ray_address": ray_address, "pools": "all=1", **small})
+    assert_same(run, Ended(tmp_path / "whole", {}, small))  # in one process
+    back = [re.search(r"iterations? (\d)(?: to (\d) are| is) repeated$", note).groups() for note in run.notes]
+    assert [int(last or first) for first, last in back] == list(range(len(AT)))
+    assert [(first, last) for first, last in back if last and int(last) - int(first) > 1] == []  # one finished, and that under way
+    assert_nothing_left(run)
+
+
 def assert_same(run, whole):
-    assert run.failure == ""
+    assert (run.failure, whole.failure) == ("", "")
     assert run.told == whole.told
     assert run.same(whole)
 

@@ -13,11 +13,14 @@ from rlflow.checkpoints.load import load_latest
 from rlflow.cluster.message import Call
 from rlflow.cluster.pool import Pool
 from rlflow.execution.apply import Stopped
+from rlflow.execution.engine import Model
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 POOLS = {"pools": "train=1,rollout=1"}
+SMALL = {"iterations": 4, "prompts": 6, "threads": 1, "save_every": 2}
+AHEAD = {"grpo": {"staleness": 1, "held_out": 8}, "dapo": {"staleness": 2, "held_out": 0, "hp.groups": 3, "hp.samples": 2}}
 TIMES = ("seconds", "response/tokens_per_second")
 
 
@@ -102,23 +105,47 @@ def told(folder):
     return kept, load_file(folder / "final" / "actor" / "model.safetensors")
 
 
-@pytest.mark.parametrize(("name", "settings"), [("grpo", {"staleness": 1}), ("dapo", {"staleness": 2, "hp.groups": 3, "hp.samples": 2})])
-def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(tmp_path, ray_address, name, settings):
-    run = rlflow.run(name, out=str(tmp_path), iterations=4, prompts=6, held_out=0, threads=1, save_every=2, ray_address=ray_address,
-                     **POOLS, **settings)
-    whole, weights = told(run.folder)
-    for newer in (run.folder / "checkpoints").glob("step-*4"):  # as if it had been killed after the checkpoint of iteration 2
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, ray_address):
+    """Two runs that sample ahead, and what they told."""
+    runs = {name: rlflow.run(name, out=str(tmp_path_factory.mktemp(name)), ray_address=ray_address, **SMALL, **POOLS, **settings)
+            for name, settings in AHEAD.items()}
+    return {name: (run.folder, *told(run.folder)) for name, run in runs.items()}
+
+
+def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_differs(whole, tmp_path, monkeypatch):
+    """Bit for bit like a run in one process whose generator is handed older weights: data, chance, schedules, the last evaluation."""
+    made, evaluation = [], [True] * 3
+    newest = iter([*evaluation, *[False] * SMALL["iterations"], *evaluation])
+
+    def lagging(model):
+        if model.generator is not None:
+            made[model.version :] = [{name: tensor.clone() for name, tensor in model.trainer.weights()}]
+            version = model.version if next(newest) else max(model.version - 1, 0)
+            model.generator.receive(iter(made[version].items()), version)
+
+    monkeypatch.setattr(Model, "synchronise", lagging)
+    lines, weights = told(rlflow.run("grpo", out=str(tmp_path), held_out=8, **SMALL).folder)
+    assert lines == whole["grpo"][1]
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in whole["grpo"][2].items())
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_a_run_that_samples_ahead_goes_on_where_it_was_cut(whole, tmp_path, name):
+    folder, lines, weights = whole[name]
+    for newer in (folder / "checkpoints").glob("step-*4"):  # as if it had been killed after the checkpoint of iteration 2
         newer.rename(tmp_path / "gone")
-    (run.folder / "checkpoints" / "latest").unlink(missing_ok=True)
-    (run.folder / "final").rename(tmp_path / "final")
+    (folder / "checkpoints" / "latest").unlink(missing_ok=True)
+    (folder / "final").rename(tmp_path / "final")
+    iterations = [line for line in lines if "reward/mean" in line]
     if name == "dapo":
-        assert any(file.startswith("queue/surplus.") for file in load_latest(run.folder).snapshot.files)
-        assert sum(line["repeat.sampled/carried"] for line in whole[2:]) > 0
-    resume.resume(run.folder, {}, Quiet())
-    again, others = told(run.folder)
-    assert again == whole
+        assert any(file.startswith("queue/surplus.") for file in load_latest(folder).snapshot.files)
+        assert sum(line["repeat.sampled/carried"] for line in iterations[2:]) > 0
+    resume.resume(folder, {}, Quiet())
+    again, others = told(folder)
+    assert again == lines
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
-    assert [line["policy/kl_sampler"] < 1e-9 for line in whole] == [True, False, False, False]
+    assert [line["policy/kl_sampler"] < 1e-9 for line in iterations] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(("pools", "message"), [("all=2", "take turns on pool"), (None, "one pool")])

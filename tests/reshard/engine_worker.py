@@ -27,7 +27,8 @@ from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rlflow.reshard.kinds import replicated
-from rlflow.reshard.proof import patterns, prove
+from rlflow.reshard.proof import patterns, prove, together
+from rlflow.reshard.shards import ties_of
 from rlflow.reshard.trace import trace
 
 SMALL = {"vocab_size": 70, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -37,7 +38,7 @@ MODELS = {
     "Qwen3 tied": transformers.Qwen3Config(**SMALL, tie_word_embeddings=True, architectures=["Qwen3ForCausalLM"]),
     "Llama, one KV head": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 1}, architectures=["LlamaForCausalLM"]),
     "GPT-2": transformers.GPT2Config(vocab_size=70, n_embd=32, n_layer=2, n_head=4, n_positions=64, dtype="float32",
-                                     architectures=["GPT2LMHeadModel"]),
+                                     bos_token_id=1, eos_token_id=2, architectures=["GPT2LMHeadModel"]),
     "Gemma 3": transformers.Gemma3TextConfig(**SMALL, sliding_window=16, architectures=["Gemma3ForCausalLM"]),
 }  # fmt: skip
 
@@ -48,12 +49,12 @@ def keep_weights_live() -> None:
     dispatch.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", nn.functional.linear)
 
 
-def checkpoint(config) -> dict:
-    """What a trainer has, by name; a tied head under both names."""
+def checkpoint(config) -> tuple[dict, dict[str, str]]:
+    """What a trainer has, by name, a tied head under both names; and which are tied."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return replicated(shapes, "float32", 1).tensors
+    held = model.state_dict()
+    return replicated({name: tuple(tensor.shape) for name, tensor in held.items()}, "float32", 1).tensors, ties_of(held.items())
 
 
 def examined(folder: Path, name: str, rank: int, ranks: int, renamed: bool = False, live: bool = True) -> dict:
@@ -66,13 +67,14 @@ def examined(folder: Path, name: str, rank: int, ranks: int, renamed: bool = Fal
     settings = arguments.create_engine_config()
     with set_current_vllm_config(settings):
         model = get_model(vllm_config=settings)
-        return compared(model, settings.model_config, checkpoint(config), renamed)
+        return compared(model, settings.model_config, *checkpoint(config), renamed)
 
 
-def compared(model: nn.Module, config, tensors: dict, renamed: bool) -> dict:
+def compared(model: nn.Module, config, tensors: dict, ties: dict[str, str], renamed: bool) -> dict:
     names = {name: "".join(random.Random(name).sample(string.ascii_lowercase, 12)) if renamed else name for name in tensors}
     back = {theirs: ours for ours, theirs in names.items()}
     tensors = {names[name]: spread for name, spread in tensors.items()}
+    ties = {names[name]: names[other] for name, other in ties.items()}
 
     def load(weights):
         return model.load_weights((back[name], tensor) for name, tensor in weights)
@@ -85,18 +87,19 @@ def compared(model: nn.Module, config, tensors: dict, renamed: bool) -> dict:
     start = time.perf_counter()
     traced = trace(model, tensors, load)
     milliseconds = 1000 * (time.perf_counter() - start)
-    made = prove(model, traced, tensors, reload)
-    reload(patterns(tensors, 3))
+    made, alike = prove(model, traced, tensors, reload, ties), together(traced.ties, ties)
+    reload(patterns(tensors, 3, alike))
     expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    reload(patterns(tensors, 4))
-    for name, values in patterns({name: tensors[name] for name in made.pieces}, 3):
+    reload(patterns(tensors, 4, alike))
+    for name, values in patterns({name: tensors[name] for name in made.pieces}, 3, alike):
         for piece in made.pieces[name].pieces:
             piece.view.copy_(values[tuple(slice(*span) for span in piece.box)])
     made.finish(reload)
     problems = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, expected[name])]
     held = sum(p.numel() for p in model.parameters())
     direct = sum(piece.view.numel() for name, p in made.pieces.items() if name not in made.staged for piece in p.pieces)
-    return {"problems": problems, "by engine": made.why, "failed": traced.failed, "milliseconds": milliseconds, "direct": direct / held}
+    return {"problems": problems, "by engine": made.why, "failed": traced.failed, "ties": ties, "milliseconds": milliseconds,
+            "direct": direct / held}  # fmt: skip
 
 
 def main() -> None:
@@ -108,7 +111,7 @@ def main() -> None:
         init_distributed_environment(ranks, rank, f"file://{folder}/meeting", rank, "gloo")
         initialize_model_parallel(ranks)
     found = {name: examined(folder, name, rank, ranks) for name in MODELS}
-    found["Qwen3 renamed"] = examined(folder, "Qwen3", rank, ranks, renamed=True)
+    found["Qwen3 renamed"] = examined(folder, "Qwen3 tied", rank, ranks, renamed=True)
     print(json.dumps(found), flush=True)
     os._exit(0)
 

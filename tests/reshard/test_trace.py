@@ -13,6 +13,8 @@ from rlflow.reshard.kinds import replicated
 from rlflow.reshard.proof import destinations, prove
 from rlflow.reshard.trace import Traced, trace
 
+pytestmark = pytest.mark.slow  # the first tensor without memory loads much of torch
+
 SHAPES = {
     "embed.weight": (10, 6), "q.weight": (8, 6), "k.weight": (4, 6), "v.weight": (4, 6), "q.bias": (8,), "conv.weight": (6, 9),
     "heads.weight": (12, 5), "scale": (1,), "norm.weight": (6,), "down.weight": (6, 8), "experts.weight": (3, 4, 5),
@@ -116,6 +118,26 @@ def test_a_parameter_that_nothing_reaches_is_an_error_that_names_it():
     tensors = {name: spread for name, spread in TENSORS.items() if name != "down.weight"}
     with pytest.raises(PlanError, match=r"the engine's parameter 'down\.weight' takes nothing of what the trainer has"):
         trace(Split(0), tensors)
+
+
+class Tied(Split):
+    """One that takes a tied head too, whichever comes last."""
+
+    def take(self, name: str, t: Tensor) -> None:
+        super().take("embed.weight" if name == "lm_head.weight" else name, t)
+
+
+def test_a_tied_tensor_counts_under_the_name_that_comes_last():
+    tensors = {**TENSORS, "lm_head.weight": TENSORS["embed.weight"]}
+    engine = Tied(1, {name: name for name in tensors})
+    traced = trace(engine, tensors)
+    assert traced.ties == {"embed.weight": "lm_head.weight"}
+    assert "embed.weight" not in traced.pieces
+
+    def first_wins(weights):
+        engine.load_weights(sorted(weights, key=lambda item: item[0] == "embed.weight"))
+
+    assert prove(engine, traced, tensors, first_wins).why == {}
 
 
 class Odd(Split):

@@ -18,7 +18,7 @@ def ranks_of(meeting: Path, ranks: int) -> list[dict[str, list[str]]]:
     started = [subprocess.Popen([sys.executable, WORKER, meeting, str(rank), str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 text=True, env=environment) for rank in range(ranks)]  # fmt: skip
     try:
-        ended = [process.communicate(timeout=200) for process in started]
+        ended = [process.communicate(timeout=500) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -27,9 +27,10 @@ def ranks_of(meeting: Path, ranks: int) -> list[dict[str, list[str]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_layout_moves_exactly_by_every_transport_and_what_is_wrong_is_noticed(tmp_path):
     found = ranks_of(tmp_path / "meeting", 4)
-    assert len(found[0]) == 7 * 4 + 7
+    assert len(found[0]) == 7 * 4 + 2 + 7
     assert [{case: problems for case, problems in one.items() if problems} for one in found] == [{}] * 4
 
 

@@ -19,7 +19,6 @@ from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 
-ITERATIONS = 12
 
 
 @pytest.fixture
@@ -27,7 +26,22 @@ def sums(task, tmp_path):
     """24 questions: three iterations of 8 prompts are an epoch."""
     path = Path(task["data"])
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:24]))
-    return {**task, "iterations": ITERATIONS, "held_out": 0, "save_every": 1, "lr": 1e-3, "out": str(tmp_path / "runs")}
+    return {**task, "iterations": 5, "held_out": 0, "save_every": 1, "lr": 1e-3, "out": str(tmp_path / "runs")}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """What a run comes to that nothing happens to."""
+    found = {}
+
+    def of(name, sums):
+        key = (name, sums["iterations"])
+        if key not in found:
+            out = tmp_path_factory.mktemp("straight")
+            found[key] = content(run(name, {**sums, "out": str(out)}, "straight").folder)
+        return found[key]
+
+    return of
 
 
 def assert_same(one, two):
@@ -37,32 +51,31 @@ def assert_same(one, two):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "grpo", ADAPTIVE], ids=lambda name: Path(name).stem)
-def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums):
-    straight = run(name, sums, "straight").folder
-    wanted = content(straight)
-    assert wanted.iteration == ITERATIONS
+def test_killed_at_any_node_and_resumed_ends_like_the_run_that_was_not(name, sums, straight):
+    wanted = straight(name, sums)
+    assert wanted.iteration == sums["iterations"]
     for number, node in enumerate(nodes(name)):
         def cut(node=node, number=number):
-            signal_at(node, 4, signal.SIGKILL)
+            signal_at(node, 2, signal.SIGKILL)
             run(name, sums, f"cut-{number}")
 
         assert in_child(cut) == -signal.SIGKILL, node
-        folder = straight.parent / f"cut-{number}"
-        assert len((folder / "metrics.jsonl").read_text().splitlines()) < ITERATIONS
+        folder = Path(sums["out"]) / f"cut-{number}"
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) < sums["iterations"]
         assert resumed(folder) == 0
         assert_same(content(folder), wanted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [(4, 5), (3, 6)], ids=["twice within an epoch", "twice at its edge"])
-def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums):
-    straight = run("grpo", sums, "straight").folder
+def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums, straight):
+    sums = {**sums, "iterations": 8}
 
     def cut():
         signal_at("actor.update", first, signal.SIGKILL)
         run("grpo", sums, "cut")
 
-    folder = straight.parent / "cut"
+    folder = Path(sums["out"]) / "cut"
     assert in_child(cut) == -signal.SIGKILL
 
     def cut_again():
@@ -71,7 +84,7 @@ def test_cut_twice_and_resumed_twice_ends_the_same(first, second, sums):
 
     assert in_child(cut_again) == -signal.SIGKILL
     assert resumed(folder) == 0
-    assert_same(content(folder), content(straight))
+    assert_same(content(folder), straight("grpo", sums))
 
 
 def test_the_price_of_kl_goes_on_from_where_it_was(sums):
@@ -86,20 +99,19 @@ def test_the_price_of_kl_goes_on_from_where_it_was(sums):
 @pytest.mark.slow
 @pytest.mark.parametrize("node", ["actor.generate", "reward", "gae", "critic.update", "actor.update"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, number, sums):
-    sums = {**sums, "iterations": 6, "save_every": 0}
-    straight = run("ppo", sums, "straight").folder
+def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, number, sums, straight):
+    sums = {**sums, "save_every": 0}
 
     def stop():
         signal_at(node, 2, number)
         run("ppo", sums, "stopped")
 
-    folder = straight.parent / "stopped"
+    folder = Path(sums["out"]) / "stopped"
     assert in_child(stop) == 130
     assert load_latest(folder).snapshot.iteration == (3 if node.endswith("update") else 2)  # weights that change change whole
     assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
     assert resumed(folder) == 0
-    assert_same(content(folder), content(straight))
+    assert_same(content(folder), straight("ppo", sums))
 
 
 def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -75,7 +76,7 @@ class Terminal:
 
     def wait_for(self, text):
         with self._changed:
-            assert self._changed.wait_for(lambda: text.encode() in self.seen, timeout=20), self.seen
+            assert self._changed.wait_for(lambda: text.encode() in self.seen, timeout=60), self.seen
 
     def end(self):
         """All that was shown, once the writing end is closed."""
@@ -87,12 +88,18 @@ class Terminal:
 
 @pytest.fixture
 def on_terminal(terminal, tmp_path):
-    """Start `rlflow …` on the terminal, in a session of its own. What is left of it is killed in the end."""
+    """Start `rlflow …` on the terminal, in a session of its own, ctrl-C ignored as in what a script starts in the background: it must
+    work all the same. What is left of it is killed in the end."""
     started = []
 
     def start(*words):
         ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.stream)
-        started.append(subprocess.Popen([sys.executable, "-m", "rlflow.cli.main", *words], cwd=tmp_path, start_new_session=True, **ends))
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a child begins with it
+        try:
+            command = [sys.executable, "-m", "rlflow.cli.main", *words]
+            started.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **ends))
+        finally:
+            signal.signal(signal.SIGINT, before)
         return started[-1]
 
     yield start

@@ -173,7 +173,7 @@ def test_watch_on_a_terminal_ends_cleanly_on_ctrl_c(terminal, on_terminal, runs)
     terminal.wait_for("actor.generate")
     terminal.wait_for("3/9")
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
     seen = terminal.end()
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1
     assert "Traceback" not in seen

@@ -213,7 +213,7 @@ def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
                           "--generate_seconds", "0.05")  # fmt: skip
     terminal.wait_for("actor.generate")
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(60) == 130
     seen = terminal.end()
     assert seen.count(HIDE) == seen.count(SHOW) == 1
     assert "Traceback" not in seen

@@ -1,0 +1,82 @@
+"""DeepSpeed in this process: started quietly, without compiling anything, over the torch group of the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlflow.backends.local.settings import TrainerSettings
+from rlflow.extras import require
+from rlflow.training.peers import BUCKET
+
+
+def start(device: str) -> Any:
+    """The package, ready for ``initialize``. Where this process is in no torch group, it gets one of its own. Raises PlanError where
+    DeepSpeed is not installed."""
+    os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)  # else it guesses, and says so
+    package = require("deepspeed", extra="deepspeed")
+    ops = importlib.import_module("deepspeed.ops")
+    compiled = vars(ops).setdefault("__compatible_ops__", {})  # else it runs a compiler to find out what it could compile
+    compiled["deepspeed_shm_comm"] = False  # an all-reduce that it would compile at first use
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # names of torch's that it still uses
+    os.environ.setdefault("LOCAL_RANK", str(torch.cuda.current_device()) if torch.device(device).type == "cuda" else "0")
+    if not dist.is_initialized():
+        _alone(device)
+    with quiet():
+        package.init_distributed(auto_mpi_discovery=False, verbose=False)
+    return package
+
+
+def _alone(device: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing listens beyond this machine
+    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=cast(Any, dist).HashStore(), rank=0, world_size=1)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without DeepSpeed's reports, and its warning about optimizers that are not its own."""
+    logger = logging.getLogger("DeepSpeed")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(max(level, logging.WARNING))
+
+
+def config(stage: int, settings: TrainerSettings) -> dict[str, Any]:
+    """DeepSpeed's configuration. A step ends where its caller says so, after any number of micro-batches."""
+    elements = BUCKET // 4
+    zero = {"stage": stage, "reduce_bucket_size": elements, "allgather_bucket_size": elements, "overlap_comm": False}
+    if stage == 3:  # weights are whole only while their layer computes, small ones too
+        zero |= {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0,
+                 "stage3_prefetch_bucket_size": elements, "stage3_max_live_parameters": 4 * elements}
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # it counts samples by this and does nothing else with it
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": settings.max_grad_norm if settings.max_grad_norm < float("inf") else 0.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": zero,
+    }
+
+
+def engine(package: Any, module: nn.Module, optimizer: torch.optim.Optimizer | None, stage: int, settings: TrainerSettings) -> Any:
+    """DeepSpeed's engine for ``module``, whose weights are on the host. Stage 3 takes them to the device one by one and keeps a part."""
+    chosen = config(stage, settings)
+    with quiet():
+        if stage == 3:
+            package.zero.Init(module=module, config_dict_or_path=chosen, mem_efficient_linear=False)
+        return package.initialize(model=module, optimizer=optimizer, config=chosen, dist_init_required=False)[0]
+

@@ -1,0 +1,287 @@
+"""The DeepSpeed Trainer: the local one whose weights, gradients and optimizer state are shared out by ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+from annotated_types import Ge, Le
+from torch import Tensor, nn
+
+from rlflow.author.loss import Quantity
+from rlflow.backends import local
+from rlflow.backends.deepspeed import residency
+from rlflow.backends.deepspeed.partitions import (
+    MOMENTS,
+    Parts,
+    flats,
+    link_moments,
+    moment,
+    put,
+    put_learning,
+    put_moment,
+    shape,
+    whole,
+)
+from rlflow.backends.deepspeed.start import engine, quiet, start
+from rlflow.backends.local import lora
+from rlflow.backends.local.network import load_network
+from rlflow.backends.local.sequences import Sequences
+from rlflow.backends.local.settings import TrainerSettings as LocalSettings
+from rlflow.backends.local.tokenizer import copy_tokenizer
+from rlflow.backends.local.trainer import stored
+from rlflow.batch import Batch
+from rlflow.errors import listed
+from rlflow.reshard.shards import Pieces, pieces_of
+from rlflow.training.learning import Step
+from rlflow.training.peers import Peers
+from rlflow.training.protocols import ModelSpec
+
+HEAD = "value_head."
+
+
+@dataclass(frozen=True)
+class TrainerSettings(LocalSettings):
+    """Those of the local trainer, and how much the ranks share out."""
+
+    zero: Annotated[int, Ge(1), Le(3)] = 3  # a rank holds part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory
+
+
+class Computation(nn.Module):
+    """What the local trainer computes, as one module: DeepSpeed brings weights together around its parts."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.module = trainer.network.module
+        if trainer.spec.head == "values":
+            self.head = trainer.network.head
+        self.reader = trainer.reader
+        self.compute = trainer.compute_whole
+
+    def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:  # by name: DeepSpeed searches the rest for tensors
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # it would keep all weights in bfloat16 until the last layer
+        try:
+            return self.compute(rows, want)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+
+
+class Reader(nn.Module):
+    """Around all that reads the language-model head, of which there may be more on one rank than on another: its weight is brought
+    together once, while what DeepSpeed sees is the same on every rank."""
+
+    def forward(self, hidden: Tensor, *, read: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+        return read(hidden)
+
+
+class Trainer(local.Trainer):
+    """One rank of those that hold a model together. Each reads the whole folder into host memory first. All ranks make the same calls
+    in the same order, since most of them bring weights together."""
+
+    Settings = TrainerSettings
+    collective = True
+    settings: TrainerSettings
+
+    @staticmethod
+    def divided(settings: LocalSettings) -> tuple[str, ...]:
+        assert isinstance(settings, TrainerSettings)
+        return ("optimizer", "gradient", "weights", "adapters")[: settings.zero + (settings.zero == 3)]
+
+    def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
+        package = start(spec.device)
+        super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
+        self.spec, self.peers = spec, Peers(lockstep=True)
+        self.learning = self.network.parameters() if spec.trained else {}
+        self.reader = Reader()
+        self.engine: Any = None  # a frozen model that is not cut needs none
+        if spec.trained or self.settings.zero == 3:
+            self.engine = engine(package, Computation(self).eval(), self.optimizer, self.settings.zero, self.settings)
+        if self.settings.zero == 3 and spec.head == "logprobs":
+            self._read_as_one(package)
+        residency.move_rest(self.network, torch.device(spec.device))
+
+    def _read_as_one(self, package: Any) -> None:
+        head = self.network.module.get_output_embeddings()
+        self.network.read = head.forward  # without its hooks
+        for parameter in head.parameters():
+            package.zero.register_external_parameter(self.reader, parameter)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.spec.device)
+
+    @staticmethod
+    def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        return (("optimizer",), ("gradient", "optimizer"), ("weights", "adapters", "gradient", "optimizer"))[settings.zero - 1]
+
+    # -- computing ---------------------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
+        """As the local trainer's. Afterwards no more than this rank's part of the weights stays."""
+        out = super().forward(batch, want)
+        if self.settings.zero == 3:
+            self.engine.optimizer.empty_partition_cache()  # what was fetched ahead, for a backward pass that does not come
+        return out
+
+    def forward_ahead(self, batch: Batch, want: tuple[str, ...] | None = None) -> Batch:
+        """``forward``: a rank that went on from a kept pass would compute less often than the others."""
+        return self.forward(batch, want)
+
+    def backward(self, objective: Tensor) -> None:
+        self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)  # it takes the mean over ranks; a step wants the sum
+
+    def step(self) -> Step:
+        """Clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
+        lr = self.schedule.rate(self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with quiet():  # of a step that is dropped we tell ourselves
+            self.engine.step()
+        if self.settings.zero == 3:
+            self.engine.optimizer.grad_partitions_flat_buffer.zero_()  # a layer that no token reaches would find an older gradient
+        taken = bool(self.engine.was_step_applied())
+        self.steps += taken
+        return Step(taken, float(self.engine.get_global_grad_norm()), lr)
+
+    def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
+        """Flat token quantities [entries] and scores [rows], where weights are brought together as layers need them."""
+        return super()._compute(rows, want)
+
+    def _compute(self, rows: Batch, want: tuple[Quantity, ...]) -> dict[str, Tensor]:
+        return self.engine(rows=rows, want=want) if self.engine is not None else self.compute_whole(rows, want)
+
+    def _logprobs(self, rows: Batch, layout: Sequences, hidden: Tensor, entropy: bool, want: tuple[str, ...]) -> dict[str, Tensor]:
+        all_pieces = super()._logprobs
+        return self.reader(hidden, read=lambda hidden: all_pieces(rows, layout, hidden, entropy, want))
+
+    # -- weights -----------------------------------------------------------------------------------------------------------------
+
+    def _own(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, parameter or buffer) of the model, tied ones once, without adapters."""
+        seen = set()
+        for name, tensor in self.network.module.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen and not lora.is_adapter(name):
+                seen.add(id(tensor))
+                yield lora.plain(name), tensor
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) of the model, tied weights once, brought together one at a time. Every rank goes through all."""
+        for name, tensor in self._own():
+            layer = self.network.adapted.get(name.removesuffix(".weight"))
+            yield name, whole(tensor) if layer is None else lora.merged(layer, whole(tensor), whole)
+
+    def pieces(self) -> dict[str, Pieces] | None:
+        """What this rank holds of each tensor of ``weights``, nothing gathered; None with adapters, which ``weights`` merges."""
+        return None if self.network.adapted else pieces_of(self._own())
+
+    def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Take the weights of ``tensors`` by name. Raises ValueError where a name is unknown, or one is missing."""
+        own = {lora.plain(name): tensor for name, tensor in self.network.module.state_dict(keep_vars=True).items()}
+        missing = {id(tensor): name for name, tensor in self._own()}
+        for name, value in tensors:
+            if name not in own or shape(own[name]) != value.shape:
+                raise ValueError(f"weights: found '{name}' {list(value.shape)}, expected one of "
+                                 f"{listed([f'{known} {list(shape(tensor))}' for known, tensor in own.items()], 8)}")
+            self._change(own[name], value)
+            missing.pop(id(own[name]), None)
+        if missing:
+            raise ValueError(f"weights: found no {listed(missing.values(), 8)}, expected every weight of the model")
+
+    def _change(self, tensor: Tensor, value: Tensor) -> None:
+        learns = any(tensor is parameter for parameter in self.learning.values())
+        (put_learning if learns else put)(tensor, value)
+
+    # -- files and state -----------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder as the local trainer does. Every rank calls this; the first one writes."""
+        first = dist.get_rank() == 0
+        weights = {name: tensor.cpu() for name, tensor in self.weights() if first}
+        head = {name: whole(p).cpu() for name, p in self.network.head.named_parameters()} if self.spec.head == "values" else {}
+        if first:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.network.write(folder, weights, head)
+            copy_tokenizer(self.spec.folder, folder)
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Take the weights of a folder that ``save`` wrote. The optimizer stays as it is."""
+        other = load_network(ModelSpec(folder, self.spec.head, self.spec.trained, "cpu", self.spec.dtype))
+        self._take(other.tensors())
+        self.base = None
+        for name, parameter in self.learning.items():
+            if ".lora_B." in name:
+                put_learning(parameter, torch.zeros(shape(parameter)))
+        if self.spec.head == "values":
+            for name, parameter in self.network.head.named_parameters():
+                self._change(parameter, other.head.state_dict()[name])
+
+    def state(self) -> dict[str, Tensor]:
+        """What the local trainer's ``state`` has, in the same names and shapes, whatever the stage and the number of ranks: on the first
+        rank, in host memory. Every rank takes part; the others get an empty dict."""
+        first = dist.get_rank() == 0
+        return {name: tensor.cpu() for name, tensor in self._state() if first}
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.weights():
+            yield f"parameters/{name}", tensor
+        yield "steps", torch.tensor(self.steps)
+        if self.network.adapted:
+            yield "base/sha256", self._base_digest()
+        if self.learning:
+            link_moments(self.engine.optimizer)
+        for name, parameter in self.learning.items():
+            if name.startswith(HEAD) or lora.is_adapter(name):
+                yield stored(name), whole(parameter)
+            for kind in MOMENTS if self.optimizer.state else ():
+                yield f"{kind}/{name}", moment(parameter, kind)
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Continue from what a ``state`` gave, which every rank gets whole, also of another stage, another number of ranks or the local
+        trainer. Raises PlanError where it is of other adapters, or of another base."""
+        if self.network.adapted:
+            self._check_adapters(state)
+        else:
+            own = ((name.removeprefix("parameters/"), t) for name, t in state.items() if name.startswith("parameters/"))
+            self._take((name, t) for name, t in own if not name.startswith(HEAD))
+        self.steps = int(state["steps"])
+        for name, parameter in self.learning.items():
+            if self.network.adapted or name.startswith(HEAD):
+                put_learning(parameter, state[stored(name)])
+        if self.learning:
+            self._restore_moments(state)
+
+    def _restore_moments(self, state: dict[str, Tensor]) -> None:
+        self.optimizer.state.clear()
+        known = any(f"exp_avg/{name}" in state for name in self.learning)
+        for flat in flats(self.engine.optimizer) if known else ():
+            step = torch.tensor(float(self.steps), device=flat.device if self.device.type == "cuda" else "cpu")
+            self.optimizer.state[flat] = {kind: torch.zeros_like(flat, requires_grad=False) for kind in MOMENTS} | {"step": step}
+        link_moments(self.engine.optimizer)
+        for name, parameter in self.learning.items() if known else ():
+            for kind in MOMENTS:
+                if f"{kind}/{name}" in state:
+                    put_moment(parameter, kind, state[f"{kind}/{name}"])
+
+    def _base_digest(self) -> Tensor:
+        if self.base is None:
+            self.base = lora.digest(Parts(self.network.module), lambda tensor: tensor)
+        return self.base
+
+    def _shape(self, parameter: Tensor) -> list[int]:
+        return list(shape(parameter))
+
+    # -- residency ---------------------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Move weights, gradients and optimizer state to host memory. On a CPU they are there already, and nothing is freed."""
+        residency.sleep(self.engine, self.network)
+
+    def wake(self) -> None:
+        """Move everything back to the device."""
+        residency.wake(self.engine, self.network, self.device)

@@ -1,0 +1,34 @@
+"""vLLM's own models, two tensor-parallel ranks: what is traced and written straight equals vLLM's own reload, bit for bit."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("engine_worker.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_weights_written_straight_are_those_of_the_engines_own_reload(tmp_path):
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = [subprocess.Popen([sys.executable, WORKER, tmp_path, str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True, env=environment) for rank in range(2)]  # fmt: skip
+    try:
+        ended = [process.communicate(timeout=500) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(err[-3000:] for _, err in ended)
+    for out, _ in ended:
+        found = json.loads(out.splitlines()[-1])
+        assert set(found) == {"Qwen3", "Qwen3 tied", "Llama, one KV head", "GPT-2", "Gemma 3", "Qwen3 renamed"}
+        for model, facts in found.items():
+            assert facts["problems"] == [], model
+            assert facts["failed"] == {}, model
+            assert facts["by engine"] == {}, model
