@@ -116,10 +116,17 @@ class Records:
     def bounds(self, words: str, values: Mapping[str, Any]) -> None:
         """bounds.txt and bounds.json: what bounded the run, to read and for tools."""
         for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
-            try:
-                (self.folder / name).write_text(text + "\n")
-            except OSError as error:
-                self._complain(name, error)
+            self._whole(name, text)
+
+    def weights(self, moved: Mapping[str, float]) -> None:
+        """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its generator, and has to."""
+        self._whole("weights.json", json.dumps(moved, indent=1))
+
+    def _whole(self, name: str, text: str) -> None:
+        try:
+            (self.folder / name).write_text(text + "\n")
+        except OSError as error:
+            self._complain(name, error)
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
         """Chrome trace events: Perfetto and chrome://tracing open the file."""

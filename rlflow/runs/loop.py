@@ -195,8 +195,9 @@ class Loop:
         seconds = time.monotonic() - start
         self.prepared.engine.state |= outcome.state
         self.totals.add(outcome.spans, start, seconds)
-        moved = self.prepared.engine.moved()
-        self.last = outcome.metrics | outcome.summary.health | canaries | moved | speed(outcome) | outcome.state | {"seconds": seconds}
+        if moved := self.prepared.engine.moved():
+            self.records.weights(moved)
+        self.last = outcome.metrics | outcome.summary.health | canaries | speed(outcome) | outcome.state | {"seconds": seconds}
         samples = outcome.summary.rows
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, samples)

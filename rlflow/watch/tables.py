@@ -23,7 +23,7 @@ WORDS = 3  # lines of bounds.txt that say in words what bounded the run
 FILES = {
     "settings.json": "what it ran with", "graph.txt": "one iteration", "metrics.jsonl": "all numbers", "samples.jsonl": "samples",
     "answers.jsonl": "held-out answers before and after", "timeline.json": "times, for ui.perfetto.dev",
-    "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "final": "trained models",
+    "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "weights.json": "what a sync moves", "final": "trained models",
     "tensorboard": "TensorBoard events", "wandb": "Weights & Biases",
 }
 TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "seed")
