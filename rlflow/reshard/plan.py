@@ -37,11 +37,13 @@ class Moves:
 
     @cached_property
     def _by_sender(self) -> Numbers:
-        return np.lexsort((self.receiver, self.sender))
+        order: Numbers = np.lexsort((self.receiver, self.sender))
+        return order
 
     @cached_property
     def _by_receiver(self) -> Numbers:
-        return np.lexsort((self.sender, self.receiver))
+        order: Numbers = np.lexsort((self.sender, self.receiver))
+        return order
 
     def sent_by(self, rank: int) -> list[tuple[int, Box]]:
         """(receiver, box), by receiver."""
