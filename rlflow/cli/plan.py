@@ -110,8 +110,10 @@ def sums(found: Explanation) -> Iterator[str]:
 def weights(found: Explanation) -> Iterator[str]:
     for each in found.weights:
         size = "" if each.bytes is None else f": {decimal(each.bytes)} over all ranks"
+        most = "" if each.each is None else f", at most {decimal(each.each)} to one, the least possible"
         before = ", ".join(each.before) or "evaluation"
-        yield f"{each.role} from {each.from_pool} to {each.to_pool} after {each.after}, before {before}{size}"
+        where = f"from {each.from_pool} to {each.to_pool}" if each.from_pool != each.to_pool else f"on {each.to_pool}"
+        yield f"{each.role} {where} after {each.after}, before {before}{size}{most}"
 
 
 def together(found: Explanation) -> Iterator[str]:
@@ -174,4 +176,4 @@ def assumptions(found: Explanation) -> Iterator[str]:
     if found.placement:
         yield "a split is kept for the next node: a run makes a new one where tokens are more than 10 % off balance"
     if any(held.bytes is not None for held in found.memory):
-        yield "each rank holds whole models; gradients and AdamW's two moments are as long as what learns"
+        yield "each rank holds whole models but for what its engine divides; gradients and AdamW's two moments are as long as what learns"

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rlflow.explain.layouts import Layout, Layouts, alike, on_one_rank
+from rlflow.explain.memory import Kept
 from rlflow.explain.sizes import Sizes, setting
+from rlflow.explain.transfers import savings, transfer
 from rlflow.graph.model import Graph, Input, Node, Op
 from rlflow.placement import Placement
 from rlflow.plan import Plan
@@ -30,8 +32,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: None where the
-    number of parameters is not known; every rank of the generator's pool gets all of them."""
+    """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: over all ranks, None
+    where the number of parameters is not known; between pools every rank of the generator's gets all of them. each: within a pool the most
+    that a rank receives, which no plan can go below; advice: layouts that would move less."""
 
     role: str
     after: str
@@ -39,6 +42,8 @@ class Weights:
     from_pool: str
     to_pool: str
     bytes: int | None
+    each: int | None = None
+    advice: tuple[str, ...] = ()
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
@@ -81,12 +86,18 @@ def copies(held: Layout, needed: Layout, ranks: Mapping[str, int], epochs: int) 
     return elsewhere + (count - 1) * reached
 
 
-def weights(graph: Graph, placement: Placement, sizes: Mapping[str, int | None]) -> Iterator[Weights]:
-    """For each role whose trainer and generator are on two pools. ``sizes``: bytes of a role's weights as its trainer holds them."""
+def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept]) -> Iterator[Weights]:
+    """For each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one."""
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)
         after = [node.name for node in graph.nodes if role in node.writes]
-        if target is not None and target != source and after:
-            before = tuple(node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role)
-            size = sizes.get(role)
-            yield Weights(role, after[-1], before, source, target, None if size is None else size * placement.pools[target])
+        if target is None or not after or role not in models:
+            continue
+        before = tuple(node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role)
+        kept, ranks = models[role], placement.pools[target]
+        if target != source:
+            size = kept.weight_bytes
+            yield Weights(role, after[-1], before, source, target, None if size is None else size * ranks)
+        elif (plan := transfer(kept, ranks)) is not None:
+            inbound = plan.stats.inbound
+            yield Weights(role, after[-1], before, source, target, int(inbound.sum()), int(inbound.max(initial=0)), savings(kept, ranks))

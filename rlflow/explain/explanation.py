@@ -87,10 +87,9 @@ def explain(
     models of their own folder the pool whose ranks hold it, its name, and how it is kept."""
     sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
     layouts = Layouts.of(plan, sizes) if plan.placement else None
-    moved = {role: kept.weight_bytes for role, kept in models.items()}
     return Explanation(
         plan.graph, plan.placement, assumed, max(sizes.rows.values()), tuple(steps(plan, layouts)), tuple(edges(plan, sizes, layouts)),
-        tuple(weights(plan.graph, plan.placement, moved)) if plan.placement else (), tuple(pairs(plan, room)),
+        tuple(weights(plan.graph, plan.placement, models)) if plan.placement else (), tuple(pairs(plan, room)),
         sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
         simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
         commits(plan, models, commit_every))

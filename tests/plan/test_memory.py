@@ -110,6 +110,18 @@ def test_what_ranks_divide_is_a_part_on_each(planned_as):
     assert parts["generator", "cache"] == 4096
 
 
+def test_weights_that_lie_otherwise_for_sampling_move_as_little_as_can_be(planned_as, facts):
+    line = f"grpo --model {FOLDER} --data chain_sum --pools all=4 --actor.trainer fsdp --actor.generator vllm"
+    [replicas] = planned_as(line).weights
+    whole = 4 * facts.parameters
+    assert (replicas.from_pool, replicas.to_pool) == ("all", "all")
+    assert replicas.each == pytest.approx(whole * 3 / 4, rel=0.02)  # each rank has a fourth
+    [parts] = planned_as(f"{line} --actor.generator.tensor_parallel 2").weights
+    assert parts.each < replicas.each
+    assert any("side by side" in said for said in parts.advice)
+    assert planned_as(f"grpo --model {FOLDER} --data chain_sum --pools all=4").weights == ()  # each rank trains the whole
+
+
 @pytest.mark.parametrize(("pools", "where"), [("--pools train=1,rollout=1", "rollout"), ("--pools all=2", "all"), ("", "this process")])
 def test_a_reward_model_is_held_where_it_scores(planned_as, pools, where):
     found = planned_as(f"grpo --model {FOLDER} --data chain_sum --reward {FOLDER} {pools}")
