@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from rlflow.errors import PlanError, listed
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+VOCABULARY = "embedding_rowwise"  # named by some releases of transformers; here embedding and head go together
 ADDED = "replicated_with_grad_allreduce"  # whole on each rank, which has the gradient of its own heads only
 
 
@@ -20,7 +21,7 @@ def parallelize(module: Any, mesh: DeviceMesh) -> list[str]:
     """Split the layers of ``module`` over ``mesh``, in place. Gives the names of parameters whose gradients are still to be added up over
     it. Raises PlanError for a model without a plan that is known here, or of which the ranks cannot have equal parts."""
     config = module.config.get_text_config()
-    plan = dict(getattr(config, "base_model_tp_plan", None) or {})
+    plan = {name: style for name, style in (getattr(config, "base_model_tp_plan", None) or {}).items() if style != VOCABULARY}
     _check(module, config, plan, mesh.size())
     inside = module.base_model
     parallelize_module(inside, mesh, {name: STYLES[style]() for name, style in plan.items() if style in STYLES})
