@@ -144,7 +144,7 @@ def test_a_run_whose_workers_died_ends_as_if_they_had_not(straight, tmp_path, ra
     assert_same(run, whole)
     assert len(run.notes) == len(back)
     for note, repeated in zip(run.notes, back, strict=True):
-        assert re.search(r"^rank [01] of pool '(\w+)' \(pid \d+ on .*, node \w+, actor\) has died; when last heard of it ran .*; noticed "
+        assert re.search(r"^rank [01] of pool '(\w+)' \(pid \d+ on .*, node \w+, actor[^)]*\) has died; when last heard of it ran .*; noticed "
                          rf"in .*iteration \d\. Recovered in .* s: pool '\1' started anew, .* {repeated} .*repeated$", note)
     assert_nothing_left(run)
     ranks = len(whole.processes)
