@@ -118,20 +118,10 @@ def values():
 
 
 @check
-def tied_values():
-    Pair("qwen3", "values").everything()
-
-
-@check
 def scores():
     pair = Pair("reward", "scores")
     pair.everything()
     round_trip(pair)
-
-
-@check
-def new_scores():
-    Pair("gpt2", "scores").everything()
 
 
 @check
