@@ -59,7 +59,8 @@ def test_the_flags_shown_are_flags(command, monkeypatch, tmp_path):
     flags = parse_flags(words)
     (tmp_path / "style.py").write_text("def polite(completion):\n    return 1.0\n")
     names = [word for name, value in flags.items() if name not in ("model", "data") for word in pairs(name, value)]
-    code, out = printed(shlex.join(["rlflow", "check", str(ROOT / "algorithms" / "grpo.py"), *names]), tmp_path, monkeypatch)
+    file = ROOT / [*shlex.split(command)[2:], "algorithms/grpo.py"][0]
+    code, out = printed(shlex.join(["rlflow", "check", str(file), *names]), tmp_path, monkeypatch)
     assert code == 0, out
 
 

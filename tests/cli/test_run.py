@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -114,7 +115,8 @@ def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ndef score(completion):\n    time.sleep(60)\n    return 1.0\n")
     words = [sys.executable, "-m", "rlflow.cli.main", "run", "ppo", *NULL, "--reward", "slow.py:score"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, **pipes) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a script that starts the tests in the background has it ignored
+    with subprocess.Popen(words, cwd=tmp_path, start_new_session=True, preexec_fn=heard, **pipes) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("run: ")

@@ -144,8 +144,8 @@ def test_a_run_whose_workers_died_ends_as_if_they_had_not(straight, tmp_path, ra
     assert_same(run, whole)
     assert len(run.notes) == len(back)
     for note, repeated in zip(run.notes, back, strict=True):
-        assert re.search(r"^rank [01] of pool '(\w+)' \(pid \d+ on .*, node \w+, actor[^)]*\) has died; when last heard of it ran .*; noticed "
-                         rf"in .*iteration \d\. Recovered in .* s: pool '\1' started anew, .* {repeated} .*repeated$", note)
+        assert re.search(r"^rank [01] of pool '(\w+)' \(pid \d+ on .*, node \w+, actor[^)]*\) has died; when last heard of it ran .*; "
+                         rf"noticed in .*iteration \d\. Recovered in .* s: pool '\1' started anew, .* {repeated} .*repeated$", note)
     assert_nothing_left(run)
     ranks = len(whole.processes)
     assert len(run.processes) == ranks * (1 + len(faults))  # each time all are watched anew
@@ -155,7 +155,7 @@ def test_a_run_whose_workers_died_ends_as_if_they_had_not(straight, tmp_path, ra
 @pytest.mark.timeout(900)
 def test_a_worker_that_dies_again_and_again_is_given_up_and_the_run_can_be_resumed(tmp_path, ray_address):
     small = {"pools": "all=1", "backend": "null", "save_every": 1, "ray_address": ray_address}
-    run = Ended(tmp_path / "died", {"stage": list(range(2, 100))}, small)
+    run = Ended(tmp_path / "died", {"stage of judge": list(range(2, 100))}, small)
     assert f"given up: {DEATHS} deaths without an iteration finished in between" in run.failure
     assert "stage 'judge' failed in iteration 1" in run.failure
     assert len(run.notes) == DEATHS - 1

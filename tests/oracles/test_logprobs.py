@@ -49,7 +49,8 @@ class Recorded(Trainer):
         self.spec, self.settings, self.held = ModelSpec(None), TrainerSettings(), Held()
         head = torch.nn.Embedding(logits.shape[-1], 1)
         module = SimpleNamespace(get_output_embeddings=lambda: head)
-        self.network = SimpleNamespace(device=torch.device("cpu"), module=module, hidden=lambda *_, **__: logits, logits=lambda x: x)
+        self.network = SimpleNamespace(device=torch.device("cpu"), module=module, hidden=lambda *_, **__: logits, logits=lambda x: x,
+                                       vocabulary=logits.shape[-1])
 
 
 @as_is("inv-shift")

@@ -212,7 +212,7 @@ def test_good_iterations_between_bad_ones_keep_a_run_alive(task, tmp_path):
 
 # -- secrets -------------------------------------------------------------------------------------------------------------------
 
-CANARY = "canary-7d1f3b9a{}"
+CANARY = "kanarie-7d1f3b9a{}"
 TELLS = '''
 import os
 from dataclasses import dataclass
@@ -258,8 +258,8 @@ def test_secrets_reach_no_file_and_no_message(tmp_path, monkeypatch):
     assert [one.code for one in said] == [0, 1]
     assert "ValueError: ******" in said[1].err
     for one in said:
-        assert "canary" not in one.out + one.err
-    found = [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and b"canary" in path.read_bytes()]
+        assert "kanarie" not in one.out + one.err
+    found = [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and b"kanarie" in path.read_bytes()]
     assert found == []
     assert len([path for path in (tmp_path / "runs").rglob("*") if path.is_file()]) > 20
 
