@@ -52,10 +52,6 @@ class ShardedNetwork(Network):
     def identity(self, tensor: Tensor) -> Any:
         return id(tensor)
 
-    def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(Hugging Face name, DTensor): views of this rank's parts, tied ones once, without adapters. A buffer is a plain tensor."""
-        return ((names[0], tensor) for names, tensor in self.own())
-
     def to(self, device: torch.device | str) -> None:
         self.root.to(device)
 

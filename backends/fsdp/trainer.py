@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlflow.backends import local
 from rlflow.backends.fsdp.folder import Files
-from rlflow.backends.fsdp.network import ShardedNetwork, load_sharded
+from rlflow.backends.fsdp.network import load_sharded
 from rlflow.backends.fsdp.ranks import Ranks, copies, own
 from rlflow.backends.fsdp.settings import TrainerSettings
 from rlflow.backends.local.network import Network, value_head
@@ -47,8 +47,6 @@ class Trainer(local.Trainer):
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, DTensor or whole tensor): views of what this rank holds, nothing gathered, tied weights once, adapters
         left out."""
-        if isinstance(self.network, ShardedNetwork):
-            return self.network.shards()
         return ((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:

@@ -78,7 +78,7 @@ def check_names(given: Given, roles: Iterable[str]) -> None:
     problems = []
     for role in roles:
         chosen = given.role(role)
-        known = {each for half in ("trainer", "generator") for name in setting_names(str(chosen.get(half) or given.options.backend))
+        known = {each for half in ("trainer", "generator") for name in setting_names(given.backend(role, half))
                  for each in (name, f"{half}.{name}")}  # fmt: skip
         problems += unknown_names(role, chosen, known, given.every_role)
     if problems:

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
 from rlflow.execution.engine import Model
@@ -45,14 +44,14 @@ class Moving:
         source = join(_gathered(held(pieces)))
         self.destinations = self.generator.destinations(source.tensors)
         target = join(_gathered(held(self.destinations.pieces)))
-        plan = make_plan(source, target, _nodes())
-        self.resharder = Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, self._transport(),
+        nodes = _nodes()
+        plan = make_plan(source, target, nodes)
+        self.resharder = Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, self._transport(len(set(nodes)) == 1),
                                    verify_every=self.verify_every)
         self._at = _addresses(pieces)
 
-    def _transport(self) -> Transport:
-        alone = len(set(_nodes())) == 1 and self.device == "cpu"
-        if self.how == "segment" or (self.how == "auto" and alone):
+    def _transport(self, one_machine: bool) -> Transport:
+        if self.how == "segment" or (self.how == "auto" and one_machine and self.device == "cpu"):
             return Segment(self.run)
         return AllToAll(None, self.device)
 
@@ -85,4 +84,4 @@ def _nodes() -> list[int]:
 
 
 def _addresses(pieces: Mapping[str, Pieces]) -> list[int]:
-    return [torch.Tensor.data_ptr(piece.view) for mine in pieces.values() for piece in mine.pieces]
+    return [piece.view.data_ptr() for mine in pieces.values() for piece in mine.pieces]

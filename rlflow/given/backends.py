@@ -118,7 +118,7 @@ def model_folder(use: RoleUse, given: Given) -> Path | None:
 
 def _planned(use: RoleUse, given: Given) -> tuple[Path | None, tuple[Any, Any]]:
     chosen = given.role(use.name)
-    names = [chosen.get(half) or given.options.backend for half in ("trainer", "generator")]
+    names = [given.backend(use.name, half.lower()) for half in HALVES]
     modules = (backend(names[0]), backend(names[1]))
     text = chosen.get("model") or given.options.model
     if text is None:

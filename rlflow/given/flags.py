@@ -91,6 +91,10 @@ class Given:
         """What is given for a role, its own before what is given for all."""
         return {**self.every_role, **self.roles.get(name, {})}
 
+    def backend(self, role: str, half: str) -> str:
+        """The name of the backend of a role's ``trainer`` or ``generator``."""
+        return str(self.role(role).get(half) or self.options.backend)
+
 
 def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
     """Each name to where it belongs. Raises PlanError for names that belong nowhere; backend settings are judged by the backend."""

@@ -144,20 +144,11 @@ def _check_machines(told: list[tuple[str, int, str, str]]) -> None:
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
     """Remove what processes of this run that are dead have left, and say what it was."""
-    left = [path for path in root.glob(f"rlflow-{run}-*-*") if (pid := path.name.rpartition("-")[2]).isdigit() and not _alive(int(pid))]
+    written = [(path, path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")]
+    left = [path for path, pid in written if pid.isdigit() and not Path("/proc", pid).exists()]
     for path in left:
         with contextlib.suppress(OSError):
             path.unlink()
     return left
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 

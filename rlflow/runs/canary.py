@@ -14,6 +14,7 @@ from rlflow.execution.engine import Engine
 from rlflow.given.backends import backend
 from rlflow.given.flags import Given
 from rlflow.graph.model import RoleUse
+from rlflow.placement import HALVES
 
 ROWS = 4
 LONGEST = 64  # tokens of a canary
@@ -54,8 +55,7 @@ def canary(uses: list[RoleUse], engine: Engine, data: Dataset, given: Given) -> 
 
 
 def _of_two(use: RoleUse, given: Given) -> bool:
-    chosen = given.role(use.name)
-    trainer, generator = (str(chosen.get(half) or given.options.backend) for half in ("trainer", "generator"))
+    trainer, generator = (given.backend(use.name, half) for half in HALVES)
     return trainer != generator and hasattr(backend(generator).Generator, "logprobs")
 
 

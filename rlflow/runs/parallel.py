@@ -32,12 +32,11 @@ def lying(placement: Placement | None, graph: Graph, uses: list[RoleUse], given:
 
 def parallel(use: RoleUse, half: str, given: Given) -> Parallel:
     """What the backend of a role's half says of it."""
-    chosen = given.role(use.name)
-    kind = getattr(backend(str(chosen.get(half) or given.options.backend)), half.capitalize(), None)
-    if kind is None:  # said where settings are checked
+    module, name = backend(given.backend(use.name, half)), half.capitalize()
+    if not hasattr(module, name):  # said where settings are checked
         return Parallel()
-    made = settings(backend(str(chosen.get(half) or given.options.backend)), half.capitalize(), use.name, chosen)
-    return Parallel(getattr(made, "tensor_parallel", 1), bool(getattr(kind, "collective", False)))
+    made = settings(module, name, use.name, given.role(use.name))
+    return Parallel(getattr(made, "tensor_parallel", 1), bool(getattr(getattr(module, name), "collective", False)))
 
 
 def _unfit(role: str, half: str, lies: Parallel, pool: str | None, pools: Mapping[str, int]) -> Iterator[Problem]:

@@ -99,10 +99,9 @@ def evaluated(graph: Graph, given: Given) -> str | None:
 
 def _owned(role: str, given: Given) -> dict[str, set[str]]:
     """For each half the settings that its backend has and the other's has not."""
-    chosen = given.role(role)
     names = []
     for half in HALVES:
-        kind = getattr(backend(str(chosen.get(half) or given.options.backend)), half.capitalize(), None)
+        kind = getattr(backend(given.backend(role, half)), half.capitalize(), None)
         names.append({field.name for field in fields(kind.Settings)} if kind is not None else set())
     return {half: own - other for half, own, other in zip(HALVES, names, reversed(names), strict=True)}
 
@@ -114,7 +113,7 @@ def _prompt_tokens(given: Given) -> dict[str, int]:
 def kept(use: RoleUse, given: Given, where: Placement | None = None) -> Kept:
     """How the role's model is kept on its pools, where its trainer says what its ranks divide (``divided``)."""
     chosen, folder = given.role(use.name), model_folder(use, given)
-    trainers, generators = (backend(str(chosen.get(name) or given.options.backend)) for name in HALVES)
+    trainers, generators = (backend(given.backend(use.name, half)) for half in HALVES)
     if folder is None or not hasattr(getattr(trainers, "Trainer", None), "divided"):
         return Kept(None)
     trainer = settings(trainers, "Trainer", use.name, chosen)

@@ -25,7 +25,7 @@ def streaming(graph: Graph, models: Sequence[RoleUse], given: Given) -> Streamin
 
 def _half(role: str, half: str, given: Given) -> Any:
     """The class, None where the backend has none."""
-    module = backend(str(given.role(role).get(half) or given.options.backend))
+    module = backend(given.backend(role, half))
     return getattr(module, half.capitalize(), None)
 
 
