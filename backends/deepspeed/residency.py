@@ -17,7 +17,7 @@ def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
     storages with the tensors that are cut from them, and so keep what they know of each other."""
     if part == "weights":
         yield from (tensor.ds_tensor if is_cut(tensor) else tensor for tensor in network.held())
-    elif part == "gradient":
+    elif optimizer is not None and part == "gradient":
         yield optimizer.grad_partitions_flat_buffer
     elif optimizer is not None:
         yield from flats(optimizer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -54,7 +55,9 @@ class Away:
             storage.resize_(0)
         if not on_host:
             torch.cuda.empty_cache()  # engines beside this one have an allocator of their own
-        self._stored[part] = Stored(sizes, file, hosted)
+        stored = self._stored[part] = Stored(sizes, file, hosted)
+        if file:
+            weakref.finalize(stored, file.close)  # of an owner that goes while parts of it are away
         return sum(size for _, size in sizes)
 
     def back(self, part: str) -> int:
