@@ -27,7 +27,6 @@ class Keeper:
     def __init__(self, course: Course | None = None) -> None:
         self.course = course if course is not None and course.moving else None
         self.there: set[Part] = set()
-        self.peak = 0  # most bytes there at once so far
         self._halves: dict[tuple[str, str], Half] = {}
         self._at = 0
         self._moves = self._bytes = 0
@@ -52,7 +51,6 @@ class Keeper:
         target = self._target(course, needs)
         self._move(course, self.there - target, away=True)
         self._move(course, target - self.there, away=False)
-        self.peak = max(self.peak, course.held(course.moments[self._at], self.there))
 
     def told(self) -> dict[str, float]:
         """Moves and their bytes since this was last asked; nothing where nothing ever moves."""
@@ -71,7 +69,7 @@ class Keeper:
         for step in range(count):
             at = (self._at + step) % count
             moment = course.moments[at]
-            if (moment.needs, moment.passing.keys()) == (movable, passing):
+            if moment.needs == movable and set(moment.passing) == passing:
                 self._at = at
                 return set(course.awake[at])
         return self._beside(course, next((moment for moment in course.beside if moment.needs == movable), Moment("", movable)))

@@ -16,8 +16,8 @@ from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.given.backends import Halves, backend, check_settings, halves
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph
+from rlflow.passes import plan
 from rlflow.placement import HALVES, Placement, parse_pools, place
-from rlflow.plan import plan
 from rlflow.runs.kept import kept, reward_models
 from rlflow.runs.parallel import lying
 from rlflow.runs.prepare import model_uses

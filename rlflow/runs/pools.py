@@ -25,8 +25,9 @@ from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
+from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
-from rlflow.plan import Plan, room_of
+from rlflow.plan import Plan
 from rlflow.runs.kept import kept
 from rlflow.runs.prepare import Made, make_plan, model_uses, placed
 from rlflow.trace.compile import Options, Program

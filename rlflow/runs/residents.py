@@ -8,9 +8,9 @@ from typing import Any, Literal
 from rlflow.given.backends import backend, settings
 from rlflow.given.flags import Given
 from rlflow.graph.model import RoleUse
+from rlflow.passes.residency import Holding, Memory, residency
 from rlflow.placement import HALVES, Placement
 from rlflow.plan import Plan
-from rlflow.reside import Holding, Memory, reside
 from rlflow.residency import Part
 from rlflow.runs.canary import compared
 from rlflow.runs.kept import device_in, kept, reward_models
@@ -26,7 +26,7 @@ def resident(made: Plan, uses: list[RoleUse], where: Placement, given: Given, ev
     trained = tuple(use.name for use in uses if use.trained)
     committed = trained if made.placement is not None and options.commit_every == 1 else ()
     canaries = tuple(use.name for use in uses if compared(use, given)) if options.canary == 1 else ()
-    return reside(made, where, Memory(options.memory, tuple(_holdings(made, uses, where, given)), committed, canaries, evaluated))
+    return residency(made, where, Memory(options.memory, tuple(_holdings(made, uses, where, given)), committed, canaries, evaluated))
 
 
 def _holdings(made: Plan, uses: list[RoleUse], where: Placement, given: Given) -> Iterator[Holding]:

@@ -14,8 +14,10 @@ from rich.filesize import decimal
 
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import Node, Op
+from rlflow.passes.lanes import room_of
+from rlflow.passes.rank import COST
 from rlflow.placement import Placement
-from rlflow.plan import COST, Did, Plan, room_of
+from rlflow.plan import Did, Plan
 from rlflow.residency import Course, Moment, Part, computing, copying, fewest, learning, prove, sampling, syncing, too_large
 from rlflow.simulate import INSTANT, simulate
 
@@ -46,7 +48,7 @@ class Memory:
     evaluated: str | None = None
 
 
-def reside(plan: Plan, where: Placement, memory: Memory) -> Plan:
+def residency(plan: Plan, where: Placement, memory: Memory) -> Plan:
     """The fewest moves with which every pool keeps to the limit. ``where``: the plan's placement, or that of one process. Raises PlanError
     with all that cannot fit, or of which the size is not known."""
     courses = [_course(plan, pool, memory) for pool in where.pools]
