@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
 import rlflow
@@ -28,6 +28,7 @@ from rlflow.graph.wire import identity
 from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
 from rlflow.plan import Plan
+from rlflow.residency import Course
 from rlflow.runs.kept import kept
 from rlflow.runs.prepare import Made, make_plan, model_uses, placed
 from rlflow.trace.compile import Options, Program
@@ -50,7 +51,7 @@ def on_pools(
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         meetings = launch.meetings(groups)
         made = make_plan(program, placement, given, evaluated)
-        told = setups(made, given, data, options, updates, threads, meetings)
+        told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
         fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, roles_of(placement))
         started.callback(fleet.stop)
         fleet.start()
@@ -87,12 +88,11 @@ def roles_of(placement: Placement) -> dict[str, str]:
 
 
 def setups(
-    made: Plan, given: Given, data: Judged, options: Options, updates: Mapping[str, int], threads: int, meetings: Mapping[str, str]
+    program: Program, given: Given, data: Judged, options: Options, placement: Placement, updates: Mapping[str, int], threads: int,
+    meetings: Mapping[str, str], residency: Iterable[Course] = (),
 ) -> dict[str, list[Setup]]:
     """What each rank of each pool is told."""
-    program, placement = made.program, made.placement
-    assert placement is not None
-    courses = {course.pool: course for course in made.residency}
+    courses = {course.pool: course for course in residency}
     source, shape = FlowSource.of(program.flow), DataShape(data.columns, data.scorer)
     hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
     return {
