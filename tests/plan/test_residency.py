@@ -1,0 +1,104 @@
+"""Plans within a limit of memory: what moves when, what cannot fit, and what a run then keeps to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rlflow.tasks
+from rlflow.errors import PlanError
+from rlflow.residency import prove
+
+FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+SMALL = f"--model {FOLDER} --data chain_sum --held-out 0 --batch_tokens 1024"
+
+
+def moves(course):
+    return [f"{move.before}: {'away' if move.away else 'back'} {move.part}" for move in course.moves]
+
+
+def test_without_a_limit_nothing_is_planned_and_with_room_for_all_nothing_moves(planned_as):
+    free = planned_as(f"ppo {SMALL}")
+    assert free.residency == ()
+    assert {did.name for did in free.did}.isdisjoint({"residency", "verify"})
+    roomy = planned_as(f"ppo {SMALL} --memory 1GB")
+    assert [(course.moves, course.moving) for course in roomy.residency] == [((), False)]
+    assert roomy.time == free.time
+
+
+def test_a_little_too_much_is_one_part_less_and_more_takes_more_moves(planned_as):
+    [course] = planned_as(f"grpo {SMALL} --memory 19.5MB").residency
+    assert moves(course) == ["actor.generate: away actor.trainer weights", "actor.logprobs: back actor.trainer weights"]
+    assert [moment.step for moment in course.moments] == ["weights of actor", "actor.generate", "actor.logprobs", "actor.update"]
+    tight = next(iter(planned_as(f"grpo {SMALL} --memory 16MB").residency))
+    assert len(tight.moves) == 4
+    assert tight.peak <= 16_000_000 < tight.peak_without
+    with pytest.raises(PlanError, match="do not hold at"):
+        prove(replace(tight, awake=course.awake))
+
+
+def test_moments_are_those_of_each_pool_chunk_commit_and_canary(planned_as):
+    line = f"ppo {SMALL} --pools train=1,rollout=1 --memory 20MB"
+    steps = {course.pool: [moment.step for moment in course.moments] for course in planned_as(line).residency}
+    assert steps["rollout"] == ["weights of actor", "actor.generate"]
+    assert steps["train"] == ["the commit of actor", "the commit of critic", "weights of actor", "actor.logprobs", "reference.logprobs",
+                              "critic.values", "critic.update", "actor.update"]  # fmt: skip
+    rare = {course.pool: course for course in planned_as(f"{line} --commit-every 2").residency}["train"]
+    assert rare.moments[0].step == "weights of actor"
+    assert {moment.step for moment in rare.beside} == {"saving actor", "saving critic"}
+
+
+def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_body(planned_as):
+    prime = planned_as(f"prime {SMALL} --memory 20MB")
+    assert any(course.moves for course in prime.residency)
+    dapo = planned_as(f"dapo {SMALL} --memory 16MB").residency[0]
+    assert [moment.step for moment in dapo.moments] == ["weights of actor", "actor.generate", "actor.logprobs", "actor.update"]
+
+
+def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):
+    whole = {(held.half, held.what): held.bytes for held in planned_as(f"ppo {SMALL}").memory if held.role == "critic"}
+    course = planned_as(f"ppo {SMALL} --memory 20MB --critic.trainer deepspeed --critic.zero 1").residency[0]
+    sizes = {str(part): size for part, size in course.sizes.items()}
+    assert sizes["critic.trainer optimizer"] == whole["trainer", "optimizer"] * 3 // 2  # a float32 copy beside two moments
+    assert "critic.trainer gradient" not in sizes
+
+
+@pytest.mark.parametrize(("line", "code", "says"), [
+    (f"grpo {SMALL} --memory 12MB", "memory", "actor.update does not fit into a rank's memory on this process: 3.2 MB too much"),
+    (f"grpo {SMALL.replace('1024', '8192')} --memory 20MB", "memory", "--actor.batch_tokens"),
+    (f"grpo {SMALL} --memory 5MB --pools train=4,rollout=1 --actor.trainer fsdp", "memory", "on rollout"),
+    (f"grpo {SMALL} --memory 13MB --reward {FOLDER}", "memory", "and always arithmetic_model.reward weights 3.8 MB"),
+    (f"grpo {SMALL} --memory plenty", "setting-range", "plenty"),
+])  # fmt: skip
+def test_what_cannot_fit_is_refused(planned_as, line, code, says):
+    with pytest.raises(PlanError) as refused:
+        planned_as(line)
+    [problem] = refused.value.problems
+    assert problem.code == code
+    assert says in str(problem)
+
+
+def test_the_amount_that_is_asked_for_does(planned_as):
+    with pytest.raises(PlanError) as refused:
+        planned_as(f"ppo {SMALL} --memory 8MB")
+    asked = max(int(problem.remedy.split()[1].rstrip(";")) for problem in refused.value.problems)
+    [course] = planned_as(f"ppo {SMALL} --memory {asked}").residency
+    assert course.peak == asked
+
+
+def test_what_vllm_holds_on_a_cpu_is_always_there(planned_as):
+    line = f"ppo {SMALL.partition(' --batch')[0]} --actor.generator vllm --actor.kv_cache_memory_bytes 4000000"
+    [course] = planned_as(f"{line} --memory 30MB").residency
+    assert {str(part) for part in course.fixed} == {"actor.generator weights", "actor.generator cache"}
+    assert "the canary of actor" in [moment.step for moment in course.moments]
+    told = [held.bytes for held in planned_as(line.partition(" --actor.kv")[0]).memory if held.what == "cache"]
+    assert told == [256 << 20]
+
+
+def test_everything_with_a_model_keeps_the_planned_order_where_anything_moves(planned_as):
+    order = [step.name for step in planned_as(f"ppo {SMALL} --memory 16MB").steps]
+    assert set(order) == {step.name for step in planned_as(f"ppo {SMALL}").steps}
+    free, settled = (planned_as(f"ppo {SMALL} --memory {limit}") for limit in ("1GB", "16MB"))
+    beside = {(pair.first, pair.second) for pair in settled.pairs if pair.lane is None}
+    assert beside <= {(pair.first, pair.second) for pair in free.pairs if pair.lane is None}
+    assert settled.time.makespan >= free.time.makespan
