@@ -7,6 +7,7 @@ ends: in the folder of TMPDIR, else in /var/tmp, which is on a disk where /tmp m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import tempfile
@@ -44,21 +45,16 @@ class Away:
             return 0
         storages = list(_storages(tensors))
         on_host = all(storage.device.type == "cpu" for storage in storages)
-        file = _file() if on_host else None
-        sizes = [(storage, storage.nbytes()) for storage in storages]
+        file = _written(storages) if on_host else None
         hosted = [] if file else [_bytes(storage).to("cpu", copy=True) for storage in storages]
-        for storage in storages if file else ():
-            file.write(_memory(storage))  # type: ignore[union-attr]
-        if file:
-            file.flush()
+        stored = self._stored[part] = Stored([(storage, storage.nbytes()) for storage in storages], file, hosted)
         for storage in storages:
             storage.resize_(0)
-        if not on_host:
-            torch.cuda.empty_cache()  # engines beside this one have an allocator of their own
-        stored = self._stored[part] = Stored(sizes, file, hosted)
-        if file:
+        if file is not None:
             weakref.finalize(stored, file.close)  # of an owner that goes while parts of it are away
-        return sum(size for _, size in sizes)
+        else:
+            torch.cuda.empty_cache()  # engines beside this one have an allocator of their own
+        return sum(size for _, size in stored.storages)
 
     def back(self, part: str) -> int:
         """Fill them again, bit for bit; the bytes that this takes. Nothing where they are there."""
@@ -73,6 +69,21 @@ class Away:
             with stored.file as file:
                 _read(file, (storage for storage, _ in stored.storages))
         return sum(size for _, size in stored.storages)
+
+
+def _written(storages: Iterable[UntypedStorage]) -> IO[bytes]:
+    """A file without a name that holds these bytes."""
+    folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
+    file = tempfile.TemporaryFile(prefix="rlflow-", dir=folder)  # noqa: SIM115 - it is there as long as its content is away
+    try:
+        for storage in storages:
+            file.write(_memory(storage))
+        file.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # what is still in its buffer finds no room either
+            file.close()
+        raise OSError(error.errno, f"{error.strerror}: no room for parts of models in {folder or tempfile.gettempdir()}") from error
+    return file
 
 
 def _read(file: IO[bytes], storages: Iterable[UntypedStorage]) -> None:
@@ -105,8 +116,3 @@ def _bytes(storage: UntypedStorage) -> Tensor:
 def _memory(storage: UntypedStorage) -> memoryview:
     """The bytes of a storage of the host's. Torch does not resize what it has once lent to NumPy."""
     return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
-
-
-def _file() -> IO[bytes]:
-    own = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
-    return tempfile.TemporaryFile(prefix="rlflow-", dir=own)

@@ -127,8 +127,8 @@ class Generator:
 
     def sleep(self, *parts: str) -> None:
         """Free the memory of the weights, as the trainer does."""
-        self.network.asleep = True
         self.away.put("weights", self.network.held())
+        self.network.asleep = True
 
     def wake(self, *parts: str) -> None:
         """Bring them back, bit for bit."""

@@ -253,8 +253,8 @@ class Trainer:
         for part in parts or self.movable(self.settings, self.spec.device):
             if part == "weights":
                 self.held.drop()
-                self.network.asleep = True
             self.away.put(part, self._tensors(part))
+            self.network.asleep = "weights" in self.away
 
     def wake(self, *parts: str) -> None:
         """Bring them back, bit for bit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from rlflow.errors import PlanError
 from rlflow.residency import Course, Moment, Part, Parts
 
 
@@ -37,11 +38,16 @@ class Keeper:
         return Keeper(next(iter(courses), None))
 
     def loaded(self, role: str, half: str, made: Half) -> None:
-        """A half of a role is there: what of it can be elsewhere goes, until something needs it."""
+        """A half of a role is there: what of it can be elsewhere goes until something needs it. Raises PlanError where there is no room."""
         mine = [part for part in (self.course.sizes if self.course else ()) if (part.role, part.half) == (role, half)]
         if mine:
             self._halves[role, half] = made
-            made.sleep(*(part.what for part in mine))
+            try:
+                made.sleep(*(part.what for part in mine))
+            except OSError as error:
+                raise PlanError.of("memory-away", f"what the {half} of role '{role}' holds cannot be put away", found=str(error),
+                                   expected="room for all that is not in memory at once",
+                                   remedy="TMPDIR=FOLDER with room, or leave --memory out") from error
 
     def settle(self, needs: Parts) -> None:
         """Before a call: these parts are in memory, and there is room for what is there just during the call."""

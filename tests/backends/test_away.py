@@ -1,6 +1,8 @@
 """Memory that is really freed, and what comes back into it."""
 
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,19 @@ def test_what_is_away_is_in_no_file_with_a_name_and_nothing_goes_where_there_is_
     with pytest.raises(OSError, match="gone"):
         away.put("weights", [one])
     assert torch.equal(one, torch.ones(1000))
+
+
+def test_where_the_disk_is_full_nothing_is_freed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    one, away = torch.ones(1 << 18), Away()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"no room for parts of models in {tmp_path}"):
+            away.put("weights", [one])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "weights" not in away
+    assert torch.equal(one, torch.ones(1 << 18))

@@ -109,9 +109,9 @@ def straight(ray_address, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_worker_may_die_in_any_forward_reward_or_stage(tmp_path, ray_address):
-    """A death in each iteration, at the first call of its kind there."""
-    faults, small = {f"{place}, {i}": [1] for i, place in enumerate(AT)}, {"iterations": len(AT)}
-    run = Ended(tmp_path / "died", faults, {"ray_address": ray_address, "pools": "all=1", **small})
+    """A death in each iteration, at the first call of its kind there; with parts of models out of memory, which go with the worker."""
+    faults, small = {f"{place}, {i}": [1] for i, place in enumerate(AT)}, {"iterations": len(AT), "batch_tokens": 1024}
+    run = Ended(tmp_path / "died", faults, {"ray_address": ray_address, "pools": "all=1", "memory": "20MB", **small})
     assert_same(run, Ended(tmp_path / "whole", {}, small))  # in one process
     back = [re.search(r"iterations? (\d)(?: to (\d) are| is) repeated$", note).groups() for note in run.notes]
     assert [int(last or first) for first, last in back] == list(range(len(AT)))
