@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +23,10 @@ from rlflow.cluster.chain import in_one_call
 from rlflow.cluster.custom import by_own_mode
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
-from rlflow.cluster.message import Answer, Call, pickled
+from rlflow.cluster.message import Answer, Call, Inputs, pickled
 from rlflow.cluster.models import RemoteModel
-from rlflow.cluster.pool import Pool
-from rlflow.cluster.route import Routes
+from rlflow.cluster.pool import Future, Pool
+from rlflow.cluster.route import Request, Routes
 from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.streams import Streams, chunks_of
@@ -165,7 +165,7 @@ class ClusterEngine(Engine):
         for rank in range(len(pool)):
             arguments = pickled({**function, "steps": plan.steps[rank // width]})
             refs[rank] = self._ask(pool, rank, "update", routes, plan.rows[rank // width], arguments, "model")
-        learned = [answer.value for rank, answer in self._answers(pool, "update", refs, terms).items() if rank % width == 0]
+        learned = [answer.value for rank, answer in self._asked(pool, "update", refs, terms).items() if rank % width == 0]
         self.models[role].version += 1
         return known(together(learned, plan.left_out))
 
@@ -182,7 +182,7 @@ class ClusterEngine(Engine):
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
         axis = opened(raw).axis if axis is None else axis
         ref = there.send(0, "load", self.key(), raw, self.iteration, group="io")
-        return self.kept(there, self._answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+        return self.kept(there, self._asked(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
         """Copied onto rank 0, as ``unpacked`` would put it."""
@@ -298,7 +298,7 @@ class ClusterEngine(Engine):
         group: str = "cpu",
     ) -> Answer:
         """An operation on one rank."""
-        return self._answers(pool, op, {rank: self._ask(pool, rank, op, Routes(batch), rows, pickled(arguments), group)}, terms)[rank]
+        return self._asked(pool, op, {rank: self._ask(pool, rank, op, Routes(batch), rows, pickled(arguments), group)}, terms)[rank]
 
     def on_each(
         self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms
@@ -306,16 +306,22 @@ class ClusterEngine(Engine):
         """An operation on several ranks side by side, each with a batch of its own."""
         told = pickled(arguments)
         refs = {rank: self._ask(pool, rank, op, Routes(batch), torch.arange(len(batch)), told, "cpu") for rank, batch in batches.items()}
-        return self._answers(pool, op, refs, terms)
+        return self._asked(pool, op, refs, terms)
 
     def on_ranks(
         self, pool: Pool[Worker], op: str, routes: Routes, rows: Mapping[int, Tensor], arguments: Mapping[str, Any], terms: Terms,
         group: str = "cpu", then: int = 0,
     ) -> dict[int, Answer]:
-        """An operation on some ranks with their rows of a batch; ``then``: how many more keys each needs."""
-        told = pickled(arguments)
-        refs = {rank: self._ask(pool, rank, op, routes, mine, told, group, then=then) for rank, mine in rows.items()}
-        return self._answers(pool, op, refs, terms)
+        """An operation on some ranks with their rows of a batch; ``then``: how many more keys each needs. Stages whose rows are there
+        already are short calls."""
+        told, requests = pickled(arguments), {rank: routes.to(mine, pool.at(rank)) for rank, mine in rows.items()}
+        frames = {rank: self._frame(pool, rank, op, request.inputs, told, then) for rank, request in requests.items()}
+        coming = any(request.transfers for request in requests.values())
+        future = pool.talk(op, frames, terms.seconds) if group == "cpu" and not coming else None
+        if future is None:
+            refs = [(rank, pool.run(rank, frame, self._sent(requests[rank]), group)) for rank, frame in frames.items()]
+            future = pool.future(op, refs, terms.seconds, list)
+        return self._answers(pool, op, frames, future, terms)
 
     def _run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str,
@@ -330,9 +336,11 @@ class ClusterEngine(Engine):
             self.note(pool.at(rank), answer.key)
         return kept
 
-    def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
-        future = pool.future(op, list(refs.items()), terms.seconds, list)
-        answers = dict(zip(refs, map(Answer.unpacked, future.result()), strict=True))
+    def _asked(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
+        return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
+
+    def _answers(self, pool: Pool[Worker], op: str, ranks: Iterable[int], future: Future[list[Any]], terms: Terms) -> dict[int, Answer]:
+        answers = dict(zip(ranks, map(Answer.unpacked, future.result()), strict=True))
         self.remember(pool, op, answers, terms)
         return answers
 
@@ -343,16 +351,21 @@ class ClusterEngine(Engine):
                          for rank, answer in answers.items())
 
     def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False,
-        then: int = 0,
+        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False
     ) -> Any:
-        """Start an operation on one rank; the reference of its answer, or of several those of all. What lies on other workers is sent
-        from there to here, not through the driver."""
-        at = pool.at(rank)
-        inputs, coming = routes.to(rows, at)
-        transfers = [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in coming]
-        call = Call(op, self.key(), inputs, self.iteration, {}, self._forgotten(at), [self.key() for _ in range(then)])
-        return (pool.run_chunks if chunks else pool.run)(rank, call.packed(arguments), transfers, group)
+        """Start an operation on one rank; the reference of its answer, or of several those of all."""
+        request = routes.to(rows, pool.at(rank))
+        frame = self._frame(pool, rank, op, request.inputs, arguments)
+        return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request), group)
+
+    def _sent(self, request: Request) -> list[Any]:
+        """What lies on other workers comes from there, not through the driver: references of it."""
+        return [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io")
+                for part in request.transfers]
+
+    def _frame(self, pool: Pool[Worker], rank: int, op: str, inputs: Inputs, arguments: bytes, then: int = 0) -> bytes:
+        keys = [self.key() for _ in range(then)]
+        return Call(op, self.key(), inputs, self.iteration, {}, self._forgotten(pool.at(rank)), keys).packed(arguments)
 
     def _forgotten(self, at: Where) -> list[int]:
         """Keys on this worker of which nobody knows any more."""
