@@ -53,9 +53,13 @@ def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_pa
 
 
 def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):
-    result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address,
+    """Within a limit, so that the trainers take turns in memory; the sampler, of which nothing can leave it on a CPU, fits as it is."""
+    result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address, memory="20MB",
                         **SMALL, **{"actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
-                                    "actor.generator.tensor_parallel": 2})
+                                    "actor.generator.tensor_parallel": 2, "actor.kv_cache_memory_bytes": 12_000_000})
     rows = lines(result)
     check_truth(rows)
     assert all(torch.isfinite(tensor).all() for tensor in final(result, "critic").values())
+    moved = json.loads((result.folder / "weights.json").read_text())
+    assert moved["train.residency/moves"] > 0
+    assert not any(name.startswith("rollout.") for name in moved)
