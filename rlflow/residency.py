@@ -2,11 +2,13 @@
 
 An iteration is a course of moments that comes round again and again. Between two moments that need it, a part either stays where it is
 and takes its bytes, or is put away after the first and brought back before the second, which is a move each. To keep it for a while and
-then put it away saves nothing, so that a course is decided by which of these gaps are kept: a shortest path over the moments, exact.
+then put it away saves nothing, so that a course is decided by which of these gaps are kept. The search for them is exact.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -156,44 +158,57 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 def fewest(course: Course) -> tuple[Parts, ...]:
     """For each moment the parts that are there, so that the iteration takes the fewest moves and, of these, the fewest bytes. Every moment
     must fit by itself."""
-    count = len(course.moments)
+    count, all_gaps = len(course.moments), list(gaps(course))
     room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]
-    all_gaps = list(gaps(course))
-    taken = [sum(course.sizes[gap.part] for gap in all_gaps if at in gap.over) for at in range(count)]
-    tight = [at for at in range(count) if taken[at] > room[at]]
-    contested = [gap for gap in all_gaps if not gap.over.isdisjoint(tight)]
-    dropped = _dropped(course, contested, tight, room)
-    kept = [gap for gap in all_gaps if gap not in dropped]
+    kept = set(all_gaps) - _dropped(course, all_gaps, room)
     return tuple(course.moments[at].needs | {gap.part for gap in kept if at in gap.over} for at in range(count))
 
 
-def _dropped(course: Course, contested: list[Gap], tight: list[int], room: list[int]) -> frozenset[Gap]:
-    """The gaps that are not kept: a shortest path through the moments at which not all fit. A state is the set of kept gaps that a later
-    moment still has to do with."""
-    states: dict[frozenset[Gap], tuple[Cost, frozenset[Gap]]] = {frozenset(): ((0, 0, 0), frozenset())}
-    for place, at in enumerate(tight):
-        began = [gap for gap in contested if min(gap.over.intersection(tight)) == at]
-        for gap in began:
-            states = _decided(course, states, gap)
-        fitting: dict[frozenset[Gap], tuple[Cost, frozenset[Gap]]] = {}
-        for kept, found in states.items():
-            if sum(course.sizes[gap.part] for gap in kept if at in gap.over) <= room[at]:
-                later = frozenset(gap for gap in kept if not gap.over.isdisjoint(tight[place + 1 :]))
-                if later not in fitting or found[0] < fitting[later][0]:
-                    fitting[later] = found
-        states = fitting
-    return min(states.values(), key=lambda found: found[0])[1]
+Way = tuple[Cost, frozenset[Gap]]  # what it costs so far, and the gaps that are dropped
 
 
-def _decided(
-    course: Course, states: Mapping[frozenset[Gap], tuple[Cost, frozenset[Gap]]], gap: Gap
-) -> dict[frozenset[Gap], tuple[Cost, frozenset[Gap]]]:
-    """Each state twice: with a gap kept, and with it dropped."""
-    moves, size = (0, 0) if gap.unused else (2, 2 * course.sizes[gap.part])
-    dropped = {
-        kept: ((cost[0] + moves, cost[1] + size, cost[2] + gap.unused), away | {gap}) for kept, (cost, away) in states.items()
-    }
-    return dropped | {kept | {gap}: found for kept, found in states.items()}
+def _dropped(course: Course, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
+    """The gaps that are not kept. Moment by moment of those at which not all fit, each way on is a least set of gaps that makes it fit, of
+    which none could be kept: a best solution has such a set for every moment, and to drop a gap is no worse for the moments before. A few
+    ways alone first say what a solution costs at most."""
+    covering = [[gap for gap in all_gaps if at in gap.over] for at in range(len(room))]
+    tight = {at: mine for at, mine in enumerate(covering) if sum(course.sizes[gap.part] for gap in mine) > room[at]}
+    known = _search(course, tight, room, (math.inf, 0, 0), few=16)
+    return _search(course, tight, room, known[0])[1]
+
+
+def _search(course: Course, tight: Mapping[int, list[Gap]], room: list[int], most: tuple[float, int, int], few: int | None = None) -> Way:
+    """The best way of those that cost no more than ``most``; of ``few`` alone where they are limited. Ways that differ in nothing that a
+    later moment still has to do with go on as the best of them."""
+    ways: dict[frozenset[Gap], Way] = {frozenset(): ((0, 0, 0), frozenset())}
+    moments = list(tight)
+    for place, at in enumerate(moments):
+        later = {gap for other in moments[place + 1 :] for gap in tight[other]}
+        on: dict[frozenset[Gap], Way] = {}
+        for cost, dropped in sorted(ways.values(), key=lambda way: way[0])[:few]:
+            there = [gap for gap in tight[at] if gap not in dropped]
+            for gone in _least(course, there, sum(course.sizes[gap.part] for gap in there) - room[at]):
+                way = _plus(course, cost, gone), dropped.union(gone)
+                key = way[1] & later
+                if way[0] <= most and (key not in on or way[0] < on[key][0]):
+                    on[key] = way
+        ways = on
+    return min(ways.values(), key=lambda way: way[0])
+
+
+def _least(course: Course, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
+    """Sets of gaps that free ``excess`` bytes and would not without any one of them."""
+    sizes = [course.sizes[gap.part] for gap in there]
+    for count in range(len(there) + 1):
+        for chosen in itertools.combinations(range(len(there)), count):
+            freed = sum(sizes[i] for i in chosen)
+            if freed >= excess and all(freed - sizes[i] < excess for i in chosen):
+                yield tuple(there[i] for i in chosen)
+
+
+def _plus(course: Course, cost: Cost, gone: tuple[Gap, ...]) -> Cost:
+    moved = [course.sizes[gap.part] for gap in gone if not gap.unused]
+    return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(gone) - len(moved)
 
 
 # -- what does not fit, and that the rest does ---------------------------------------------------------------------------------------
