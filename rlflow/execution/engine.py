@@ -185,7 +185,8 @@ class Engine:
 
     def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         trainer = self.models[stage.on].trainer if stage.on else None
-        self.keeper.settle(learning(stage.on) if stage.on else frozenset())
+        if stage.on:
+            self.keeper.settle(learning(stage.on))
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:

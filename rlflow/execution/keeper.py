@@ -50,7 +50,8 @@ class Keeper:
                                    remedy="TMPDIR=FOLDER with room, or leave --memory out") from error
 
     def settle(self, needs: Parts) -> None:
-        """Before a call: these parts are in memory, and there is room for what is there just during the call."""
+        """Before a call: these parts are in memory, and there is room for what is there just during the call. Calls that work with models
+        come one at a time."""
         course = self.course
         if course is None or not needs & {*course.sizes, *self._passing(course)}:
             return
