@@ -28,7 +28,7 @@ def by_own_mode(
     keys = [engine.key() for _ in range(len(pool))]
     cut = engine.on_one(pool, 0, "split", batch, everything, {**arguments, "keys": keys}, terms)
     pieces = [_piece(engine, pool, answer, axis) for answer, axis in cut.value]
-    answers = engine.on_each(pool, "piece", dict(enumerate(pieces)), arguments, terms)
+    answers = engine.on_each(pool, "piece", dict(enumerate(pieces)), arguments, terms, "model" if stage.on else "cpu")
     held = [engine.on_one(pool, 0, "hold", _output(engine, pool, rank, answers[rank], pieces[rank].axis),
                           torch.arange(answers[rank].rows), {}, terms).key for rank in sorted(answers)]
     whole = engine.on_one(pool, 0, "merge", batch, everything, {**arguments, "outputs": held}, terms)

@@ -304,11 +304,11 @@ class ClusterEngine(Engine):
         return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[rank]
 
     def on_each(
-        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms
+        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms, group: str = "cpu"
     ) -> dict[int, Answer]:
         """An operation on several ranks side by side, each with a batch of its own."""
         requests = {rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()}
-        return self._on(pool, op, requests, arguments, terms, "cpu")
+        return self._on(pool, op, requests, arguments, terms, group)
 
     def _run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str,
