@@ -85,6 +85,8 @@ class Trainer(local.Trainer):
 
     Settings = TrainerSettings
     collective = True
+    flat = True  # zero 3 cuts flattened tensors
+    copy = True  # beside the weights float32 ones that learn, in parts
     settings: TrainerSettings
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from rlflow.execution.engine import Model
+from rlflow.reshard.choices import cut_dims
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.layout import join
 from rlflow.reshard.planner import make_plan
@@ -48,6 +49,7 @@ class Moving:
         plan = make_plan(source, target, nodes)
         self.resharder = Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, self._transport(len(set(nodes)) == 1),
                                    verify_every=self.verify_every)
+        self.matched = sum(dim > 0 for dim in cut_dims(source).values())
         self._at = _addresses(pieces)
 
     def _transport(self, one_machine: bool) -> Transport:
@@ -55,9 +57,10 @@ class Moving:
             return Segment(self.run)
         return AllToAll(None, self.device)
 
-    def __call__(self, version: int) -> dict[str, float]:
-        """Bring the generator to the trainer's weights; bytes that came from other ranks, and the least that any plan could do with. Raises
-        TransferError where ranks do not hold what was planned."""
+    def __call__(self, version: int) -> dict[str, Any]:
+        """Bring the generator to the trainer's weights. Gives the bytes that came from other ranks, the least that any plan could do with,
+        the most that a transfer takes on a rank beside the model, how many tensors the trainer cuts along another dimension than the
+        first, and the transport. Raises TransferError where ranks do not hold what was planned."""
         if _addresses(self.trainer.pieces()) != self._at:  # on all ranks alike: weights were away and came back elsewhere
             self.resharder.close()
             self._bind()
@@ -65,7 +68,9 @@ class Moving:
             self.resharder.run(version)
             self.destinations.finish(self.generator.load)
         stats, rank = self.resharder.plan.stats, self.resharder.rank
-        return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank])}
+        transport = "segment" if isinstance(self.resharder.transport, Segment) else "alltoall"
+        return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank]), "extra": float(stats.extra(transport)),
+                "matched": self.matched, "transport": transport}
 
     def close(self) -> None:
         self.resharder.close()

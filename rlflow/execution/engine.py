@@ -212,7 +212,7 @@ class Engine:
         """The batch here, where it can be looked into."""
         return batch
 
-    def moved(self) -> Metrics:
+    def moved(self) -> dict[str, Any]:
         """What there is to say of weights that went from trainers to generators since this was last asked."""
         return {}
 

@@ -82,14 +82,17 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
 
 
 def make_models(
-    graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int], placed: Placed | None = None
+    graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int], placed: Placed | None = None,
+    dims: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
 ) -> dict[str, Model]:
-    """A Model for each role that is one; with ``placed`` the halves that it names alone."""
+    """A Model for each role that is one; with ``placed`` the halves that it names alone. dims: of each role what is sharded along another
+    dimension than the first."""
     made = {}
     for use in uses:
         folder, (trainer, generator) = _planned(use, given)
         options, need = given.options, placed(use) if placed else halves(graph, use)
-        spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0))  # type: ignore[arg-type]
+        spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
+                         (dims or {}).get(use.name, ()))
         chosen = given.role(use.name)
         made[use.name] = Model(
             half_of(trainer, "Trainer", use.name)(spec, settings(trainer, "Trainer", use.name, chosen)) if need.trainer else None,

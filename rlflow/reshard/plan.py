@@ -114,6 +114,15 @@ class Round:
     received: tuple[int, ...]  # bytes from each rank
     offsets: tuple[int, ...]  # bytes before the message to this rank in the bucket of each rank
 
+    @cached_property
+    def first(self) -> dict[int, int]:
+        """Of each rank that this one sends to the first that gets the same: one message is enough for all of them."""
+        legs: dict[int, list[tuple[str, Box]]] = {}
+        for leg in self.sends:
+            legs.setdefault(leg.peer, []).append((leg.name, leg.box))
+        firsts: dict[tuple[tuple[str, Box], ...], int] = {}
+        return {peer: firsts.setdefault(tuple(mine), peer) for peer, mine in legs.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -207,6 +216,12 @@ class Stats:
         transport has buffers of its own for what comes, as all-to-all does and a shared segment does not."""
         sent, received = (int(side[rank]) for side in self.largest)
         return buffers * (sent + (received if receives else 0))
+
+    def extra(self, transport: str) -> int:
+        """The most that any rank takes so, by the transport. Messages of Ray's store lie in the sender's one buffer, and of two buckets
+        in the store; on another machine the receiver's has them once more."""
+        sent, received = (int(side.max(initial=0)) for side in self.largest)
+        return {"segment": 2 * sent, "alltoall": 2 * (sent + received), "store": max(3 * sent, 2 * received)}[transport]
 
     def as_json(self) -> dict[str, Any]:
         """Numbers of the rank with the most of each, in bytes."""

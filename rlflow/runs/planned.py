@@ -15,7 +15,7 @@ from rlflow.explain.explanation import Explanation, explain, here
 from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, short_repeats, stream_problems, unused_pools
 from rlflow.explain.memory import Kept, ModelFacts
 from rlflow.explain.sizes import Assumed, Sizes
-from rlflow.given.backends import Halves, backend, check_settings, halves, model_folder, settings
+from rlflow.given.backends import Halves, backend, check_settings, device_of, halves, model_folder, settings
 from rlflow.given.flags import Given
 from rlflow.given.rewards import specs_of
 from rlflow.graph.model import Graph, RoleUse
@@ -51,7 +51,14 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     models = {use.name: kept(use, given, placement) for use in uses}
     where = placement or here(sampling)
     return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings,
-                   given.options.commit_every)
+                   given.options.commit_every, way(given))
+
+
+def way(given: Given) -> str:
+    """How weights go to generators, as far as it can be told before anything is started: by shared memory on one machine without GPUs."""
+    options = given.options
+    here = options.ray_address is None and device_of(options.device) == "cpu"
+    return options.weights if options.weights != "auto" else "segment" if here else "alltoall"
 
 
 def placed(
@@ -118,9 +125,13 @@ def kept(use: RoleUse, given: Given, where: Placement | None = None) -> Kept:
         return Kept(None)
     trainer = settings(trainers, "Trainer", use.name, chosen)
     generator = settings(generators, "Generator", use.name, chosen) if hasattr(generators, "Generator") else None
-    ranks = where.pools[where.trainers[use.name]] if where is not None and use.name in where.trainers else 1
+    placed = where is not None and use.name in where.trainers
+    ranks = where.pools[where.trainers[use.name]] if where is not None and placed else 1
+    dims = where.lies(use.name, "trainer").dims if where is not None and placed else ()
     return Kept(facts(folder), use.head, use.trained, given.options.dtype, trainer.lora if use.trained else 0,
                 trainer.lora_targets == "attention", getattr(generator, "batch_tokens", 0), ranks, trainers.Trainer.divided(trainer),
+                getattr(trainers.Trainer, "flat", False), getattr(trainer, "tensor_parallel", 1), dims,
+                getattr(trainers.Trainer, "copy", False),
                 getattr(generator, "tensor_parallel", 1), getattr(generator, "kv_cache_memory_bytes", 0))
 
 

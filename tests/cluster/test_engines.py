@@ -54,8 +54,13 @@ def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_pa
 
 def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):
     result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address,
-                        **SMALL, **{"actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
-                                    "actor.generator.tensor_parallel": 2})
+                        weights="alltoall", **SMALL, **{
+                            "actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
+                            "actor.generator.tensor_parallel": 2})
     rows = lines(result)
     check_truth(rows)
+    model = sum(tensor.nbytes for tensor in final(result).values())
+    moved = json.loads((result.folder / "weights.json").read_text())
+    assert moved["actor.sync/transport"] == "store"
+    assert 0.4 * model < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model
     assert all(torch.isfinite(tensor).all() for tensor in final(result, "critic").values())
