@@ -78,7 +78,7 @@ def advice(shapes: Shapes, dtype: str, ranks: int, size: int, nodes: Sequence[in
         lines.append(_dims_line(shard_dims(shapes, ranks, dim), shapes))
     if best.order == "outer":
         lines.append(f"  put ranks that hold the same part of the model side by side: rank r has part r // {ranks // size} of {size}, "
-                     f"not r % {size}")  # fmt: skip
+                     f"not r % {size}, which engines here do not offer")  # fmt: skip
     return lines
 
 
@@ -95,7 +95,7 @@ def applied(shapes: Shapes, dtype: str, ranks: int, size: int, dims: Mapping[str
              f"{readable(found['first', 'inner'])}:", _dims_line(dims, shapes, "the trainer shards")]  # fmt: skip
     if found.get(("matched", "outer"), found["matched", "inner"]) < found["matched", "inner"]:
         lines.append(f"  {readable(found['matched', 'outer'])} if ranks with the same part of the model were side by side, which engines "
-                     "do not offer")  # fmt: skip
+                     "here do not offer")  # fmt: skip
     return lines
 
 
