@@ -98,14 +98,15 @@ class Carrier:
     def bind(self, seconds: float) -> bool:
         """Ask all ranks what they hold and need, and make the plan; whether there is one. The generator's weights are patterns then, until
         a transfer is through. Raises PlanError where these ranks cannot use what was asked for."""
-        self.bound, self.route = True, None
+        self.unbind()
         offers = self._all(self.source, "begin", seconds=seconds)
-        if self.how == "gather" or None in offers or not all(self._all(self.target, "begin", seconds=seconds)):
-            return False
-        made = Offers(offers, self._all(self.target, "offer", ray.put(offers), seconds=seconds), self.bucket)
-        self.route = Route(made.plan(), len(made.senders), self._transport([*made.senders, *made.receivers]))
-        self._open(ray.put(made), seconds)
-        return True
+        if None not in offers and all(self._all(self.target, "begin", seconds=seconds)):
+            made = Offers(offers, self._all(self.target, "offer", ray.put(offers), seconds=seconds), self.bucket)
+            route = Route(made.plan(), len(made.senders), self._transport([*made.senders, *made.receivers]))
+            self._open(route, ray.put(made), seconds)
+            self.route = route
+        self.bound = True
+        return self.route is not None
 
     def _transport(self, offers: Sequence[Offer]) -> Literal["segment", "store"]:
         machines = {offer.machine for offer in offers}
@@ -114,11 +115,10 @@ class Carrier:
         here = self.how == "auto" and len(machines) == 1 and all(offer.device == "cpu" for offer in offers)
         return "segment" if here or self.how == "segment" else "store"
 
-    def _open(self, offers: Any, seconds: float) -> None:
-        assert self.route is not None
-        run = self.run if self.route.transport == "segment" else None
+    def _open(self, route: Route, offers: Any, seconds: float) -> None:
+        run = self.run if route.transport == "segment" else None
         places = self._each(self.source, "bind", lambda rank: (rank, offers, run), seconds)
-        self._each(self.target, "bind", lambda rank: (self.route.senders + rank, offers, places), seconds)  # type: ignore[union-attr]
+        self._each(self.target, "bind", lambda rank: (route.senders + rank, offers, places), seconds)
         self._all(self.source, "hide", seconds=seconds)
 
     def unbind(self) -> None:
