@@ -11,7 +11,8 @@ from functools import cached_property
 
 from rlflow.errors import PlanError, listed
 from rlflow.graph.model import Node, Op
-from rlflow.plan import Plan, remaining
+from rlflow.passes.rank import remaining
+from rlflow.plan import Plan
 from rlflow.schedule import Finish, Instruction, Scheduler, Start
 from rlflow.spans import Span, busy, critical_path
 

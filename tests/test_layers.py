@@ -21,15 +21,16 @@ MAY_IMPORT = {
     "check": "errors author graph trace",
     "placement": "errors columns graph",
     "plan": "graph trace placement",
+    "passes": "graph trace placement plan",
     "schedule": "graph plan",
     "spans": "",
-    "simulate": "errors graph plan schedule spans",
-    "explain": "errors columns graph trace placement plan simulate reshard",
+    "simulate": "errors graph plan passes schedule spans",
+    "explain": "errors columns graph trace placement plan passes simulate reshard",
     "reshard": "errors",
     "training": "errors columns author batch",
     "checkpoints": "errors checkpoints.process",
     "checkpoints.process": "",
-    "execution": "errors columns dispatch author batch maths graph trace plan schedule spans training reshard",
+    "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard",
     "backends": "errors extras columns author batch training execution checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
                "lending checkpoints.process",
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "tasks": "",
     "watch": "errors extras",
     "given": "errors columns author batch graph trace execution data rewards training",
-    "runs": "errors extras columns author batch graph trace check placement plan spans training execution data rewards tasks "
+    "runs": "errors extras columns author batch graph trace check placement plan passes spans training execution data rewards tasks "
             "checkpoints watch given cluster explain",
     "cli": "errors author graph trace check placement explain plan rewards checkpoints watch given runs",
     "algorithms": "",

@@ -19,6 +19,7 @@ from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.chain import in_one_call
 from rlflow.cluster.custom import by_own_mode
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
@@ -34,7 +35,7 @@ from rlflow.cluster.worker import Worker
 from rlflow.columns import Level
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.execution.apply import RemoteError
-from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
+from rlflow.execution.engine import HERE, Chunks, Engine, Link, Linked, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged
 from rlflow.placement import Parallel, Placement
@@ -99,7 +100,7 @@ class ClusterEngine(Engine):
             for rank in used(split):
                 arguments = pickled({**told, "keys": [self.key() for _ in range(into.count)]})
                 streams[rank] = self._ask(pool, rank, "generate", routes, split[rank], arguments, "model", chunks=True)
-            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self._remember(pool, "generate", there, terms))
+            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self.remember(pool, "generate", there, terms))
             yield from chunks_of(self, answers, into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
@@ -131,7 +132,7 @@ class ClusterEngine(Engine):
             return by_own_mode(self, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
         lies = self.placement.lies(stage.on, "trainer") if stage.on and stage.dispatch == DP_COMPUTE else PLAIN
-        split = self._dispatched(stage, batch, pool, lies)
+        split = self.dispatched(stage, batch, pool, lies)
         answers = self._run(pool, "stage", batch, split, arguments, terms, group, lies)
         held = split if stage.dispatch != ALL else split[:1]
         result = self.kept(pool, answers, held, batch.axis)
@@ -139,6 +140,9 @@ class ClusterEngine(Engine):
             every = {name: tuple(value for answer in answers.values() for value in answer.scalars[name].value) for name in result.data}
             result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
         return result, merged([answer.tallies for answer in answers.values()])
+
+    def stages(self, links: Sequence[Link], terms: Terms = HERE) -> list[Linked]:
+        return in_one_call(self, self._nearest(links[0].batch, terms), links, terms)
 
     def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Tallies:
         settings = dict(settings)
@@ -274,7 +278,7 @@ class ClusterEngine(Engine):
         split = keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool) // lies.tensor)
         return first_ranks(split, lies)
 
-    def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], lies: Parallel) -> list[Tensor]:
+    def dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], lies: Parallel = PLAIN) -> list[Tensor]:
         """Which rows each rank gets."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
@@ -304,41 +308,50 @@ class ClusterEngine(Engine):
         refs = {rank: self._ask(pool, rank, op, Routes(batch), torch.arange(len(batch)), told, "cpu") for rank, batch in batches.items()}
         return self._answers(pool, op, refs, terms)
 
+    def on_ranks(
+        self, pool: Pool[Worker], op: str, routes: Routes, rows: Mapping[int, Tensor], arguments: Mapping[str, Any], terms: Terms,
+        group: str = "cpu", then: int = 0,
+    ) -> dict[int, Answer]:
+        """An operation on some ranks with their rows of a batch; ``then``: how many more keys each needs."""
+        told = pickled(arguments)
+        refs = {rank: self._ask(pool, rank, op, routes, mine, told, group, then=then) for rank, mine in rows.items()}
+        return self._answers(pool, op, refs, terms)
+
     def _run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str,
         lies: Parallel = PLAIN,
     ) -> dict[int, Answer]:
         """The operation on each rank that has rows (on rank 0 where there are none at all) and on those that compute with it; the answers
         of the former by rank."""
-        routes, told = Routes(self.spread(batch, pool.name)), pickled(arguments)
-        refs = {rank: self._ask(pool, rank, op, routes, rows, told, group) for rank, rows in asked(split, lies).items()}
-        answers = self._answers(pool, op, refs, terms)
+        routes = Routes(self.spread(batch, pool.name))
+        answers = self.on_ranks(pool, op, routes, asked(split, lies), arguments, terms, group)
         kept = {rank: answers.pop(rank) for rank in used(split)}
         for rank, answer in answers.items():
-            self._note(pool.at(rank), answer.key)
+            self.note(pool.at(rank), answer.key)
         return kept
 
     def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
         future = pool.future(op, list(refs.items()), terms.seconds, list)
         answers = dict(zip(refs, map(Answer.unpacked, future.result()), strict=True))
-        self._remember(pool, op, answers, terms)
+        self.remember(pool, op, answers, terms)
         return answers
 
-    def _remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
+    def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
         """When each rank ran, by this process's own clock."""
         shift, iteration = time.monotonic() - time.time(), self.iteration
         self._ran.extend(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, iteration, op)
                          for rank, answer in answers.items())
 
     def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False
+        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False,
+        then: int = 0,
     ) -> Any:
         """Start an operation on one rank; the reference of its answer, or of several those of all. What lies on other workers is sent
         from there to here, not through the driver."""
         at = pool.at(rank)
         inputs, coming = routes.to(rows, at)
         transfers = [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in coming]
-        call = Call(op, self.key(), inputs, self.iteration, {}, self._forgotten(at))
+        call = Call(op, self.key(), inputs, self.iteration, {}, self._forgotten(at), [self.key() for _ in range(then)])
         return (pool.run_chunks if chunks else pool.run)(rank, call.packed(arguments), transfers, group)
 
     def _forgotten(self, at: Where) -> list[int]:
@@ -364,9 +377,9 @@ class ClusterEngine(Engine):
         return Batch(batch.axis, {name: Sharded(data.kind, layout, data.lengths, name, data.nbytes) for name, data in batch.data.items()})
 
     def _shard(self, at: Where, key: int, rows: int) -> Shard:
-        return Shard(at, key, rows, self._note)
+        return Shard(at, key, rows, self.note)
 
-    def _note(self, at: Where, key: int) -> None:
+    def note(self, at: Where, key: int) -> None:
         self._gone[at].append(key)
 
     def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:

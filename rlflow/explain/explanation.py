@@ -13,8 +13,10 @@ from rlflow.explain.memory import Held, Kept
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.explain.waves import Pair, Step, pairs, steps
 from rlflow.graph.model import Graph
+from rlflow.passes.lanes import room_of
+from rlflow.passes.rank import COST
 from rlflow.placement import Placement
-from rlflow.plan import COST, Did, Plan, room_of
+from rlflow.plan import Did, Plan
 from rlflow.simulate import Simulation, simulate
 
 PROCESS = "this process"  # where everything is without pools

@@ -19,8 +19,8 @@ from rlflow.given.backends import Halves, backend, check_settings, device_of, ha
 from rlflow.given.flags import Given
 from rlflow.given.rewards import specs_of
 from rlflow.graph.model import Graph, RoleUse
+from rlflow.passes import plan
 from rlflow.placement import HALVES, Placement, judging, parse_pools, place
-from rlflow.plan import plan
 from rlflow.rewards.spec import parse_reward
 from rlflow.runs.parallel import lying
 from rlflow.runs.prepare import model_uses

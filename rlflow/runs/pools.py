@@ -26,8 +26,10 @@ from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
+from rlflow.passes import plan
+from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
-from rlflow.plan import Plan, plan, room_of
+from rlflow.plan import Plan
 from rlflow.runs.planned import kept
 from rlflow.runs.prepare import Made, model_uses, placed
 from rlflow.runs.streaming import streaming

@@ -30,8 +30,9 @@ from rlflow.given.dataset import divided, open_dataset
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
+from rlflow.passes import plan
 from rlflow.placement import Placement, parse_pools, place
-from rlflow.plan import Plan, plan
+from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.canary import canary
 from rlflow.runs.evaluate import Evaluation
