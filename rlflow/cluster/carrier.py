@@ -46,15 +46,11 @@ class Parcels:
 
 @dataclass(frozen=True)
 class Route:
-    """A plan between two pools. extra: the most bytes that a transfer takes on any rank beside the model."""
+    """A plan between two pools, and how it is carried out."""
 
     plan: Plan
     senders: int
     transport: Literal["segment", "store"]
-
-    @property
-    def extra(self) -> int:
-        return self.plan.stats.extra(self.transport)
 
     @cached_property
     def letters(self) -> list[dict[int, dict[int, list[int]]]]:
@@ -134,11 +130,19 @@ class Carrier:
 
     def deliver(self, version: int, parcels: Parcels, seconds: float) -> dict[str, Any]:
         """Bring the generator to weights that were packed before; what moved."""
-        return self._move(version, lambda index: parcels.buckets[index], parcels.terms, seconds)
+        told = self._move(version, lambda index: parcels.buckets[index], parcels.terms, seconds)
+        return told | self._how("frozen")
 
     def move(self, version: int, seconds: float) -> dict[str, Any]:
         """Bring the generator to the trainer's weights; what moved."""
-        return self._move(version, lambda index: self._pack(index, version, False), self._terms(), seconds)
+        assert self.route is not None
+        told = self._move(version, lambda index: self._pack(index, version, False), self._terms(), seconds)
+        return told | self._how(self.route.transport)
+
+    def _how(self, transport: str) -> dict[str, Any]:
+        """The most bytes that a transfer takes on any rank beside the model, and by what it goes."""
+        assert self.route is not None
+        return {"extra": float(self.route.plan.stats.extra(transport)), "transport": transport}
 
     def _move(self, version: int, bucket: Callable[[int], Packed], terms: Sequence[Any], seconds: float) -> dict[str, Any]:
         """A bucket is packed while the one before it is taken."""
@@ -184,12 +188,10 @@ class Carrier:
         return tuple(self.source.send(rank, "passing", self.role, "terms", group="model") for rank in range(len(self.source)))
 
     def _finish(self, version: int, terms: Sequence[Any], limit: float) -> dict[str, Any]:
-        assert self.route is not None
         told = {rank: self.target.send(rank, "passing", self.role, "finish", version, *terms, group="model")
                 for rank in range(len(self.target))}  # fmt: skip
         ranks = self._future(self.target, told, limit).result()
-        most = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
-        return most | {"extra": float(self.route.extra), "transport": self.route.transport}
+        return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 

@@ -34,9 +34,9 @@ class Edge:
 @dataclass(frozen=True)
 class Weights:
     """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: over all ranks, None
-    where the number of parameters is not known. transport: ``segment``, ``alltoall`` or ``store`` by a plan, else ``whole`` tensors. By a
-    plan, each: the most that a rank receives, which no plan can go below; extra: the most that a transfer takes on a rank beside the
-    model; advice: what is done, or would do, to move less."""
+    where the number of parameters is not known. transport: ``segment``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``.
+    By a plan, each: the most that a rank receives, which no plan can go below; extra: the most that a transfer takes on a rank beside
+    the model; advice: what is done, or would do, to move less."""
 
     role: str
     after: str
@@ -90,9 +90,9 @@ def copies(held: Layout, needed: Layout, ranks: Mapping[str, int], epochs: int) 
     return elsewhere + (count - 1) * reached
 
 
-def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept], way: str = "segment") -> Iterator[Weights]:
-    """For each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one. way: ``segment``, ``alltoall`` or
-    ``gather``, as far as ranks allow it."""
+def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept], ways: tuple[str, str]) -> Iterator[Weights]:
+    """For each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one. ways: the transports on one pool
+    and between two, or ``gather``."""
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)
         after = [node.name for node in graph.nodes if role in node.writes]
@@ -101,8 +101,9 @@ def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept], way:
         before = tuple(node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role)
         kept, ranks = models[role], placement.pools
         moved = Weights(role, after[-1], before, source, target, None)
-        if (plan := _planned(kept, ranks, source, target)) is not None and way != "gather":
-            inbound, transport = plan.stats.inbound, "store" if way == "alltoall" and source != target else way
+        transport = ways[source != target]
+        if (plan := _planned(kept, ranks, source, target)) is not None and transport != "gather":
+            inbound = plan.stats.inbound
             yield replace(moved, bytes=int(inbound.sum()), each=int(inbound.max(initial=0)), transport=transport,
                           advice=savings(kept, ranks[target]) if source == target else (), extra=plan.stats.extra(transport))
         elif target != source:

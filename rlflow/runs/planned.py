@@ -51,14 +51,16 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     models = {use.name: kept(use, given, placement) for use in uses}
     where = placement or here(sampling)
     return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings,
-                   given.options.commit_every, way(given))
+                   given.options.commit_every, ways(given))
 
 
-def way(given: Given) -> str:
-    """How weights go to generators, as far as it can be told before anything is started: by shared memory on one machine without GPUs."""
+def ways(given: Given) -> tuple[str, str]:
+    """How weights go to generators on the trainer's pool and on another, as far as it can be told before anything is started: by shared
+    memory on one machine without GPUs."""
     options = given.options
     here = options.ray_address is None and device_of(options.device) == "cpu"
-    return options.weights if options.weights != "auto" else "segment" if here else "alltoall"
+    way = options.weights if options.weights != "auto" else "segment" if here else "alltoall"
+    return way, "gather" if way == "gather" else "frozen" if options.staleness else "store" if way == "alltoall" else way
 
 
 def placed(
