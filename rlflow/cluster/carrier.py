@@ -18,7 +18,7 @@ import ray
 
 from rlflow.cluster.passing import Offer, Offers
 from rlflow.cluster.pool import Future, Pool
-from rlflow.reshard.plan import Plan
+from rlflow.reshard.plan import Plan, firsts
 from rlflow.reshard.planner import BUCKET
 from rlflow.reshard.segment import check_machines
 
@@ -69,7 +69,7 @@ class Route:
 
 def _letters(plan: Plan, index: int, sender: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for peer, first in plan.round(index, sender).first.items():
+    for peer, first in firsts(plan.sends(index, sender)).items():
         found.setdefault(first, []).append(peer)
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -103,6 +103,15 @@ class Leg:
     box: Box
 
 
+def firsts(sends: Iterable[Leg]) -> dict[int, int]:
+    """Of each peer the first that is sent the same."""
+    legs: dict[int, list[tuple[str, Box]]] = {}
+    for leg in sends:
+        legs.setdefault(leg.peer, []).append((leg.name, leg.box))
+    found: dict[tuple[tuple[str, Box], ...], int] = {}
+    return {peer: found.setdefault(tuple(mine), peer) for peer, mine in legs.items()}
+
+
 @dataclass(frozen=True)
 class Round:
     """One bucket as one rank sees it: pieces in the order in which they lie in its messages, which go by peer."""
@@ -117,11 +126,7 @@ class Round:
     @cached_property
     def first(self) -> dict[int, int]:
         """Of each rank that this one sends to the first that gets the same: one message is enough for all of them."""
-        legs: dict[int, list[tuple[str, Box]]] = {}
-        for leg in self.sends:
-            legs.setdefault(leg.peer, []).append((leg.name, leg.box))
-        firsts: dict[tuple[tuple[str, Box], ...], int] = {}
-        return {peer: firsts.setdefault(tuple(mine), peer) for peer, mine in legs.items()}
+        return firsts(self.sends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,12 +157,16 @@ class Plan:
 
     def round(self, index: int, rank: int) -> Round:
         """Bucket ``index`` as ``rank`` sees it."""
-        bucket = self.buckets[index]
-        sends = self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
+        bucket, sends = self.buckets[index], self.sends(index, rank)
         receives = self._pieces(bucket, [part.received_by(rank) for part in self._parts(bucket)])
         traffic = self.traffic(index) * width(bucket.dtype)
         offsets = traffic[:, :rank].sum(axis=1)
         return Round(bucket.dtype, sends, receives, *(tuple(row.tolist()) for row in (traffic[rank], traffic[:, rank], offsets)))
+
+    def sends(self, index: int, rank: int) -> tuple[Leg, ...]:
+        """What ``rank`` sends in bucket ``index``, by receiver."""
+        bucket = self.buckets[index]
+        return self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
 
     def _parts(self, bucket: Bucket) -> list[Moves]:
         return [self.templates[item.template].parts[item.part] for item in bucket.items]
