@@ -50,8 +50,7 @@ class Plan:
     records read; ``bodies`` plans of repeats by node id; ``ahead`` by forward the rows of a step of the update that begins with it.
 
     ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``
-    by id. A node in pieces joins what they gave. Ids of chunks and pieces follow those of the nodes. ``chains``: by the first of stages
-    that one call runs one after another all of them.
+    by id. A node in pieces joins what they gave. Ids of chunks and pieces follow those of the nodes.
     """
 
     program: Program
@@ -69,7 +68,6 @@ class Plan:
     streaming: Streaming = Streaming()
     chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pieces: Mapping[int, Piece] = field(default_factory=dict)
-    chains: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property
     def units(self) -> tuple[int, ...]:

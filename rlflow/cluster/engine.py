@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +19,13 @@ from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
-from rlflow.cluster.chain import in_one_call
 from rlflow.cluster.custom import by_own_mode
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
 from rlflow.cluster.message import Answer, Call, pickled
 from rlflow.cluster.models import RemoteModel
-from rlflow.cluster.pool import Pool
-from rlflow.cluster.route import Routes
+from rlflow.cluster.pool import Future, Pool
+from rlflow.cluster.route import Request, Routes
 from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.streams import Streams, chunks_of
@@ -35,7 +34,7 @@ from rlflow.cluster.worker import Worker
 from rlflow.columns import Level
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.execution.apply import RemoteError
-from rlflow.execution.engine import HERE, Chunks, Engine, Link, Linked, Terms, whole
+from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged
 from rlflow.placement import Parallel, Placement
@@ -100,7 +99,7 @@ class ClusterEngine(Engine):
             for rank in used(split):
                 arguments = pickled({**told, "keys": [self.key() for _ in range(into.count)]})
                 streams[rank] = self._ask(pool, rank, "generate", routes, split[rank], arguments, "model", chunks=True)
-            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self.remember(pool, "generate", there, terms))
+            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self._remember(pool, "generate", there, terms))
             yield from chunks_of(self, answers, into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
@@ -132,7 +131,7 @@ class ClusterEngine(Engine):
             return by_own_mode(self, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
         lies = self.placement.lies(stage.on, "trainer") if stage.on and stage.dispatch == DP_COMPUTE else PLAIN
-        split = self.dispatched(stage, batch, pool, lies)
+        split = self._dispatched(stage, batch, pool, lies)
         answers = self._run(pool, "stage", batch, split, arguments, terms, group, lies)
         held = split if stage.dispatch != ALL else split[:1]
         result = self.kept(pool, answers, held, batch.axis)
@@ -140,9 +139,6 @@ class ClusterEngine(Engine):
             every = {name: tuple(value for answer in answers.values() for value in answer.scalars[name].value) for name in result.data}
             result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
         return result, merged([answer.tallies for answer in answers.values()])
-
-    def stages(self, links: Sequence[Link], terms: Terms = HERE) -> list[Linked]:
-        return in_one_call(self, self._nearest(links[0].batch, terms), links, terms)
 
     def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Tallies:
         settings = dict(settings)
@@ -165,7 +161,7 @@ class ClusterEngine(Engine):
         for rank in range(len(pool)):
             arguments = pickled({**function, "steps": plan.steps[rank // width]})
             refs[rank] = self._ask(pool, rank, "update", routes, plan.rows[rank // width], arguments, "model")
-        learned = [answer.value for rank, answer in self._answers(pool, "update", refs, terms).items() if rank % width == 0]
+        learned = [answer.value for rank, answer in self._asked(pool, "update", refs, terms).items() if rank % width == 0]
         self.models[role].version += 1
         return known(together(learned, plan.left_out))
 
@@ -182,7 +178,7 @@ class ClusterEngine(Engine):
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
         axis = opened(raw).axis if axis is None else axis
         ref = there.send(0, "load", self.key(), raw, self.iteration, group="io")
-        return self.kept(there, self._answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+        return self.kept(there, self._asked(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
         """Copied onto rank 0, as ``unpacked`` would put it."""
@@ -278,7 +274,7 @@ class ClusterEngine(Engine):
         split = keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool) // lies.tensor)
         return first_ranks(split, lies)
 
-    def dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], lies: Parallel = PLAIN) -> list[Tensor]:
+    def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], lies: Parallel) -> list[Tensor]:
         """Which rows each rank gets."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
@@ -298,24 +294,14 @@ class ClusterEngine(Engine):
         group: str = "cpu",
     ) -> Answer:
         """An operation on one rank."""
-        return self._answers(pool, op, {rank: self._ask(pool, rank, op, Routes(batch), rows, pickled(arguments), group)}, terms)[rank]
+        return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[rank]
 
     def on_each(
         self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms
     ) -> dict[int, Answer]:
         """An operation on several ranks side by side, each with a batch of its own."""
-        told = pickled(arguments)
-        refs = {rank: self._ask(pool, rank, op, Routes(batch), torch.arange(len(batch)), told, "cpu") for rank, batch in batches.items()}
-        return self._answers(pool, op, refs, terms)
-
-    def on_ranks(
-        self, pool: Pool[Worker], op: str, routes: Routes, rows: Mapping[int, Tensor], arguments: Mapping[str, Any], terms: Terms,
-        group: str = "cpu", then: int = 0,
-    ) -> dict[int, Answer]:
-        """An operation on some ranks with their rows of a batch; ``then``: how many more keys each needs."""
-        told = pickled(arguments)
-        refs = {rank: self._ask(pool, rank, op, routes, mine, told, group, then=then) for rank, mine in rows.items()}
-        return self._answers(pool, op, refs, terms)
+        requests = {rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()}
+        return self._on(pool, op, requests, arguments, terms, "cpu")
 
     def _run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str,
@@ -324,35 +310,55 @@ class ClusterEngine(Engine):
         """The operation on each rank that has rows (on rank 0 where there are none at all) and on those that compute with it; the answers
         of the former by rank."""
         routes = Routes(self.spread(batch, pool.name))
-        answers = self.on_ranks(pool, op, routes, asked(split, lies), arguments, terms, group)
+        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, lies).items()}
+        answers = self._on(pool, op, requests, arguments, terms, group)
         kept = {rank: answers.pop(rank) for rank in used(split)}
         for rank, answer in answers.items():
-            self.note(pool.at(rank), answer.key)
+            self._note(pool.at(rank), answer.key)
         return kept
 
-    def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
-        future = pool.future(op, list(refs.items()), terms.seconds, list)
-        answers = dict(zip(refs, map(Answer.unpacked, future.result()), strict=True))
-        self.remember(pool, op, answers, terms)
+    def _on(
+        self, pool: Pool[Worker], op: str, requests: Mapping[int, Request], arguments: Mapping[str, Any], terms: Terms, group: str
+    ) -> dict[int, Answer]:
+        """The operation on some ranks. What needs no model, and whose columns are there already, is a short call."""
+        told = pickled(arguments)
+        frames = {rank: self._frame(pool.at(rank), op, request, told) for rank, request in requests.items()}
+        coming = any(request.transfers for request in requests.values())
+        spoken = pool.talk(op, frames, terms.seconds) if group == "cpu" and not coming else None
+        if spoken is not None:
+            return self._answers(pool, op, requests, spoken, terms)
+        refs = {rank: pool.run(rank, frame, self._sent(requests[rank]), group) for rank, frame in frames.items()}
+        return self._asked(pool, op, refs, terms)
+
+    def _asked(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
+        return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
+
+    def _answers(self, pool: Pool[Worker], op: str, ranks: Iterable[int], future: Future[list[Any]], terms: Terms) -> dict[int, Answer]:
+        answers = dict(zip(ranks, map(Answer.unpacked, future.result()), strict=True))
+        self._remember(pool, op, answers, terms)
         return answers
 
-    def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
+    def _remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
         """When each rank ran, by this process's own clock."""
         shift, iteration = time.monotonic() - time.time(), self.iteration
         self._ran.extend(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, iteration, op)
                          for rank, answer in answers.items())
 
     def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False,
-        then: int = 0,
+        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False
     ) -> Any:
-        """Start an operation on one rank; the reference of its answer, or of several those of all. What lies on other workers is sent
-        from there to here, not through the driver."""
-        at = pool.at(rank)
-        inputs, coming = routes.to(rows, at)
-        transfers = [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in coming]
-        call = Call(op, self.key(), inputs, self.iteration, {}, self._forgotten(at), [self.key() for _ in range(then)])
-        return (pool.run_chunks if chunks else pool.run)(rank, call.packed(arguments), transfers, group)
+        """Start an operation on one rank; the reference of its answer, or of several those of all."""
+        request = routes.to(rows, pool.at(rank))
+        frame = self._frame(pool.at(rank), op, request, arguments)
+        return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request), group)
+
+    def _frame(self, at: Where, op: str, request: Request, arguments: bytes) -> bytes:
+        return Call(op, self.key(), request.inputs, self.iteration, {}, self._forgotten(at)).packed(arguments)
+
+    def _sent(self, request: Request) -> list[Any]:
+        """References of what lies on other workers: it comes from there, not through the driver."""
+        return [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io")
+                for part in request.transfers]
 
     def _forgotten(self, at: Where) -> list[int]:
         """Keys on this worker of which nobody knows any more."""
@@ -377,9 +383,9 @@ class ClusterEngine(Engine):
         return Batch(batch.axis, {name: Sharded(data.kind, layout, data.lengths, name, data.nbytes) for name, data in batch.data.items()})
 
     def _shard(self, at: Where, key: int, rows: int) -> Shard:
-        return Shard(at, key, rows, self.note)
+        return Shard(at, key, rows, self._note)
 
-    def note(self, at: Where, key: int) -> None:
+    def _note(self, at: Where, key: int) -> None:
         self._gone[at].append(key)
 
     def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:

@@ -55,8 +55,7 @@ NOTHING = Inputs(np.zeros((0, 2), np.int64), False, ())
 
 
 class Call(NamedTuple):
-    """One operation on a worker: ``op`` with ``arguments``; what it gives is kept under ``key``, and what goes on from there under the keys
-    ``then``."""
+    """One operation on a worker: ``op`` with ``arguments``; what it gives is kept under ``key``."""
 
     op: str
     key: int
@@ -64,7 +63,6 @@ class Call(NamedTuple):
     iteration: int = 0
     arguments: Mapping[str, Any] = {}
     forget: Sequence[int] = ()  # keys that nobody needs any more
-    then: Sequence[int] = ()
 
     def __str__(self) -> str:
         """For whoever asks what a worker does."""
@@ -75,16 +73,16 @@ class Call(NamedTuple):
         """``arguments``: those of the call, from ``pickled``, which are the same for all ranks."""
         keys, grouped, sources, scalars = self.inputs
         inputs = (_raw(keys), grouped, [_source(each) for each in sources], _whole(scalars))
-        frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget, self.then))
+        frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget))
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
-        op, key, (keys, grouped, sources, scalars), iteration, arguments, forget, then = msgpack.unpackb(frame, use_list=False)
+        op, key, (keys, grouped, sources, scalars), iteration, arguments, forget = msgpack.unpackb(frame, use_list=False)
         rows = _index(keys)
         inputs = Inputs(None if rows is None else rows.reshape(-1, 2), grouped, [_opened(*each) for each in sources],
                         _scalars(scalars))
-        return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget, then)
+        return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget)
 
 
 def pickled(arguments: Mapping[str, Any]) -> bytes:
@@ -125,7 +123,7 @@ def kind_of(level: str, dtype: str | None) -> Kind:
 class Answer(NamedTuple):
     """key: what the shard is kept under. rows: how many it has. columns: name → kind and bytes. lengths: by level of the ragged
     columns. scalars come whole; ``value`` is what an operation gives that is no batch. ran: from when to when, by the wall clock, which
-    several machines share. then: the answers, packed, of what went on from there."""
+    several machines share."""
 
     key: int = 0
     rows: int = 0
@@ -135,25 +133,22 @@ class Answer(NamedTuple):
     tallies: Mapping[str, Tally] = {}
     value: Any = None
     ran: tuple[float, float] = (0.0, 0.0)
-    then: Sequence[bytes] = ()
 
     def packed(self) -> bytes | Answer:
         """Bytes; where there is a value, which may be large, the answer itself."""
-        return self if self.value is not None else self.frame()
-
-    def frame(self) -> bytes:
-        """All but the value."""
+        if self.value is not None:
+            return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
         lengths = {level: each.tobytes() for level, each in self.lengths.items()}
         tallies = {name: (float(each.total), int(each.count), float(each.highest), each.kind) for name, each in self.tallies.items()}
-        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran, self.then))
+        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran))
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
         if isinstance(frame, Answer):
             return frame
-        key, rows, columns, lengths, scalars, tallies, ran, then = msgpack.unpackb(frame)
+        key, rows, columns, lengths, scalars, tallies, ran = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
         return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
-                      _scalars(scalars), {name: Tally(*each) for name, each in tallies.items()}, ran=tuple(ran), then=then)
+                      _scalars(scalars), {name: Tally(*each) for name, each in tallies.items()}, ran=tuple(ran))

@@ -71,7 +71,7 @@ class Shelf:
     def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
         key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
         if key is not None and index is None and len(held := self._held[key]) == rows:  # all of a shard, as it is
-            return {wanted: borrowed(held.data[name]) for wanted, name in source.columns}
+            return {wanted: _borrowed(held.data[name]) for wanted, name in source.columns}
         names = tuple(dict.fromkeys(name for _, name in source.columns))
         parts = []
         for part in source.parts:
@@ -97,6 +97,6 @@ def owned(batch: Batch) -> Batch:
     return Batch(axis, {name: copied(data) for name, data in batch.data.items()})
 
 
-def borrowed(data: Data) -> Data:
+def _borrowed(data: Data) -> Data:
     """The column for one call. Calls of several threads share no tensor: a backend that asks one for its address has its memory moved."""
     return replace(data, value=lent(data.value)) if isinstance(data.value, torch.Tensor) else data

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
-from rlflow.cluster.chain import run_chain
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.passing import End, end_of
@@ -91,7 +90,7 @@ class Worker:
 
     def load(self, key: int, payload: Payload, iteration: int) -> Answer:
         """The same, for a driver that does not know what is in it."""
-        return self.keep(Call("load", key, NOTHING, iteration), owned(opened(payload)))
+        return self._keep(Call("load", key, NOTHING, iteration), owned(opened(payload)))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         return self.shelf.slice(key, names, rows)
@@ -116,8 +115,7 @@ class Worker:
         with MARKS.during(call):
             start = time.time()
             batch = self.shelf.batch(call.inputs, transfers)
-            answer = OPERATIONS[call.op](self, call, batch)
-            return (answer if answer.ran[1] else answer._replace(ran=(start, time.time()))).packed()
+            return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
@@ -130,11 +128,11 @@ class Worker:
             rows = self.engine.sample_chunks(role, batch, sampling, seed, into)
             for key, chunk in zip(keys, itertools.islice(rows, into.count), strict=True):
                 assert chunk.axis.index is not None
-                answer = self.keep(call._replace(key=key), chunk)._replace(value=chunk.axis.index.numpy())
+                answer = self._keep(call._replace(key=key), chunk)._replace(value=chunk.axis.index.numpy())
                 yield answer._replace(ran=(start, start := time.time())).packed()
-            yield self.keep(call, next(rows))._replace(ran=(start, time.time())).packed()
+            yield self._keep(call, next(rows))._replace(ran=(start, time.time())).packed()
 
-    def keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
+    def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         kept = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
@@ -146,57 +144,57 @@ class Worker:
     def generate(self, call: Call, batch: Batch) -> Answer:
         role, sampling, seed = (call.arguments[name] for name in ("role", "sampling", "seed"))
         rows = self.engine.sample(role, batch, sampling, seed)
-        return self.keep(call, Batch(batch.axis.repeat(sampling.samples), rows.data))
+        return self._keep(call, Batch(batch.axis.repeat(sampling.samples), rows.data))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
-        return self.keep(call, self.engine.forward(role, want, batch, Terms(ahead=ahead)))
+        return self._keep(call, self.engine.forward(role, want, batch, Terms(ahead=ahead)))
 
     def score(self, call: Call, batch: Batch) -> Answer:
-        return self.keep(call, self.engine.score(call.arguments["role"], batch))
+        return self._keep(call, self.engine.score(call.arguments["role"], batch))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
-        return self.keep(call, scores, tallies)
+        return self._keep(call, scores, tallies)
 
     def stage(self, call: Call, batch: Batch) -> Answer:
-        stage = self.stage_of(call)
+        stage = self._stage(call)
         trainer = self.engine.models[stage.on].trainer if stage.on else None
         result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
-        return self.keep(call, result, tallies)
+        return self._keep(call, result, tallies)
 
-    def stage_of(self, call: Call) -> Stage:
+    def _stage(self, call: Call) -> Stage:
         stage = self.program.functions[call.arguments["function"]]
         assert isinstance(stage, Stage)
         return stage
 
     def split(self, call: Call, batch: Batch) -> Answer:
         """The pieces of a mode of the author's own, each kept here, with the keys of its rows."""
-        split = self.stage_of(call).dispatch.split
+        split = self._stage(call).dispatch.split
         assert split is not None
         pieces = split(batch, self.setup.ranks)
         keys = call.arguments["keys"]
         if len(pieces) > len(keys):
             raise ValueError(f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks")
-        made = [(self.keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
+        made = [(self._keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
                 for key, piece in zip(keys, pieces, strict=False)]
         return Answer(call.key, value=made)
 
     def piece(self, call: Call, batch: Batch) -> Answer:
-        stage = self.stage_of(call)
+        stage = self._stage(call)
         trainer = self.engine.models[stage.on].trainer if stage.on else None
         result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
-        return self.keep(call, result, tallies)
+        return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
         outputs = [self.shelf.get(key) for key in call.arguments["outputs"]]
-        return self.keep(call, merge_pieces(self.stage_of(call), outputs, batch))
+        return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group. The rows stay for the update."""
         bad = broken_rows(batch, self._loss(call))
         facts = torch.stack([bad.long(), mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
-        return self.keep(call, batch)._replace(value=facts.numpy())
+        return self._keep(call, batch)._replace(value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:
         return batch.data["group"].value if "group" in batch else batch.axis.keys[:, 0]
@@ -225,7 +223,7 @@ class Worker:
 
     def hold(self, call: Call, batch: Batch) -> Answer:
         """Keep a batch as it came."""
-        return self.keep(call, batch)
+        return self._keep(call, batch)
 
     def summarise(self, call: Call, batch: Batch) -> Answer:
         """Of the records that are held under the keys of ``records``, each with its columns."""
@@ -316,6 +314,6 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
-    "stages": run_chain, "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
+    "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

@@ -7,7 +7,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -64,27 +64,6 @@ class Terms:
 
 
 HERE = Terms()
-
-
-@dataclass(frozen=True)
-class Link:
-    """A stage of several that run one after another on the same rows. batch: the columns that it reads of others; inner: by its parameter
-    those that a stage before gives: which, counted from 0, and what that one calls it."""
-
-    node: str
-    stage: Stage
-    settings: Mapping[str, Any]
-    call: int
-    batch: Batch
-    inner: Mapping[str, tuple[int, str]]
-
-
-class Linked(NamedTuple):
-    """What a stage of several gave, and when it had ended by the monotonic clock."""
-
-    rows: Batch
-    tallies: Tallies
-    end: float
 
 
 @dataclass(frozen=True)
@@ -201,11 +180,6 @@ class Engine:
     def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         trainer = self.models[stage.on].trainer if stage.on else None
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
-
-    def stages(self, links: Sequence[Link], terms: Terms = HERE) -> list[Linked]:
-        """Stages one after another, on pools in one call, up to the first that raises, which says why when it is called by itself. Raises
-        what the very first raises."""
-        raise NotImplementedError("one process calls each stage by itself")
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
         """The data's columns where they are read first."""

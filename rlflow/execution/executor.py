@@ -19,8 +19,7 @@ from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import StageError
 from rlflow.execution.apply import Stopped, failing, shapes
-from rlflow.execution.chains import links_of
-from rlflow.execution.engine import Engine, Linked, Metrics, Terms
+from rlflow.execution.engine import Engine, Metrics, Terms
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store, spread
@@ -110,9 +109,7 @@ class _Run:
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._deadlines: dict[int, float] = {}
         self._since: dict[int, float] = {}
-        self._until: dict[int, float] = {}  # of what ended before its job did
         self._pieces = Pieces(plan)
-        self._linked: dict[int, Linked] = {}  # stages of which a call for an earlier one brought the result
         self._failure: BaseException | None = None
         self._writing = False
 
@@ -160,20 +157,18 @@ class _Run:
 
     def _instant(self, unit: int) -> bool:
         """Whether nothing is computed for it: columns that are there, pieces to be joined."""
-        there = unit in self.ready or unit in self._linked
-        return there or self.plan.node(unit).op in (Op.DATA, Op.STATE) or unit in self.plan.in_pieces
+        return self.plan.node(unit).op in (Op.DATA, Op.STATE) or unit in self.ready or unit in self.plan.in_pieces
 
     def _job(self, unit: int) -> Callable[[], None]:
         def job() -> None:
             error: BaseException | None = None
-            instant = self._instant(unit)
             self._since[unit] = time.monotonic()
             self._deadlines[unit] = self._since[unit] + self._seconds(self.plan.node(unit), self._rows(unit)) + self.engine.grace
             try:
                 self._perform(unit)
             except BaseException as raised:
                 error = raised
-            if not instant:
+            if not self._instant(unit):
                 self._span(unit)
             self._ended.put((unit, error))
 
@@ -181,7 +176,7 @@ class _Run:
 
     def _span(self, unit: int) -> None:
         """What it did ends here, or what it did up to here."""
-        start, end = self._since[unit], self._until.get(unit, time.monotonic())
+        start, end = self._since[unit], time.monotonic()
         self._since[unit] = end
         self.outcome.spans.append(Span(self.plan.node(unit).name, self.plan.lane[unit], start, end, self.plan.names_before(unit)))
 
@@ -205,9 +200,7 @@ class _Run:
         return len(self.store.axes.get(self.plan.node(unit).axis, ()))
 
     def _seconds(self, node: Node, rows: int = 0) -> float:
-        """How long a node may run. A reward has the deadlines of its rows, one after another at worst, and a chain those of its stages."""
-        if node.id in self.plan.chains:
-            return sum(self.plan.graph.nodes[i].timeout for i in self.plan.chains[node.id])
+        """How long a node may run. A reward has the deadlines of its rows, one after another at worst."""
         return max(node.timeout, self.engine.reward_timeout * rows) if node.op is Op.REWARD else node.timeout
 
     def _late(self, unit: int) -> StageError:
@@ -234,9 +227,6 @@ class _Run:
             result = self.ready[node.id]
         elif unit in self.plan.in_pieces:
             result, metrics = self._pieces.joined(self.engine, node)
-            self.outcome.metrics |= settled(metrics, f"{node.name}/")
-        elif unit in self._linked:
-            result, metrics, _ = self._linked.pop(unit)
             self.outcome.metrics |= settled(metrics, f"{node.name}/")
         else:
             batch = self.store.gather(self.plan, node)
@@ -317,22 +307,9 @@ class _Run:
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         stage = self.plan.program.functions[node.name]
         assert isinstance(stage, Stage)
-        if node.id in self.plan.chains:
-            return self._chain(node)
         result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call, self._terms(node))
         self._keep_state(node, result)
         return result, metrics
-
-    def _chain(self, first: Node) -> tuple[Batch, Tallies]:
-        """What the first of a chain gives; what the others gave is kept for their turn."""
-        ids = self.plan.chains[first.id]
-        links = links_of(self.plan, self.store, ids)
-        done = self.engine.stages(links, self._terms(first, links[0].batch))
-        for i, before, linked in zip(ids[1:], done, done[1:], strict=False):
-            self._linked[i] = linked
-            self.outcome.spans.append(Span(self.plan.node(i).name, self.plan.lane[i], before.end, linked.end, self.plan.names_before(i)))
-        self._until[first.id] = done[0].end
-        return done[0].rows, done[0].tallies
 
     def _keep_state(self, node: Node, result: Batch) -> None:
         """A scalar that the flow's state holds is kept as the number it is across iterations, here and eagerly."""

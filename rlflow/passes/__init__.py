@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rlflow.graph.model import Graph
-from rlflow.passes.fuse import fuse
 from rlflow.passes.lanes import lanes
 from rlflow.passes.prune import prune
 from rlflow.passes.rank import rank
@@ -17,7 +16,7 @@ from rlflow.plan import Plan, Streaming
 from rlflow.trace.compile import Program
 
 NOT_STREAMED = Streaming()
-PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, stream, fuse, rank, reuse)
+PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, stream, rank, reuse)
 
 
 def plan(program: Program, placement: Placement | None = None, streaming: Streaming = NOT_STREAMED) -> Plan:

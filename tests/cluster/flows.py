@@ -68,22 +68,6 @@ def report(noise: row(torch.float32), shown: text, best: group(torch.float32), d
     return noise + best + torch.where(mask, doubled, 0.0).sum(1) + total + torch.tensor([float(len(item)) for item in shown])
 
 
-@stage(gives={"best": group(torch.float32)}, rows="group")
-def beaten(report, best, group):
-    return best - group_mean(report, group), {"best": best}
-
-
-@stage(gives={"report": row(torch.float32)})
-def blurred(best: group(torch.float32), noise: row(torch.float32), mask, *, generator):
-    best += 1.0  # in place, of its own
-    return best + noise * torch.stack([torch.rand(1, generator=each)[0] for each in generator]) + mask.sum(1)
-
-
-@stage(gives={"last": token(torch.float32)})
-def last(report, mask):
-    return torch.where(mask, report[:, None], 0.0), {"report": report}
-
-
 @loss
 def policy_loss(new, logprobs, advantages):
     return -(new.logprobs - logprobs).exp() * advantages, {}
@@ -102,9 +86,6 @@ def kinds(prompts, actor, reward, hp=Settings()):
     batch |= every(batch)
     batch |= double(batch)
     batch |= report(batch)
-    batch |= beaten(batch)
-    batch |= blurred(batch)
-    batch |= last(batch)
     actor.update(batch, policy_loss, minibatch=5)
     return batch
 

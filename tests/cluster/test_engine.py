@@ -1,6 +1,5 @@
 """The engine on a pool of three ranks beside the engine in this process: every kind of stage, the same columns, metrics and state."""
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,13 @@ from rlflow import StageError
 from rlflow.author.load import load
 from rlflow.cluster import engine as cluster_engine
 from rlflow.cluster.layout import Sharded
+from rlflow.cluster.line import Lines
+from rlflow.cluster.pool import Pool
 
 pytestmark = pytest.mark.slow
 flows = load(Path(__file__).parent / "flows.py")
 COLUMNS = (
     "tokens", "mask", "completion", "scores", "logprobs", "noise", "shown", "advantages", "best", "total", "doubled", "report", "group",
-    "last",
 )
 
 
@@ -65,16 +65,26 @@ def test_metrics_are_those_of_a_single_process(pooled, alone, rows):
     assert there.summary == here.summary
 
 
-def test_stages_that_follow_one_another_are_one_call_of_each_rank(pooled):
-    """And are told of one by one: in the order in which they ran, on every rank."""
-    chain, plan = ["beaten", "blurred", "last"], pooled.prepared.plan
-    assert [[plan.node(i).name for i in ids] for ids in plan.chains.values()] == [chain]
-    found = outcome(pooled)
-    assert {each.op for each in found.ranks if each.node in chain} == {"stages"}
-    assert sorted((each.node, each.rank) for each in found.ranks if each.node in chain) == sorted(itertools.product(chain, range(3)))
-    spans = sorted((span for span in found.spans if span.node in chain), key=lambda span: span.end)
-    assert [span.node for span in spans] == chain
-    assert all(before.end == after.start <= after.end for before, after in itertools.pairwise(spans))
+def test_short_calls_go_over_lines_and_by_ray_where_there_are_none(pooled, monkeypatch):
+    spoken, pool = [], pooled.prepared.engine.pools["all"]
+    assert pool.lines.settled(60)
+
+    def talk(what, *told):
+        found = Pool.talk(pool, what, *told)
+        spoken.append((what, found is not None))
+        return found
+
+    monkeypatch.setattr(pool, "talk", talk)
+    prepared = pooled.prepared
+    prompts = prepared.prompts.take(7)
+    over_lines = prepared.executor.run(prepared.plan, prompts)
+    assert ("stage", True) in spoken
+    spoken.clear()
+    monkeypatch.setattr(pool, "lines", Lines())
+    by_ray = prepared.executor.run(prepared.plan, prompts)
+    assert {found for _, found in spoken} == {False}
+    assert by_ray.metrics == pytest.approx(over_lines.metrics, nan_ok=True, rel=0)
+    assert by_ray.summary == over_lines.summary
 
 
 def test_nothing_stays_on_the_workers(pooled):
@@ -103,7 +113,6 @@ WRONG = {
     "raises": ("raise RuntimeError('no such luck')", r"RuntimeError: no such luck \(rank \d of pool 'all'\)"),
     "late": ("time.sleep(5)", r"no answer to 'stage' from rank 0 of pool 'all', rank 1 of pool 'all' after 0.5 s"),
 }
-IN_A_CHAIN = r"stage 'worse' failed in iteration 0 on 14 rows: RuntimeError: of all stages the second \(rank \d of pool 'all'\)"
 
 
 def test_what_goes_wrong_names_its_rank_and_nothing_stays(tmp_path, pooled, ray_address):
@@ -117,19 +126,8 @@ from rlflow import flow, loss, row, scalar, stage
 
 @stage(gives={{"extra": row(torch.float32)}}, timeout=0.5)
 def bad(scores, mode: scalar(torch.float32)):
-    mode = {[*WRONG, 'in a chain']!r}[int(mode)]
+    mode = {list(WRONG)!r}[int(mode)]
 {bodies}
-    return scores
-
-@stage(gives={{"extra": row(torch.float32)}})
-def fine(extra: row(torch.float32)):
-    return extra
-
-@stage(gives={{"extra": row(torch.float32)}})
-def worse(extra: row(torch.float32), group, mode: scalar(torch.float32)):
-    if mode == {len(WRONG)} and group.min() > 0:  # on one rank alone
-        raise RuntimeError("of all stages the second")
-    return extra
 
 @loss
 def policy_loss(new, extra: row(torch.float32)):
@@ -137,16 +135,14 @@ def policy_loss(new, extra: row(torch.float32)):
 
 @flow(state=lambda hp: {{"mode": 0.0}})
 def wrong(prompts, actor, reward):
-    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch = actor.generate(prompts, max_tokens=4)
     batch |= reward(batch)
     batch |= bad(batch)
-    batch |= fine(batch)
-    batch |= worse(batch)
     actor.update(batch, policy_loss)
 """)
     roles = rlflow.roles(str(tmp_path / "wrong.py"), backend="null", prompts=6, pools="all=2", ray_address=ray_address)
     try:
-        for number, message in enumerate([*(message for _, message in WRONG.values()), IN_A_CHAIN]):
+        for number, (_, message) in enumerate(WRONG.values()):
             roles.state["mode"] = float(number)
             with pytest.raises(StageError, match=message):
                 outcome(roles)
