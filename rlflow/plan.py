@@ -9,6 +9,7 @@ from functools import cached_property
 
 from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.placement import Placement
+from rlflow.residency import Course
 from rlflow.trace.compile import Program
 
 FORWARDS = (Op.LOGPROBS, Op.VALUES)
@@ -51,6 +52,9 @@ class Plan:
 
     ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``
     by id. A node in pieces joins what they gave. Ids of chunks and pieces follow those of the nodes.
+
+    ``residency``: of pools with a limit what lies in memory when. ``turns``: for a node or piece the one that has its lane before it,
+    where that is settled.
     """
 
     program: Program
@@ -68,6 +72,8 @@ class Plan:
     streaming: Streaming = Streaming()
     chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pieces: Mapping[int, Piece] = field(default_factory=dict)
+    residency: tuple[Course, ...] = ()
+    turns: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def units(self) -> tuple[int, ...]:
@@ -103,7 +109,10 @@ class Plan:
         pieces = {i: found[piece.node] - {piece.source} | {self._chunk(piece)} for i, piece in self.pieces.items()}
         for i, piece in self.pieces.items():
             found[piece.node].add(i)
-        return found | pieces
+        found |= pieces
+        for i, before in self.turns.items():
+            found[i].add(before)
+        return found
 
     def names_before(self, unit: int) -> tuple[str, ...]:
         """Names of what it waits for; of a chunk that of its source."""

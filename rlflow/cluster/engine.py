@@ -49,13 +49,14 @@ REMEMBERED = 1 << 16  # calls of ranks that nobody has asked for yet
 @dataclass
 class ClusterEngine(Engine):
     """``models`` are stand-ins for what is on the pools; ``names`` gives the name under which workers know a stage or a loss,
-    ``judging`` the pools that have what a reward role needs."""
+    ``judging`` the pools that have what a reward role needs; ``limited`` the pools on which parts of models leave a rank's memory."""
 
     models: Mapping[str, RemoteModel]  # type: ignore[assignment]
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
     names: Mapping[int, str] = field(default_factory=dict)
     judging: Mapping[str, Collection[str]] = field(default_factory=dict)
+    limited: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self._keys = itertools.count(1)
@@ -233,7 +234,13 @@ class ClusterEngine(Engine):
         found = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
         for model in self.models.values():
             model.moved = {}
-        return found
+        return found | {f"{pool}.{name}": value for pool, most in self._kept().items() for name, value in most.items()}
+
+    def _kept(self) -> dict[str, dict[str, float]]:
+        """Of pools whose memory has a limit, the most that a rank moved out of it and back."""
+        asked = {pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited}
+        told = {pool: future.result() for pool, future in asked.items()}
+        return {pool: {name: max(rank[name] for rank in ranks) for name in ranks[0]} for pool, ranks in told.items()}
 
     def ran(self) -> list[RankSpan]:
         return [self._ran.popleft() for _ in range(len(self._ran))]

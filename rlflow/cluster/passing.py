@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rlflow.cluster.weights import storages
 from rlflow.cluster.wire import viewed
 from rlflow.execution.engine import Model
 from rlflow.reshard.execute import Resharder
@@ -22,7 +23,7 @@ from rlflow.reshard.mailbox import Mailbox, Place, opened
 from rlflow.reshard.plan import Plan
 from rlflow.reshard.planner import BUCKET, make_plan
 from rlflow.reshard.segment import machine
-from rlflow.reshard.shards import Pieces, held
+from rlflow.reshard.shards import held
 from rlflow.reshard.transport import Parcels, TransferError, Transport
 
 Told = dict[str, Held]
@@ -64,10 +65,6 @@ class Offers:
         return make_plan(source, target, [machines.index(name) for name in machines], self.bucket)
 
 
-def addresses(pieces: dict[str, Pieces]) -> list[int]:
-    return [piece.view.data_ptr() for mine in pieces.values() for piece in mine.pieces]
-
-
 class Sender:
     """A trainer's rank."""
 
@@ -86,7 +83,7 @@ class Sender:
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
         self.resharder = Resharder(offers.plan(), rank, pieces, {}, cast(Transport, transport), buffers=1 if run is None else 2)
-        self._at = addresses(pieces)
+        self._at = storages(pieces)
         return transport.place if isinstance(transport, Mailbox) else None
 
     def hide(self) -> None:
@@ -106,10 +103,10 @@ class Sender:
         return [version, *(Message(version, message.numpy()) for message in packed)]
 
     def _look(self) -> None:
-        """Weights may have been away and come back elsewhere."""
+        """Other tensors may hold the weights now."""
         assert self.resharder is not None
         pieces = self.trainer.pieces()
-        if (at := addresses(pieces)) != self._at:
+        if (at := storages(pieces)) != self._at:
             self.resharder.relocate(pieces)
             self._at = at
 

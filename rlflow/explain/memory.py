@@ -90,9 +90,9 @@ class Kept:
     the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known).
 
     shares, divided: over how many ranks the trainer divides what. flat: as parts of flattened tensors; tensor: after as many ranks have cut
-    them for tensor parallelism; dims: those that it cuts along another dimension than the first. copy: it has a float32 copy of what
-    learns, in parts. sampler_shares: over how many the generator divides its weights;
-    cache_bytes: of its cache, where that is set in bytes (0: it is not)."""
+    them for tensor parallelism; dims: those that it cuts along another dimension than the first. copied: whether its optimizer has a
+    float32 copy of its own of what learns. sampler_shares: over how many the generator divides its weights; cache_bytes: of its cache,
+    where that is set in bytes (0: it is not)."""
 
     facts: ModelFacts | None
     head: str = "logprobs"
@@ -103,12 +103,12 @@ class Kept:
     batch_tokens: int = 0
     shares: int = 1
     divided: tuple[str, ...] = ()
+    sampler_shares: int = 1
+    cache_bytes: int = 0
+    copied: bool = False
     flat: bool = False
     tensor: int = 1
     dims: tuple[tuple[str, int], ...] = ()
-    copy: bool = False
-    sampler_shares: int = 1
-    cache_bytes: int = 0
 
     @property
     def weight_bytes(self) -> int | None:
@@ -160,9 +160,8 @@ class Kept:
         if self.trained:
             learning = self.learning_bytes
             found |= {"adapters": learning} if self.lora else {}
-            found |= {"gradient": learning, "optimizer": None if learning is None else 2 * learning}
-            found |= {"copy": learning} if self.copy else {}
-        return {name: self._share(size) if name in (*self.divided, "copy") else size for name, size in found.items()}
+            found |= {"gradient": learning, "optimizer": None if learning is None else (2 + self.copied) * learning}
+        return {name: self._share(size) if name in self.divided else size for name, size in found.items()}
 
     def _share(self, size: int | None) -> int | None:
         return None if size is None else -(-size // self.shares)

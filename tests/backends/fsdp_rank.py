@@ -64,10 +64,23 @@ def qwen3():
     round_trip(pair)
 
 
+def in_memory(trainer):
+    """Bytes of this rank's storages, each once: of its part of the model, and of its moments."""
+    moments = [tensor for state in trainer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
+    return [sum({own(t).untyped_storage()._cdata: own(t).untyped_storage().nbytes() for t in tensors}.values())
+            for tensors in ([*trainer.network.module.state_dict().values()], moments)]  # fmt: skip
+
+
 def moves(pair):
-    """Through host memory and back, and then on as if nothing had been."""
+    """Out of memory and back, part by part, and then on as if nothing had been."""
+    before = in_memory(pair.fsdp)
+    assert min(before) > 0
+    pair.fsdp.sleep("optimizer")
+    assert in_memory(pair.fsdp) == [before[0], 0]
     pair.fsdp.sleep()
+    assert in_memory(pair.fsdp) == [0, 0]
     pair.fsdp.wake()
+    assert in_memory(pair.fsdp) == before
     pair.learn()
     pair.close()
 

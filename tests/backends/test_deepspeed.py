@@ -122,7 +122,19 @@ def test_a_frozen_model_is_cut_and_computes_as_the_local_one(measured):
 @slow
 @pytest.mark.parametrize("zero", STAGES)
 def test_sleep_changes_nothing(measured, zero):
-    assert measured[2]["asleep"][zero]
+    assert measured[2]["asleep"][zero]["same"]
+
+
+@slow
+@pytest.mark.parametrize("zero", STAGES)
+def test_what_sleeps_frees_what_is_planned_for_it(measured, zero):
+    told, ranks = measured[2]["asleep"][zero], 2
+    (weights, optimizer, gradient), asleep, awake = told["freed"]
+    assert asleep == [0, 0, 0]
+    assert awake == [weights, optimizer, gradient]
+    assert weights == pytest.approx(told["whole"] / (ranks if zero == "3" else 1), rel=0.05)
+    assert optimizer == pytest.approx(3 * told["whole"] / ranks, rel=0.05)  # two moments, and a float32 copy
+    assert gradient == (pytest.approx(told["whole"] / ranks, rel=0.05) if zero == "3" else 0)
 
 
 @slow

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from rlflow import loss
 from rlflow.backends import deepspeed, local
+from rlflow.backends.deepspeed.partitions import flats
 from rlflow.batch import Batch
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
@@ -261,13 +262,28 @@ def frozen(zero=3):
     return {"equal": equal, "share": share(one), "state": same(one.state(), other.state()), "steps": restored.steps}
 
 
+def in_memory(trainer):
+    """Bytes of this rank's storages, each once: of weights and their flat buffer, of the optimizer's copies and moments, of gradients."""
+    optimizer = trainer.engine.optimizer
+    weights = [getattr(p, "ds_tensor", p) for p in trainer.network.module.parameters()]
+    moments = [tensor for state in optimizer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
+    gradients = [optimizer.grad_partitions_flat_buffer] if hasattr(optimizer, "grad_partitions_flat_buffer") else []
+    parts = weights, [*flats(optimizer), *moments], gradients
+    return [sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values()) for tensors in parts]
+
+
 def asleep(zero):
-    """Before the first step, when there are no moments, and after it."""
+    """Before the first step, when there are no moments, and after it; and what is freed: bytes when awake, asleep and awake again."""
     one, other = made("llama", zero), made("llama", zero)
     for _ in range(2):
-        one.sleep(), one.wake()
+        before = in_memory(one)
+        one.sleep("optimizer"), one.sleep()
+        freed = [before, in_memory(one)]
+        one.wake()
+        freed.append(in_memory(one))
         learned(one, AGAIN), learned(other, AGAIN)
-    return same(one.state(), other.state())
+    whole = sum(p.numel() * 4 for p in made("llama").network.parameters().values())
+    return {"same": same(one.state(), other.state()), "freed": freed, "whole": whole}
 
 
 def recomputed():

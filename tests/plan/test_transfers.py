@@ -50,4 +50,4 @@ def test_zero_3_cuts_flattened_tensors_and_has_a_copy_of_what_learns(planned_as,
     target = tensor_parallel(facts.shapes, "float32", 2, 4)
     assert found.weights[0].each == make_plan(flat(facts.shapes, "float32", 4), target).stats.inbound.max()
     held = {entry.what: entry.bytes for entry in found.memory if entry.half == "trainer"}
-    assert held["copy"] == held["gradient"] == facts.parameters  # 4 bytes, a fourth of them
+    assert held["optimizer"] == 3 * held["gradient"] == 3 * facts.parameters  # 4 bytes, a fourth of them
