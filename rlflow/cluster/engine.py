@@ -230,7 +230,7 @@ class ClusterEngine(Engine):
         summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
-    def moved(self) -> dict[str, float]:
+    def moved(self) -> dict[str, Any]:
         found = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
         for model in self.models.values():
             model.moved = {}

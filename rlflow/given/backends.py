@@ -84,14 +84,16 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
 
 def make_models(
     graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int], placed: Placed | None = None,
-    loaded: Loaded = lambda role, half, made: None,
+    loaded: Loaded = lambda role, half, made: None, dims: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
 ) -> dict[str, Model]:
-    """A Model for each role that is one; with ``placed`` the halves that it names alone, one after another."""
+    """A Model for each role that is one; with ``placed`` the halves that it names alone, one after another. dims: of each role what is
+    sharded along another dimension than the first."""
     made = {}
     for use in uses:
         folder, (trainer, generator) = _planned(use, given)
         options, need = given.options, placed(use) if placed else halves(graph, use)
-        spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0))  # type: ignore[arg-type]
+        spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
+                         (dims or {}).get(use.name, ()))
         chosen = given.role(use.name)
         model = made[use.name] = Model()
         for module, half, needed in zip((trainer, generator), HALVES, need, strict=True):

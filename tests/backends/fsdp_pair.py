@@ -73,8 +73,8 @@ ALONE = []  # peers of this rank alone
 class Pair:
     """The local trainer and the sharded one, alike."""
 
-    def __init__(self, model, head="logprobs", *, trained=True, dtype="float32", tensor_parallel=1, **settings):
-        spec = ModelSpec(MODELS / model, head, trained, dtype=dtype, seed=5)
+    def __init__(self, model, head="logprobs", *, trained=True, dtype="float32", tensor_parallel=1, dims=(), **settings):
+        spec = ModelSpec(MODELS / model, head, trained, dtype=dtype, seed=5, dims=dims)
         self.head, self.data = head, RANKS // tensor_parallel
         alike = {name: value for name, value in settings.items() if name != "shard"}
         self.local = local.Trainer(spec, local.Trainer.Settings(**SETTINGS | alike))

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from fsdp_pair import ALONE, FOLDER, RANK, RANKS, Pair, rows
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from transformers import AutoModelForCausalLM, Qwen2MoeConfig
 
@@ -148,6 +149,16 @@ def adapters():
 @check
 def transposed_adapters():
     pair = Pair("gpt2", "values", lora=4, lora_targets="attention", lr=1e-2)
+    pair.everything()
+    round_trip(pair)
+
+
+@check
+def matched():
+    """Weights that are cut where a tensor-parallel sampler cuts them, along their inputs: the same numbers, and the same state."""
+    names = {f"model.layers.{layer}.{name}.weight" for layer in range(2) for name in ("self_attn.o_proj", "mlp.down_proj")}
+    pair = Pair("llama", dims=tuple((name, 1) for name in names))
+    assert {name for name, tensor in pair.fsdp.shards() if tensor.placements == (Shard(1),)} == names
     pair.everything()
     round_trip(pair)
 

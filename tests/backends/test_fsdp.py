@@ -17,7 +17,7 @@ SECONDS = 600  # for all checks of some ranks
 CHECKS = {
     1: ["qwen3"],
     2: ["gpt2", "llama", "gemma3", "qwen3", "values", "scores", "adapters", "transposed_adapters", "frozen",
-        "experts", "low", "skipped", "data_parallel", "split_llama", "split_qwen3", "split_gemma3", "split_heads", "unsplit"],
+        "matched", "experts", "low", "skipped", "data_parallel", "split_llama", "split_qwen3", "split_gemma3", "split_heads", "unsplit"],
     4: ["uneven", "split_qwen3"],
 }  # fmt: skip
 
