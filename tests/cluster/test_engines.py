@@ -53,7 +53,8 @@ def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_pa
 
 
 def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):
-    result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address,
+    """Which is scored while it samples."""
+    result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address, stream=3,
                         **SMALL, **{"actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
                                     "actor.generator.tensor_parallel": 2})
     rows = lines(result)
