@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
+SIDE_BY_SIDE = --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: learn test quick lint setup base-model
 
@@ -9,10 +10,10 @@ learn: $(VENV)/ready
 	$(BIN)/rlflow run algorithms/ppo.py
 
 test: $(VENV)/ready-to-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 quick: $(VENV)/ready-to-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE)
 
 lint: $(VENV)/ready-to-test
 	$(BIN)/ruff check .

@@ -118,10 +118,10 @@ class Trainer:
     def restore(self, state: dict[str, Tensor]) -> None:
         self.steps = int(state["parameters/steps"])
 
-    def sleep(self) -> None:
+    def sleep(self, *parts: str) -> None:
         """Nothing is held."""
 
-    def wake(self) -> None:
+    def wake(self, *parts: str) -> None:
         """Nothing was put away."""
 
 
@@ -181,10 +181,10 @@ class Generator:
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         self.version = version
 
-    def sleep(self) -> None:
+    def sleep(self, *parts: str) -> None:
         """Nothing is held."""
 
-    def wake(self) -> None:
+    def wake(self, *parts: str) -> None:
         """Nothing was put away."""
 
 

@@ -23,7 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
-from rlflow.plan import Plan, prune, rank
+from rlflow.passes.prune import prune
+from rlflow.passes.rank import rank
+from rlflow.plan import Plan
 from rlflow.schedule import Finish, Scheduler, Start
 
 READS = 3

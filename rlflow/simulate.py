@@ -11,7 +11,8 @@ from functools import cached_property
 
 from rlflow.errors import PlanError, listed
 from rlflow.graph.model import Node, Op
-from rlflow.plan import Plan, remaining
+from rlflow.passes.rank import remaining
+from rlflow.plan import Plan
 from rlflow.schedule import Finish, Instruction, Scheduler, Start
 from rlflow.spans import Span, busy, critical_path
 
@@ -33,11 +34,12 @@ class Step:
 @dataclass(frozen=True)
 class Simulation:
     """One iteration in virtual time. ``spans`` in the order in which nodes ended; ``longest`` is the seconds of the longest path,
-    ``room`` how many nodes each lane runs at once."""
+    ``room`` how many nodes each lane runs at once; ``started`` are nodes and pieces in the order in which they started."""
 
     spans: tuple[Span, ...]
     longest: float
     room: Mapping[str, int]
+    started: tuple[int, ...] = ()
 
     @property
     def makespan(self) -> float:
@@ -91,7 +93,7 @@ def simulate(plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Calla
         unit = clock.next()
         instructions = scheduler.released(unit) if unit in plan.source_of else scheduler.done(unit)
     after = remaining(plan, taken, room={})
-    return Simulation(tuple(clock.spans), max((taken[i] + after[i] for i in plan.units), default=0.0), dict(room))
+    return Simulation(tuple(clock.spans), max((taken[i] + after[i] for i in plan.units), default=0.0), dict(room), tuple(clock.started))
 
 
 def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
@@ -114,6 +116,7 @@ class _Clock:
     ended: Callable[[float], float] = evenly
     now: float = 0.0
     spans: list[Span] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
     _ends: list[tuple[float, bool, int]] = field(default_factory=list)
     _since: dict[int, float] = field(default_factory=dict)
 
@@ -126,6 +129,7 @@ class _Clock:
 
     def _start(self, unit: int) -> None:
         self._since[unit] = self.now
+        self.started.append(unit)
         heapq.heappush(self._ends, (self.now + self.seconds[unit], True, unit))
         chunks = self.plan.chunks.get(unit, ())
         for number, chunk in enumerate(chunks, 1):

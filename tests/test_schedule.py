@@ -8,7 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
-from rlflow.plan import Plan, lanes, prune, rank, reuse
+from rlflow.passes.lanes import lanes
+from rlflow.passes.prune import prune
+from rlflow.passes.rank import rank
+from rlflow.passes.reuse import reuse
+from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Scheduler, Start
 
 ROOM = {"model": 1, "cpu": 2, "io": 8}

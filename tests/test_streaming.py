@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from rlflow.author.load import load_flow
 from rlflow.graph.model import Column, Op
+from rlflow.passes import plan
+from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement
-from rlflow.plan import Streaming, plan, room_of
+from rlflow.plan import Streaming
 from rlflow.schedule import Finish, Free, Scheduler, Start
 from rlflow.simulate import simulate
 from rlflow.trace.compile import compile_flow

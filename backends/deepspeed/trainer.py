@@ -85,6 +85,7 @@ class Trainer(local.Trainer):
 
     Settings = TrainerSettings
     collective = True
+    copied = True
     settings: TrainerSettings
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
@@ -158,6 +159,7 @@ class Trainer(local.Trainer):
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, parameter or buffer) of the model, tied ones once, without adapters."""
+        self.network.check_awake()
         seen = set()
         for name, tensor in self.network.module.state_dict(keep_vars=True).items():
             if id(tensor) not in seen and not lora.is_adapter(name):
@@ -228,6 +230,7 @@ class Trainer(local.Trainer):
         yield "steps", torch.tensor(self.steps)
         if self.network.adapted:
             yield "base/sha256", self._base_digest()
+        self._check_optimizer()
         if self.learning:
             link_moments(self.engine.optimizer)
         for name, parameter in self.learning.items():
@@ -273,10 +276,13 @@ class Trainer(local.Trainer):
 
     # -- residency ---------------------------------------------------------------------------------------------------------------
 
-    def sleep(self) -> None:
-        """Move weights, gradients and optimizer state to host memory. On a CPU they are there already, and nothing is freed."""
-        residency.sleep(self.engine, self.network)
+    @staticmethod
+    def movable(settings: TrainerSettings, device: str) -> tuple[str, ...]:
+        """Stage 3 keeps a buffer for gradients; under the others they are there during an update."""
+        return ("weights", "optimizer", "gradient") if settings.zero == 3 else ("weights", "optimizer")
 
-    def wake(self) -> None:
-        """Move everything back to the device."""
-        residency.wake(self.engine, self.network, self.device)
+    def _tensors(self, part: str) -> Iterator[Tensor]:
+        optimizer = self.engine.optimizer if self.engine is not None else None
+        if part == "weights" and hasattr(optimizer, "empty_partition_cache"):
+            optimizer.empty_partition_cache()
+        return residency.held(part, self.network, optimizer if self.learning else None)

@@ -52,6 +52,9 @@ class ShardedNetwork(Network):
     def identity(self, tensor: Tensor) -> Any:
         return id(tensor)
 
+    def held(self) -> Iterator[Tensor]:
+        return (own(tensor) for tensor in super().held())
+
     def to(self, device: torch.device | str) -> None:
         self.root.to(device)
 

@@ -83,6 +83,9 @@ class Trainer(local.Trainer):
         """Copies, since FSDP2 hangs its hooks on them, and a view may lose them."""
         return {name: x.clone() for name, x in super()._compute(rows, want).items()}
 
+    def _tensors(self, part: str) -> Iterator[Tensor]:
+        return (own(tensor.detach()) for tensor in super()._tensors(part))
+
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
         """Backward passes have added up the gradients. Each part's square counts once, however many ranks have it."""
         if self.ranks is None:

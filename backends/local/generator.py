@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.backends.local.away import Away
 from rlflow.backends.local.decode import Drawn, decode
 from rlflow.backends.local.endings import Endings, eos_of
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
@@ -33,6 +34,7 @@ class Generator:
     """Samples responses; whoever trains the model sends its weights with ``receive``."""
 
     Settings = GeneratorSettings
+    passing = ("cache",)
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or GeneratorSettings()
@@ -43,6 +45,12 @@ class Generator:
         self.tokenizer = load_tokenizer(spec.folder)
         self.eos = eos_ids(self.network, self.tokenizer)
         self.version = 0
+        self.away = Away()
+
+    @staticmethod
+    def movable(settings: GeneratorSettings, device: str) -> tuple[str, ...]:
+        """What ``sleep`` can take out of a rank's memory."""
+        return ("weights",)
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """Sample ``sampling.samples`` responses to each prompt; ``seeds`` has one number per row.
@@ -117,13 +125,15 @@ class Generator:
         own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
         return Destinations(own, {}, {}, self.network.device)
 
-    def sleep(self) -> None:
-        """Move the weights to host memory. On a CPU they are there already, and nothing is freed."""
-        self.network.to("cpu")
+    def sleep(self, *parts: str) -> None:
+        """Free the memory of the weights, as the trainer does."""
+        self.network.asleep = True
+        self.away.put("weights", self.network.held())
 
-    def wake(self) -> None:
-        """Move the weights back to the device."""
-        self.network.to(self.spec.device)
+    def wake(self, *parts: str) -> None:
+        """Bring them back, bit for bit."""
+        self.away.back("weights")
+        self.network.asleep = False
 
     def _batches(self, prompts: Batch, rows: int, sampling: Sampling) -> Iterator[Tensor]:
         """Rows with prompts of similar lengths, as many as the cache has room for."""

@@ -29,7 +29,7 @@ class Network:
     """module: the Hugging Face model, always in evaluation mode (no dropout). head: a linear map to one number for values and
     scores, None for log-probs. amp: the dtype of autocast, None without. adapted: the layers with a LoRA adapter, by name. takes: the
     arguments that the backbone knows. read: the language-model head. vocabulary: how many logits it gives. transform: what the model
-    does to logits after its head, once that was tried."""
+    does to logits after its head, once that was tried. asleep: whether its weights are out of memory."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None) -> None:
         self.module, self.kind, self.head = module, kind, head
@@ -40,6 +40,7 @@ class Network:
         self.read: Transform = module.get_output_embeddings()
         self.vocabulary = module.get_output_embeddings().weight.shape[0] if kind == "logprobs" else 0
         self.transform: Transform | None = None
+        self.asleep = False
 
     def find_transform(self) -> None:
         """Try what the model does to its logits. Needs its weights, and no autocast: the trial wants exact logits."""
@@ -52,6 +53,7 @@ class Network:
 
     def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
         """[rows, L, hidden] for ids [rows, L] at ``positions`` [rows or 1, L]."""
+        self.check_awake()
         if "position_ids" in self.takes:
             options["position_ids"] = positions
         with self.precision():
@@ -97,6 +99,7 @@ class Network:
 
     def own(self) -> Iterator[tuple[list[str], Tensor]]:
         """The same as they are in memory, without adapters, and with all names of tied ones."""
+        self.check_awake()
         groups: dict[Any, tuple[list[str], Tensor]] = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if not (self.adapted and lora.is_adapter(name)):
@@ -125,6 +128,16 @@ class Network:
             raise ValueError(f"weights: found no {listed(sorted(missing), 8)}, expected every weight of the model")
         if self.adapted:
             lora.clear(self.module)
+
+    def check_awake(self) -> None:
+        """Raises ValueError where there is nothing to compute with: an empty storage would end the process."""
+        if self.asleep:
+            raise ValueError("found weights that are asleep, expected wake() before they are used")
+
+    def held(self) -> Iterator[Tensor]:
+        """All that this process has of the model and its head in memory."""
+        for module in (self.module, self.head):
+            yield from (*module.parameters(), *module.buffers()) if module is not None else ()
 
     def to(self, device: torch.device | str) -> None:
         self.module.to(device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.loss import Loss, Quantity
+from rlflow.backends.local.away import Away
 from rlflow.backends.local.held import Held
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
@@ -42,6 +43,7 @@ class Trainer:
     """One model, its head and, if it is trained, its optimizer."""
 
     Settings = TrainerSettings
+    passing = ("gradient",)
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
         self.spec, self.settings = spec, settings or TrainerSettings()
@@ -51,6 +53,7 @@ class Trainer:
         self.schedule = Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, spec.updates)
         self.steps = 0
         self.held = Held()
+        self.away = Away()
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
@@ -59,6 +62,11 @@ class Trainer:
     def divided(settings: TrainerSettings) -> tuple[str, ...]:
         """What of its weights, adapters, gradient and optimizer a trainer's ranks divide among them."""
         return ()
+
+    @staticmethod
+    def movable(settings: TrainerSettings, device: str) -> tuple[str, ...]:
+        """What ``sleep`` can take out of a rank's memory, each apart."""
+        return ("weights", "optimizer")
 
     def _network(self) -> Network:
         return load_network(self.spec, self.settings)
@@ -131,6 +139,7 @@ class Trainer:
 
     def step(self) -> Step:
         """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
+        self._check_optimizer()
         norm = self._clip(list(self.network.parameters().values()))
         lr, finite = self.schedule.rate(self.steps), norm < torch.inf
         if finite:
@@ -180,6 +189,7 @@ class Trainer:
         return dict(self._state())
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
+        self._check_optimizer()
         for name, tensor in self.weights():
             yield f"parameters/{name}", tensor.cpu() if self.network.adapted else tensor
         yield "steps", torch.tensor(self.steps)
@@ -194,6 +204,7 @@ class Trainer:
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from what ``state`` gave. Raises PlanError where it is of other adapters, or of another base."""
+        self._check_optimizer()
         if self.network.adapted:
             self._check_adapters(state)
         else:
@@ -236,19 +247,31 @@ class Trainer:
     def _shape(self, parameter: Tensor) -> list[int]:
         return list(parameter.shape)
 
-    def sleep(self) -> None:
-        """Move weights and optimizer state to host memory. On a CPU they are there already, and nothing is freed."""
-        self._move("cpu")
+    def sleep(self, *parts: str) -> None:
+        """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file (``rlflow.backends.local.away``). What is
+        asleep cannot be used, and each tensor stays the tensor that it is. Raises OSError where there is no room."""
+        for part in parts or self.movable(self.settings, self.spec.device):
+            if part == "weights":
+                self.held.drop()
+                self.network.asleep = True
+            self.away.put(part, self._tensors(part))
 
-    def wake(self) -> None:
-        """Move everything back to the device."""
-        self._move(self.spec.device)
+    def wake(self, *parts: str) -> None:
+        """Bring them back, bit for bit."""
+        for part in parts or self.movable(self.settings, self.spec.device):
+            self.away.back(part)
+            self.network.asleep = "weights" in self.away
 
-    def _move(self, device: str) -> None:
-        self.held.drop()
-        self.network.to(device)
-        for state in self.optimizer.state.values() if self.optimizer else ():
-            state.update({name: tensor.to(device) for name, tensor in state.items()})
+    def _tensors(self, part: str) -> Iterator[Tensor]:
+        """What of a part is in this process's memory."""
+        if part == "weights":
+            yield from self.network.held()
+        elif self.optimizer is not None:
+            yield from (tensor for state in self.optimizer.state.values() for tensor in state.values() if tensor.dim())
+
+    def _check_optimizer(self) -> None:
+        if "optimizer" in self.away:
+            raise ValueError("found optimizer state that is asleep, expected wake() before it is used")
 
     def _optimizer(self) -> torch.optim.AdamW:
         learning = list(self.network.parameters().values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from transformers import AutoConfig, GenerationConfig
 from rlflow.backends.local.endings import eos_of, text_stops
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
-from rlflow.backends.vllm.engine import Engine, Row, settled, whole
+from rlflow.backends.vllm.engine import CPU_CACHE, Engine, Row, settled, whole
 from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.batch import Axis, Batch
 from rlflow.reshard.layout import Spread
@@ -24,6 +24,7 @@ from rlflow.training.chunks import chunked
 from rlflow.training.protocols import ModelSpec, Sampling
 
 PAUSE_SECONDS = 600.0
+TAGS = {"weights": "weights", "cache": "kv_cache"}  # what vLLM calls them
 COLDEST = 0.01  # vLLM samples no colder than that, and would take it in place of what was asked for
 
 
@@ -41,9 +42,15 @@ class Generator:
         self.spec, self.settings = spec, settings or GeneratorSettings()
         assert spec.folder is not None
         self.tokenizer = load_tokenizer(spec.folder)
+        self.asleep: set[str] = set()
         generation, config = _configs(spec.folder)
         self.engine = Engine(spec, self.settings, config.architectures or ())
         self.eos = eos_of((generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer)
+
+    @staticmethod
+    def cache_bytes(settings: GeneratorSettings, device: str) -> int:
+        """Of the key-value cache, which is there from the start; 0 where that is what is left of a GPU."""
+        return settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0)
 
     @property
     def version(self) -> int:
@@ -155,16 +162,32 @@ class Generator:
         """Whether a token can be sampled: one is. Raises what keeps the engine from it."""
         return self.engine.answers()
 
-    def sleep(self, keep: bool = True) -> None:
-        """Free the cache's memory, and that of the weights: kept on the host, or dropped where they will be received anew. Needs a GPU and
-        the setting ``sleep_mode``; on a CPU nothing is freed, because vLLM frees nothing there."""
-        if self.settings.sleep_mode and self.spec.device != "cpu":
-            self.engine.llm.sleep(1 if keep else 2)
+    @staticmethod
+    def movable(settings: GeneratorSettings, device: str) -> tuple[str, ...]:
+        """What ``sleep`` frees: on a CPU nothing, because vLLM frees nothing there; on a GPU with ``sleep_mode``."""
+        return tuple(TAGS) if settings.sleep_mode and device != "cpu" else ()
+
+    def sleep(self, *parts: str, keep: bool = True) -> None:
+        """Free the memory of these of ``movable``, or of all: of the weights, kept on the host or dropped where they will be received anew
+        (vLLM's levels 1 and 2), and of the cache, which is lost."""
+        movable = self.movable(self.settings, self.spec.device)
+        self.asleep |= set(parts or movable) & set(movable)
+        if "weights" in self.asleep:
+            self.engine.llm.sleep(1 if keep else 2)  # takes the cache along
+            self._wake(set(movable) - self.asleep)
+        elif self.asleep:
+            self.engine.llm.release_kv_cache_memory()
 
     def wake(self, *parts: str) -> None:
-        """Take memory again: of ``weights``, of ``kv_cache``, or of all. Dropped weights have to be received before anything is sampled."""
-        if self.settings.sleep_mode and self.spec.device != "cpu":
-            self.engine.llm.wake_up(list(parts) or None)
+        """Take memory again, of the weights first where they are to be received before the cache is there. Dropped weights have to be
+        received before anything is sampled."""
+        names = self.asleep & set(parts or TAGS)
+        self._wake(names)
+        self.asleep -= names
+
+    def _wake(self, parts: Iterable[str]) -> None:
+        if tags := [TAGS[part] for part in sorted(parts)]:
+            self.engine.llm.wake_up(tags)
 
 
 def _configs(folder: Path) -> tuple[Any, Any]:

@@ -57,6 +57,7 @@ def printed(found: Explanation) -> Iterator[RenderableType]:
     yield from section("weights", [plain(f"  {line}") for line in weights(found)])
     yield from section("at the same time", [plain(f"  {line}") for line in together(found)])
     yield from section("memory of each rank, without activations", [memory(found.memory)] if found.memory else [])
+    yield from section("moves of each rank, an iteration", [plain(f"  {line}") for line in moves(found)])
     yield from section("copies outside of the workers, for recovery", [plain(f"  {line}") for line in commits(found)])
     yield from section("passes", [plain(f"  {did}") for did in found.did])
     yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(found)])
@@ -138,6 +139,18 @@ def memory(entries: Sequence[Held]) -> Table:
             made.add_row(*map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts))))
         made.add_row(*map(plain, (f"  {pool}", "all", "", total(mine))))
     return made
+
+
+def moves(found: Explanation) -> Iterator[str]:
+    """Where memory has a limit: before which node what goes, and what comes."""
+    for course in found.residency:
+        for step in dict.fromkeys(move.before for move in course.moves):
+            mine = [move for move in course.moves if move.before == step]
+            ways = {"away": [move for move in mine if move.away], "back": [move for move in mine if not move.away]}
+            told = (f"{way} " + ", ".join(f"{move.part} {decimal(move.bytes)}" for move in some) for way, some in ways.items() if some)
+            yield f"{course.pool}, before {step}: {'; '.join(told)}"
+        without = f", {decimal(course.peak_without)} if nothing moved" if course.moves else ""
+        yield f"{course.pool}: at most {decimal(course.peak)} of {decimal(course.limit)}{without}"
 
 
 def commits(found: Explanation) -> Iterator[str]:

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,8 @@ from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
 from rlflow.cluster.message import Answer, Call, pickled
 from rlflow.cluster.models import RemoteModel
-from rlflow.cluster.pool import Pool
-from rlflow.cluster.route import Routes
+from rlflow.cluster.pool import Future, Pool
+from rlflow.cluster.route import Request, Routes
 from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.streams import Streams, chunks_of
@@ -49,13 +49,14 @@ REMEMBERED = 1 << 16  # calls of ranks that nobody has asked for yet
 @dataclass
 class ClusterEngine(Engine):
     """``models`` are stand-ins for what is on the pools; ``names`` gives the name under which workers know a stage or a loss,
-    ``judging`` the pools that have what a reward role needs."""
+    ``judging`` the pools that have what a reward role needs; ``limited`` the pools on which parts of models leave a rank's memory."""
 
     models: Mapping[str, RemoteModel]  # type: ignore[assignment]
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
     names: Mapping[int, str] = field(default_factory=dict)
     judging: Mapping[str, Collection[str]] = field(default_factory=dict)
+    limited: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self._keys = itertools.count(1)
@@ -162,7 +163,7 @@ class ClusterEngine(Engine):
         for rank in range(len(pool)):
             arguments = pickled({**function, "steps": plan.steps[rank // width]})
             refs[rank] = self._ask(pool, rank, "update", routes, plan.rows[rank // width], arguments, "model")
-        learned = [answer.value for rank, answer in self._answers(pool, "update", refs, terms).items() if rank % width == 0]
+        learned = [answer.value for rank, answer in self._asked(pool, "update", refs, terms).items() if rank % width == 0]
         self.models[role].version += 1
         return known(together(learned, plan.left_out))
 
@@ -179,7 +180,7 @@ class ClusterEngine(Engine):
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
         axis = opened(raw).axis if axis is None else axis
         ref = there.send(0, "load", self.key(), raw, self.iteration, group="io")
-        return self.kept(there, self._answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+        return self.kept(there, self._asked(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
         """Copied onto rank 0, as ``unpacked`` would put it."""
@@ -234,7 +235,13 @@ class ClusterEngine(Engine):
         found = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
         for model in self.models.values():
             model.moved = {}
-        return found
+        return found | {f"{pool}.{name}": value for pool, most in self._kept().items() for name, value in most.items()}
+
+    def _kept(self) -> dict[str, dict[str, float]]:
+        """Of pools whose memory has a limit, the most that a rank moved out of it and back."""
+        asked = {pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited}
+        told = {pool: future.result() for pool, future in asked.items()}
+        return {pool: {name: max(rank[name] for rank in ranks) for name in ranks[0]} for pool, ranks in told.items()}
 
     def ran(self) -> list[RankSpan]:
         return [self._ran.popleft() for _ in range(len(self._ran))]
@@ -295,15 +302,14 @@ class ClusterEngine(Engine):
         group: str = "cpu",
     ) -> Answer:
         """An operation on one rank."""
-        return self._answers(pool, op, {rank: self._ask(pool, rank, op, Routes(batch), rows, pickled(arguments), group)}, terms)[rank]
+        return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[rank]
 
     def on_each(
         self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms
     ) -> dict[int, Answer]:
         """An operation on several ranks side by side, each with a batch of its own."""
-        told = pickled(arguments)
-        refs = {rank: self._ask(pool, rank, op, Routes(batch), torch.arange(len(batch)), told, "cpu") for rank, batch in batches.items()}
-        return self._answers(pool, op, refs, terms)
+        requests = {rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()}
+        return self._on(pool, op, requests, arguments, terms, "cpu")
 
     def _run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str,
@@ -311,9 +317,9 @@ class ClusterEngine(Engine):
     ) -> dict[int, Answer]:
         """The operation on each rank that has rows (on rank 0 where there are none at all) and on those that compute with it; the answers
         of the former by rank."""
-        routes, told = Routes(self.spread(batch, pool.name)), pickled(arguments)
-        refs = {rank: self._ask(pool, rank, op, routes, rows, told, group) for rank, rows in asked(split, lies).items()}
-        return self.counted(pool, self._answers(pool, op, refs, terms), split)
+        routes = Routes(self.spread(batch, pool.name))
+        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, lies).items()}
+        return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
 
     def counted(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]) -> dict[int, Answer]:
         """The answers of ranks that have rows; what others keep, who computed with them, is forgotten."""
@@ -323,9 +329,24 @@ class ClusterEngine(Engine):
                 self._note(pool.at(rank), answer.key)
         return {rank: answers[rank] for rank in kept}
 
-    def _answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
-        future = pool.future(op, list(refs.items()), terms.seconds, list)
-        answers = dict(zip(refs, map(Answer.unpacked, future.result()), strict=True))
+    def _on(
+        self, pool: Pool[Worker], op: str, requests: Mapping[int, Request], arguments: Mapping[str, Any], terms: Terms, group: str
+    ) -> dict[int, Answer]:
+        """The operation on some ranks. What needs no model, and whose columns are there already, is a short call."""
+        told = pickled(arguments)
+        frames = {rank: self._frame(pool.at(rank), op, request, told) for rank, request in requests.items()}
+        coming = any(request.transfers for request in requests.values())
+        spoken = pool.talk(op, frames, terms.seconds) if group == "cpu" and not coming else None
+        if spoken is not None:
+            return self._answers(pool, op, requests, spoken, terms)
+        refs = {rank: pool.run(rank, frame, self._sent(requests[rank]), group) for rank, frame in frames.items()}
+        return self._asked(pool, op, refs, terms)
+
+    def _asked(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
+        return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
+
+    def _answers(self, pool: Pool[Worker], op: str, ranks: Iterable[int], future: Future[list[Any]], terms: Terms) -> dict[int, Answer]:
+        answers = dict(zip(ranks, map(Answer.unpacked, future.result()), strict=True))
         self._remember(pool, op, answers, terms)
         return answers
 
@@ -338,13 +359,18 @@ class ClusterEngine(Engine):
     def _ask(
         self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False
     ) -> Any:
-        """Start an operation on one rank; the reference of its answer, or of several those of all. What lies on other workers is sent
-        from there to here, not through the driver."""
-        at = pool.at(rank)
-        inputs, coming = routes.to(rows, at)
-        transfers = [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io") for part in coming]
-        call = Call(op, self.key(), inputs, self.iteration, {}, self._forgotten(at))
-        return (pool.run_chunks if chunks else pool.run)(rank, call.packed(arguments), transfers, group)
+        """Start an operation on one rank; the reference of its answer, or of several those of all."""
+        request = routes.to(rows, pool.at(rank))
+        frame = self._frame(pool.at(rank), op, request, arguments)
+        return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request), group)
+
+    def _frame(self, at: Where, op: str, request: Request, arguments: bytes) -> bytes:
+        return Call(op, self.key(), request.inputs, self.iteration, {}, self._forgotten(at)).packed(arguments)
+
+    def _sent(self, request: Request) -> list[Any]:
+        """References of what lies on other workers: it comes from there, not through the driver."""
+        return [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io")
+                for part in request.transfers]
 
     def _forgotten(self, at: Where) -> list[int]:
         """Keys on this worker of which nobody knows any more."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rlflow.batch import Batch
 from rlflow.checkpoints.process import Process
 from rlflow.cluster import pulse  # the module: Ray carries this class over with all that it names
+from rlflow.cluster.line import listen
 from rlflow.cluster.wire import pack, unpack
 
 Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
@@ -54,6 +55,10 @@ class Host:
         """What a frame tells, whose answer may be one. ``told``: the era and the frame as one, then transfers. Bytes alone, and as few
         arguments as can be, are what Ray hands over fastest, and a star what it compares arguments with fastest."""
         return self.held.run(self._frame(told[0], "run"), *told[1:])
+
+    def listen(self, key: bytes) -> str:
+        """Take frames over lines too, from whoever has the key; the name under which."""
+        return listen(key, lambda told: self.held.run(self._frame(told, "run")))
 
     def do_chunks(self, *told: Any) -> Iterator[Any]:
         """The same, with several answers, each as soon as it is there."""

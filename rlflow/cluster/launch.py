@@ -142,9 +142,11 @@ def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, Placeme
 
 
 def wait_for_models(pools: Iterable[Pool[Worker]]) -> None:
-    """Until all workers have loaded. Raises what kept one from it."""
-    for future in [pool.made(STARTED_SECONDS) for pool in pools]:
+    """Until all workers have loaded, and can be spoken to. Raises what kept one from it."""
+    loading = [(pool, pool.made(STARTED_SECONDS)) for pool in pools]
+    for pool, future in loading:
         future.result()
+        pool.connect()
 
 
 def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
@@ -172,6 +174,8 @@ def _meeting(group: PlacementGroup, file: str) -> str:
 def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[Ward]) -> None:
     """End what was started here: rewards' processes, workers, placement groups. A worker that Ray cannot end is killed."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
+    for pool in pools.values():
+        pool.lines.close()
     with contextlib.suppress(Exception):
         closing = [pool.send(rank, "close", group="control") for pool in pools.values() for rank in range(len(pool))]
         ray.wait(closing, num_returns=len(closing), timeout=CLOSED_SECONDS, fetch_local=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import ray
@@ -12,6 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from rlflow.batch import Batch
 from rlflow.cluster.host import ERA, Host, Payload, opened, packed
 from rlflow.cluster.layout import Where, row_tokens
+from rlflow.cluster.line import LARGEST, Gone, Lines, Talk, content
 from rlflow.cluster.split import balanced, check_counts, merge_order, units_of_rows
 from rlflow.execution.apply import RemoteError
 
@@ -84,15 +86,53 @@ class Future(Generic[R]):
         return Late(f"no answer to '{self.what}' from {', '.join(map(str, waiting))} after {self.seconds:g} s{doing}")
 
     def _failure(self) -> BaseException:
-        """What the first rank raised that raised anything."""
         ready, _ = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)
-        failed = [(at, error) for ref, at in zip(self.refs, self.at, strict=True)
-                  if ref in ready and (error := _error(ref)) is not None]  # fmt: skip
+        return self._judged([(at, error) for ref, at in zip(self.refs, self.at, strict=True)
+                             if ref in ready and (error := _error(ref)) is not None])  # fmt: skip
+
+    def _judged(self, failed: Sequence[tuple[Where, BaseException]]) -> BaseException:
+        """What the first rank raised that raised anything."""
         problem = next((error for _, error in failed if _passed(error)), None)
         if problem is not None:
             return problem
         cause = self._watcher.cause() if self._watcher is not None else None
         return Dead(cause) if cause is not None else translated(failed[0][1], failed[0][0], self.what)
+
+
+class Heard(Future[R]):
+    """Answers that come over lines, of which ``talk`` has one to each of ``at``."""
+
+    def __init__(
+        self, what: str, at: Sequence[Where], talk: Talk, seconds: float, merge: Callable[[list[Any]], R], watcher: Watcher | None
+    ) -> None:
+        super().__init__(what, at, (), seconds, merge, watcher)
+        self._talk = talk
+
+    def done(self) -> bool:
+        self._talk.listen(0.0)
+        return not self._talk.waiting
+
+    def result(self) -> R:
+        try:
+            return self._result()
+        finally:
+            self._talk.close()
+
+    def _result(self) -> R:
+        while True:
+            if self._watcher is not None and self._watcher.verdict is not None:
+                raise Dead(self._watcher.verdict)
+            left = self._limit - time.monotonic()
+            self._talk.listen(min(max(left, 0.0), LOOK_SECONDS))
+            if failed := [(at, error) for at in self.at if (error := self._talk.error(at.rank)) is not None]:
+                raise self._judged(failed)
+            if not self._talk.waiting:
+                return self._merge([content(self._talk.heard[at.rank]) for at in self.at])
+            if left <= 0:
+                raise self._late()
+
+    def _waiting(self) -> list[Where]:
+        return [at for at in self.at if at.rank in self._talk.waiting]
 
 
 def _error(ref: Any) -> BaseException | None:
@@ -113,7 +153,7 @@ def _passed(cause: BaseException) -> bool:
 
 def translated(cause: BaseException, at: Where, what: str) -> RemoteError:
     """What a worker raised, with the rank."""
-    if isinstance(cause, RayActorError | GetTimeoutError):
+    if isinstance(cause, RayActorError | GetTimeoutError | Gone):
         return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
     return RemoteError(f"{type(cause).__name__}: {cause} ({at})")
 
@@ -126,6 +166,7 @@ class Pool(Generic[W]):
         self.era = 0  # grows when what the workers were asked before is void
         self.making: list[Any] = []
         self.watcher: Watcher | None = None
+        self.lines = Lines()
         self._places = tuple(Where(name, rank) for rank in range(len(self.actors)))
         self._methods: dict[tuple[int, str, str, int | str], Any] = {}
 
@@ -160,13 +201,30 @@ class Pool(Generic[W]):
             self._methods[which] = getattr(self.actors[rank], name).options(concurrency_group=group, num_returns=answers)
         return self._methods[which]
 
+    def connect(self) -> None:
+        """Lines to the workers on this machine from now on."""
+        key = secrets.token_bytes(32)
+        names = [actor.listen.options(concurrency_group="control").remote(key) for actor in self.actors]
+        self.lines = Lines(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
+
+    def talk(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
+        """Have each of some ranks ``run`` a frame and answer over a line; None where there is not a line free to each."""
+        lines = self.lines.take(frames) if max(map(len, frames.values())) < LARGEST else None
+        if lines is None:
+            return None
+        talk = Talk(self.lines, lines)
+        for rank, frame in frames.items():
+            talk.say(rank, self._told(frame))
+        return Heard(what, [self.at(rank) for rank in frames], talk, seconds, list, self.watcher)
+
     def made(self, seconds: float) -> Future[list[None]]:
         """The objects are there, or what kept one from being made."""
         return self.future("the start", list(enumerate(self.making)), seconds, list)
 
     def take_over(self, other: Pool[W]) -> None:
         """Stand for the workers of another pool from now on, which nobody watches yet."""
-        self.actors, self.making, self.era, self.watcher = other.actors, other.making, other.era, None
+        self.lines.close()
+        self.actors, self.making, self.era, self.watcher, self.lines = other.actors, other.making, other.era, None, other.lines
         self._methods = {}
 
     def future(self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R]) -> Future[R]:

@@ -23,6 +23,7 @@ from rlflow.errors import PlanError
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
 from rlflow.placement import Placement
+from rlflow.residency import Course
 from rlflow.trace.compile import Options, Program, compile_flow
 
 
@@ -84,7 +85,8 @@ class DataShape:
 @dataclass(frozen=True)
 class Setup:
     """One rank of a pool. hp: the flow's settings by name, since their class is known where its file is loaded. updates: optimizer
-    steps of each role over the run. meeting: where the ranks of the pool meet."""
+    steps of each role over the run. meeting: where the ranks of the pool meet. course: what of its models lies in memory when, where that
+    has a limit."""
 
     version: str
     flow: FlowSource
@@ -100,6 +102,7 @@ class Setup:
     updates: Mapping[str, int]
     threads: int
     meeting: str
+    course: Course | None = None
 
     def program(self) -> Program:
         """The flow traced here. Raises PlanError where this is not what the driver has."""

@@ -48,7 +48,7 @@ class Moving:
         plan = make_plan(source, target, nodes)
         self.resharder = Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, self._transport(len(set(nodes)) == 1),
                                    verify_every=self.verify_every)
-        self._at = _addresses(pieces)
+        self._at = _storages(pieces)
 
     def _transport(self, one_machine: bool) -> Transport:
         if self.how == "segment" or (self.how == "auto" and one_machine and self.device == "cpu"):
@@ -58,7 +58,7 @@ class Moving:
     def __call__(self, version: int) -> dict[str, float]:
         """Bring the generator to the trainer's weights; bytes that came from other ranks, and the least that any plan could do with. Raises
         TransferError where ranks do not hold what was planned."""
-        if _addresses(self.trainer.pieces()) != self._at:  # on all ranks alike: weights were away and came back elsewhere
+        if _storages(self.trainer.pieces()) != self._at:  # on all ranks alike: other tensors hold the weights now
             self.resharder.close()
             self._bind()
         with self.generator.writing(version):
@@ -83,5 +83,7 @@ def _nodes() -> list[int]:
     return [names.index(name) for name in names]
 
 
-def _addresses(pieces: Mapping[str, Pieces]) -> list[int]:
-    return [piece.view.data_ptr() for mine in pieces.values() for piece in mine.pieces]
+def _storages(pieces: Mapping[str, Pieces]) -> list[int]:
+    """Of each piece what holds its memory. That stays what it is where weights were asleep and came back at another address, which may be
+    so on one rank and not on another."""
+    return [piece.view.untyped_storage()._cdata for mine in pieces.values() for piece in mine.pieces]

@@ -26,6 +26,7 @@ from rlflow.cluster.weights import Moving, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
+from rlflow.execution.keeper import Keeper
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import Tally
 from rlflow.execution.threads import others_alone
@@ -33,6 +34,7 @@ from rlflow.given.backends import Halves, device_of, make_models
 from rlflow.given.rewards import ModelScore, Rewards
 from rlflow.graph.model import RoleUse
 from rlflow.placement import judging
+from rlflow.residency import Parts, computing, copying, learning, syncing
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
@@ -63,10 +65,11 @@ class Worker:
         used = {node.role for node in all_nodes(graph.nodes)}
         models = [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
         device = device_of(setup.given.options.device)
-        made = make_models(graph, models, setup.given, device, setup.updates, self._wanted)
+        keeper = Keeper(setup.course)
+        made = make_models(graph, models, setup.given, device, setup.updates, self._wanted, keeper.loaded)
         judges = [use for use in graph.roles if use.name in used and use not in models]
         scorers: dict[str, Any] = {use.name: self.rewards.scorer(use.name) for use in judges}
-        engine = Engine(made, scorers, setup.given.options.seed, _no_data, reward_timeout=setup.given.options.reward_timeout)
+        engine = Engine(made, scorers, setup.given.options.seed, _no_data, reward_timeout=setup.given.options.reward_timeout, keeper=keeper)
         scorers |= {use.name: ModelScore(engine, use.name) for use in models if use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
@@ -156,14 +159,17 @@ class Worker:
 
     def stage(self, call: Call, batch: Batch) -> Answer:
         stage = self._stage(call)
-        trainer = self.engine.models[stage.on].trainer if stage.on else None
-        result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
+        result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
         return self._keep(call, result, tallies)
 
     def _stage(self, call: Call) -> Stage:
         stage = self.program.functions[call.arguments["function"]]
         assert isinstance(stage, Stage)
         return stage
+
+    def _on(self, stage: Stage) -> Trainer | None:
+        """The trainer that a stage is given, with all that it has."""
+        return self._trainer(stage.on, learning(stage.on)) if stage.on else None
 
     def split(self, call: Call, batch: Batch) -> Answer:
         """The pieces of a mode of the author's own, each kept here, with the keys of its rows."""
@@ -179,8 +185,7 @@ class Worker:
 
     def piece(self, call: Call, batch: Batch) -> Answer:
         stage = self._stage(call)
-        trainer = self.engine.models[stage.on].trainer if stage.on else None
-        result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], trainer)
+        result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
         return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
@@ -200,10 +205,9 @@ class Worker:
         """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""
         loss, role = self._loss(call), call.arguments["role"]
         shares = [self._share(batch, loss, torch.tensor(rows), Totals(*totals)) for rows, totals in call.arguments["steps"]]
-        model = self.engine.models[role]
-        assert model.trainer is not None
-        learned = model.trainer.update_shares(batch, loss, shares, call.arguments["mean"], call.arguments["settings"])
-        model.version += 1
+        trainer = self._trainer(role, learning(role))
+        learned = trainer.update_shares(batch, loss, shares, call.arguments["mean"], call.arguments["settings"])
+        self.engine.models[role].version += 1
         return Answer(value=learned)
 
     def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: Totals) -> Share:
@@ -234,23 +238,26 @@ class Worker:
 
     def weights(self, role: str) -> Payload:
         """The trainer's weights by Hugging Face name, from rank 0; from others, which only take part, nothing."""
-        return pack_tensors(dict(self._from_rank0(self._trainer(role).weights())))
+        return pack_tensors(dict(self._from_rank0(self._trainer(role, syncing(role)).weights())))
 
     def _from_rank0(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         return (pair for pair in tensors if self.setup.rank == 0)
 
-    def _trainer(self, role: str) -> Trainer:
+    def _trainer(self, role: str, needs: Parts) -> Trainer:
+        """A role's trainer, with these of its parts in memory."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
+        self.engine.keeper.settle(needs)
         return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> None:
         generator = self.engine.models[role].generator
         assert generator is not None
+        self.engine.keeper.settle(syncing(role))
         generator.receive(iter(unpack_tensors(weights).items()), version)
 
     def state(self, role: str) -> Payload:
-        return pack_tensors(dict(self._from_rank0(self._trainer(role).state().items())))
+        return pack_tensors(dict(self._from_rank0(self._trainer(role, copying(role)).state().items())))
 
     def commit(self, role: str) -> tuple[Payload, int]:
         """The state, for an object outside of this process, and its bytes."""
@@ -258,12 +265,13 @@ class Worker:
         return payload, payload.nbytes
 
     def restore(self, role: str, state: Payload) -> None:
-        self._trainer(role).restore(unpack_tensors(state))
+        self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
     def synchronise(self, role: str, version: int) -> dict[str, float]:
         """The model has this many updates behind it; the generator beside the trainer takes its weights. Bytes that came by a plan."""
         model, options = self.engine.models[role], self.setup.given.options
         model.version, model.sampled_version = version, -1
+        self.engine.keeper.settle(syncing(role))
         if role not in self.moving and movable(model, options.weights):
             run = f"{Path(self.setup.meeting).name}-{role}"
             self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
@@ -275,7 +283,11 @@ class Worker:
         return {}
 
     def save(self, role: str, folder: str) -> None:
-        self._trainer(role).save(Path(folder))
+        self._trainer(role, computing(role)).save(Path(folder))
+
+    def moved(self) -> dict[str, float]:
+        """What of the models left this rank's memory and came back since this was last asked."""
+        return self.engine.keeper.told()
 
     def reasons(self) -> dict[str, str]:
         return self.rewards.reasons()

@@ -20,8 +20,10 @@ from rlflow.columns import Kind, Level
 from rlflow.errors import listed
 from rlflow.execution import chance
 from rlflow.execution.apply import SkipIteration, apply_stage
+from rlflow.execution.keeper import Keeper
 from rlflow.execution.summary import Summary, summarise
 from rlflow.execution.tally import Tallies, Tally, known
+from rlflow.residency import computing, learning, sampling, syncing
 from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer
 
@@ -38,9 +40,14 @@ class Model:
     version: int = 0
     sampled_version: int = 0
 
+    @property
+    def stale(self) -> bool:
+        """Whether the trainer's weights are newer than those that the generator samples with."""
+        return self.generator is not None and self.trainer is not None and self.sampled_version != self.version
+
     def synchronise(self) -> None:
         """Hand the trainer's weights to the generator where they are newer."""
-        if self.generator is not None and self.trainer is not None and self.sampled_version != self.version:
+        if self.generator is not None and self.trainer is not None and self.stale:
             self.generator.receive(self.trainer.weights(), self.version)
             self.sampled_version = self.version
 
@@ -77,7 +84,7 @@ class Chunks:
 @dataclass
 class Engine:
     """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data; ``weights`` by role, from
-    ``frozen``: what to sample with in place of the newest."""
+    ``frozen``: what to sample with in place of the newest. ``keeper`` sees to it that what a call needs of the models is in memory."""
 
     models: Mapping[str, Model]
     scorers: Mapping[str, Scorer]
@@ -88,6 +95,7 @@ class Engine:
     reward_timeout: float = 60.0  # seconds for each row of a reward
     grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
     weights: Mapping[str, Any] = field(default_factory=dict)
+    keeper: Keeper = field(default_factory=Keeper)
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
         """This engine for the calls of a later iteration, which draw what that one draws and keep their columns for it."""
@@ -104,8 +112,7 @@ class Engine:
 
     def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms = HERE) -> Batch:
         """The same from a seed, with the newest weights."""
-        model = self.models[role]
-        model.synchronise()
+        model = self._synchronised(role)
         assert model.generator is not None
         seeds = chance.row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
@@ -121,8 +128,7 @@ class Engine:
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: Terms = HERE
     ) -> Iterator[Batch]:
         """The same from a seed. A chunk's axis was taken from that of all rows."""
-        model = self.models[role]
-        model.synchronise()
+        model = self._synchronised(role)
         assert model.generator is not None
         seeds = chance.row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         generate = model.generator.generate_chunks  # type: ignore[attr-defined]
@@ -148,14 +154,13 @@ class Engine:
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         trainer = self.models[role].trainer
         assert trainer is not None
+        self.keeper.settle(computing(role))
         forward = getattr(trainer, "forward_ahead", trainer.forward) if terms.ahead else trainer.forward
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def score(self, role: str, batch: Batch, terms: Terms = HERE) -> Batch:
         """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
-        model = self.models[role]
-        model.synchronise()
-        rows = model.generator.logprobs(batch)  # type: ignore[union-attr]
+        rows = self._synchronised(role).generator.logprobs(batch)  # type: ignore[union-attr]
         return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
@@ -173,12 +178,14 @@ class Engine:
             return {}
         model = self.models[role]
         assert model.trainer is not None
+        self.keeper.settle(learning(role))
         metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
         model.version += 1
         return known(metrics)
 
     def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         trainer = self.models[stage.on].trainer if stage.on else None
+        self.keeper.settle(learning(stage.on) if stage.on else frozenset())
         return apply_stage(stage, batch, settings, self.seed_of(call), trainer)
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
@@ -213,8 +220,18 @@ class Engine:
         return batch
 
     def moved(self) -> Metrics:
-        """What there is to say of weights that went from trainers to generators since this was last asked."""
-        return {}
+        """What there is to say, since this was last asked, of weights that went from trainers to generators, and of parts of models that
+        left a rank's memory and came back."""
+        return self.keeper.told()
+
+    def _synchronised(self, role: str) -> Model:
+        """The role's model, whose generator has the newest weights and can sample."""
+        model = self.models[role]
+        if model.stale:
+            self.keeper.settle(syncing(role))
+            model.synchronise()
+        self.keeper.settle(sampling(role))
+        return model
 
     def ran(self) -> list[RankSpan]:
         """When ranks of pools carried out what, since this was last asked; in one process there are none."""

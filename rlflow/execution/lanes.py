@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
-from rlflow.plan import ROOM
+from rlflow.passes.lanes import ROOM
 
 Job = Callable[[], None]
 T = TypeVar("T")

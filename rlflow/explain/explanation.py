@@ -13,8 +13,11 @@ from rlflow.explain.memory import Held, Kept
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.explain.waves import Pair, Step, pairs, steps
 from rlflow.graph.model import Graph
+from rlflow.passes.lanes import room_of
+from rlflow.passes.rank import COST
 from rlflow.placement import Placement
-from rlflow.plan import COST, Did, Plan, room_of
+from rlflow.plan import Did, Plan
+from rlflow.residency import Course
 from rlflow.simulate import Simulation, simulate
 
 PROCESS = "this process"  # where everything is without pools
@@ -31,7 +34,7 @@ class Commits:
 @dataclass(frozen=True)
 class Explanation:
     """What one iteration would be. ``recorded`` are bytes of columns that the run's records read, which one rank gets; ``time`` is in
-    units of ``plan.COST``; ``commits`` says what recovery takes."""
+    units of ``plan.COST``; ``commits`` says what recovery takes; ``residency`` what lies in memory when, where that has a limit."""
 
     graph: Graph
     placement: Placement | None
@@ -48,6 +51,7 @@ class Explanation:
     warnings: tuple[Problem, ...] = ()
     response_tokens: int = 0
     commits: Commits | None = None
+    residency: tuple[Course, ...] = ()
 
     @property
     def moved(self) -> int:
@@ -64,7 +68,8 @@ class Explanation:
             "nodes": [asdict(step) for step in self.steps], "edges": [asdict(edge) for edge in self.edges],
             "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
             "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
-            "memory": [asdict(held) for held in self.memory], "commits": asdict(self.commits) if self.commits else None,
+            "memory": [asdict(held) for held in self.memory], "residency": [_resident(course) for course in self.residency],
+            "commits": asdict(self.commits) if self.commits else None,
             "passes": {did.name: did.what for did in self.did},
             "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
                      "critical": [*dict.fromkeys(step.node for step in self.time.critical)],
@@ -92,7 +97,17 @@ def explain(
         tuple(weights(plan.graph, plan.placement, models)) if plan.placement else (), tuple(pairs(plan, room)),
         sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
         simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
-        commits(plan, models, commit_every))
+        commits(plan, models, commit_every), plan.residency)
+
+
+def _resident(course: Course) -> dict[str, Any]:
+    moments = ({"step": moment.step, "bytes": course.held(moment, awake), "there": [str(part) for part in sorted(awake)],
+                "passing": {str(part): size for part, size in moment.passing.items()}}
+               for moment, awake in zip(course.moments, course.awake, strict=True))  # fmt: skip
+    moves = [{"before": move.before, "part": str(move.part), "bytes": move.bytes, "to": "away" if move.away else "memory"}
+             for move in course.moves]  # fmt: skip
+    return {"pool": course.pool, "limit": course.limit, "peak": course.peak, "peak_without": course.peak_without,
+            "always": sum(course.fixed.values()), "moments": list(moments), "moves": moves}
 
 
 def commits(plan: Plan, models: Mapping[str, Kept], every: int) -> Commits | None:

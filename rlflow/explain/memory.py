@@ -89,8 +89,9 @@ class Kept:
     """How a role's halves keep a model: its folder's facts (None: no folder), the head, whether it is trained, the arithmetic's dtype,
     the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known).
 
-    shares, divided: over how many ranks the trainer divides what. sampler_shares: over how many the generator divides its weights;
-    cache_bytes: of its cache, where that is set in bytes (0: it is not)."""
+    shares, divided: over how many ranks the trainer divides what. copied: whether its optimizer has a float32 copy of its own of what
+    learns. sampler_shares: over how many the generator divides its weights; cache_bytes: of its cache, where that is set in bytes (0: it
+    is not)."""
 
     facts: ModelFacts | None
     head: str = "logprobs"
@@ -103,6 +104,7 @@ class Kept:
     divided: tuple[str, ...] = ()
     sampler_shares: int = 1
     cache_bytes: int = 0
+    copied: bool = False
 
     @property
     def weight_bytes(self) -> int | None:
@@ -154,7 +156,7 @@ class Kept:
         if self.trained:
             learning = self.learning_bytes
             found |= {"adapters": learning} if self.lora else {}
-            found |= {"gradient": learning, "optimizer": None if learning is None else 2 * learning}
+            found |= {"gradient": learning, "optimizer": None if learning is None else (2 + self.copied) * learning}
         return {name: self._share(size) if name in self.divided else size for name, size in found.items()}
 
     def _share(self, size: int | None) -> int | None:

@@ -43,6 +43,7 @@ class Halves(NamedTuple):
 
 
 Placed = Callable[[RoleUse], Halves]
+Loaded = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
 
 
 def halves(graph: Graph, use: RoleUse) -> Halves:
@@ -86,19 +87,22 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
 
 
 def make_models(
-    graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int], placed: Placed | None = None
+    graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int], placed: Placed | None = None,
+    loaded: Loaded = lambda role, half, made: None,
 ) -> dict[str, Model]:
-    """A Model for each role that is one; with ``placed`` the halves that it names alone."""
+    """A Model for each role that is one; with ``placed`` the halves that it names alone, one after another."""
     made = {}
     for use in uses:
         folder, (trainer, generator) = _planned(use, given)
         options, need = given.options, placed(use) if placed else halves(graph, use)
         spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0))  # type: ignore[arg-type]
         chosen = given.role(use.name)
-        made[use.name] = Model(
-            half_of(trainer, "Trainer", use.name)(spec, settings(trainer, "Trainer", use.name, chosen)) if need.trainer else None,
-            half_of(generator, "Generator", use.name)(spec, settings(generator, "Generator", use.name, chosen)) if need.generator else None,
-        )
+        model = made[use.name] = Model()
+        for module, half, needed in zip((trainer, generator), HALVES, need, strict=True):
+            if needed:
+                own = half_of(module, half, use.name)(spec, settings(module, half, use.name, chosen))
+                setattr(model, half.lower(), own)
+                loaded(use.name, half.lower(), own)
     return made
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
+from pydantic import ByteSize
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Options:
     commit_every: Annotated[int, Ge(0)] = 1  # iterations between copies that a run on pools recovers from; 0: a worker's death ends it
     weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they go from trainer to generator on the ranks of a pool
     verify_every: Annotated[int, Ge(0)] = 16  # such transfers between comparisons of digests on all ranks; 0: never
+    memory: ByteSize | None = None  # that models may take on each rank, such as 20GiB: what does not fit takes turns; without, no limit
     staleness: int = 0  # iterations that rollouts may lag behind the newest weights
     stream: Annotated[int, Ge(1)] = 1  # chunks in which rows are scored while others are still sampled; 1: when all are sampled
     threads: Annotated[int, Ge(0)] = 0  # torch threads; 0: one per core

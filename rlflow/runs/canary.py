@@ -45,13 +45,17 @@ class Canary:
 
 
 def canary(uses: list[RoleUse], engine: Engine, data: Dataset, given: Given) -> Canary | None:
-    """Of the roles whose trainer and generator are of different backends; None where there are none, where their weights are not meant
-    to be the same, or where no prompt has two tokens."""
-    roles = tuple(use.name for use in uses if use.trained and use.generates and _of_two(use, given))
-    if not roles or given.options.staleness or not given.options.canary:
+    """None where there are no roles to compare, or where no prompt has two tokens."""
+    roles = tuple(use.name for use in uses if compared(use, given))
+    if not roles:
         return None
     rows = canary_rows(data.batch(range(min(ROWS, len(data)))))
     return Canary(engine, roles, rows, given.options.canary) if len(rows) else None
+
+
+def compared(use: RoleUse, given: Given) -> bool:
+    """Whether the role's trainer and generator, of different backends, are meant to have the same weights."""
+    return use.trained and use.generates and bool(given.options.canary) and not given.options.staleness and _of_two(use, given)
 
 
 def _of_two(use: RoleUse, given: Given) -> bool:

@@ -14,6 +14,7 @@ from rlflow.errors import PlanError
 from rlflow.execution.executor import Outcome
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
+from rlflow.residency import computing
 from rlflow.runs.timeline import Timeline
 from rlflow.watch.secrets import redacted
 
@@ -209,6 +210,7 @@ def final_models(prepared: Prepared, folder: Path) -> None:
         trainer = prepared.engine.models[use.name].trainer if use.trained else None
         if trainer is None:
             continue
+        prepared.engine.keeper.settle(computing(use.name))
         try:
             trainer.save(folder / "final" / use.name)
         except OSError as error:

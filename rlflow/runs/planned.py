@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from rlflow.author.flow import Flow
@@ -13,17 +12,16 @@ from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.explain.explanation import Explanation, explain, here
 from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, short_repeats, stream_problems, unused_pools
-from rlflow.explain.memory import Kept, ModelFacts
 from rlflow.explain.sizes import Assumed, Sizes
-from rlflow.given.backends import Halves, backend, check_settings, halves, model_folder, settings
+from rlflow.given.backends import Halves, backend, check_settings, halves
 from rlflow.given.flags import Given
-from rlflow.given.rewards import specs_of
-from rlflow.graph.model import Graph, RoleUse
-from rlflow.placement import HALVES, Placement, judging, parse_pools, place
-from rlflow.plan import plan
-from rlflow.rewards.spec import parse_reward
+from rlflow.graph.model import Graph
+from rlflow.passes import plan
+from rlflow.placement import HALVES, Placement, parse_pools, place
+from rlflow.runs.kept import kept, reward_models
 from rlflow.runs.parallel import lying
 from rlflow.runs.prepare import model_uses
+from rlflow.runs.residents import resident
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program
 
@@ -43,13 +41,14 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     made = plan(program, placement, streaming(program.graph, uses, given))
     if problems := list(stream_problems(made, given.options.staleness)):
         raise PlanError(*problems)
+    where = placement or here(sampling)
+    made = resident(made, uses, where, given, evaluated(program.graph, given))
     assumed = Assumed(given.options.prompts, **_prompt_tokens(given))
     sizes = Sizes.of(program.graph, assumed)
     if placement is not None:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
     warnings += list(short_repeats(program.graph, sizes))
     models = {use.name: kept(use, given, placement) for use in uses}
-    where = placement or here(sampling)
     return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings,
                    given.options.commit_every)
 
@@ -108,35 +107,3 @@ def _owned(role: str, given: Given) -> dict[str, set[str]]:
 
 def _prompt_tokens(given: Given) -> dict[str, int]:
     return {"prompt_tokens": int(given.data["max_prompt"])} if "max_prompt" in given.data else {}
-
-
-def kept(use: RoleUse, given: Given, where: Placement | None = None) -> Kept:
-    """How the role's model is kept on its pools, where its trainer says what its ranks divide (``divided``)."""
-    chosen, folder = given.role(use.name), model_folder(use, given)
-    trainers, generators = (backend(given.backend(use.name, half)) for half in HALVES)
-    if folder is None or not hasattr(getattr(trainers, "Trainer", None), "divided"):
-        return Kept(None)
-    trainer = settings(trainers, "Trainer", use.name, chosen)
-    generator = settings(generators, "Generator", use.name, chosen) if hasattr(generators, "Generator") else None
-    ranks = where.pools[where.trainers[use.name]] if where is not None and use.name in where.trainers else 1
-    return Kept(facts(folder), use.head, use.trained, given.options.dtype, trainer.lora if use.trained else 0,
-                trainer.lora_targets == "attention", getattr(generator, "batch_tokens", 0), ranks, trainers.Trainer.divided(trainer),
-                getattr(generator, "tensor_parallel", 1), getattr(generator, "kv_cache_memory_bytes", 0))
-
-
-def facts(folder: Path) -> ModelFacts:
-    """Raises PlanError for a folder whose headers cannot be read."""
-    try:
-        return ModelFacts.of(folder)
-    except Exception as error:
-        raise PlanError.of("model-folder", f"the model folder '{folder}' cannot be read", found=f"{type(error).__name__}: {error}",
-                           expected="config.json, and weights as safetensors", remedy="name another folder with --model") from error
-
-
-def reward_models(graph: Graph, uses: list[RoleUse], where: Placement, given: Given) -> Iterator[tuple[str, str, Kept]]:
-    """(pool, name, how it is kept) of reward models of their own folder: every rank of the pools that score with them loads them."""
-    models = {use.name for use in uses}
-    for role, pools in judging(graph, where).items():
-        for spec in specs_of(role, given, [parse_reward(text) for text in given.options.reward]) if role not in models else ():
-            if spec.kind == "model":
-                yield from ((pool, spec.name, Kept(facts(Path(spec.path)), "scores", False, given.options.dtype)) for pool in pools)

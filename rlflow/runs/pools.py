@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
 import rlflow
@@ -25,11 +25,12 @@ from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
+from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
-from rlflow.plan import Plan, plan, room_of
-from rlflow.runs.planned import kept
-from rlflow.runs.prepare import Made, model_uses, placed
-from rlflow.runs.streaming import streaming
+from rlflow.plan import Plan
+from rlflow.residency import Course
+from rlflow.runs.kept import kept
+from rlflow.runs.prepare import Made, make_plan, model_uses, placed
 from rlflow.trace.compile import Options, Program
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
@@ -49,14 +50,14 @@ def on_pools(
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         meetings = launch.meetings(groups)
-        told = setups(program, given, data, options, placement, updates, threads, meetings)
+        made = make_plan(program, placement, given, evaluated)
+        told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
         fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, roles_of(placement))
         started.callback(fleet.stop)
         fleet.start()
-        engine = engine_of(program, given, prompts, placement, fleet.pools)
+        engine = engine_of(made, given, prompts, fleet.pools)
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
-        made = plan(program, placement, streaming(program.graph, model_uses(program.graph), given))
         ahead = sampling_ahead(made, engine, lanes, given, prompts)
         if ahead is not None:
             started.callback(ahead.close)
@@ -88,15 +89,16 @@ def roles_of(placement: Placement) -> dict[str, str]:
 
 def setups(
     program: Program, given: Given, data: Judged, options: Options, placement: Placement, updates: Mapping[str, int], threads: int,
-    meetings: Mapping[str, str],
+    meetings: Mapping[str, str], residency: Iterable[Course] = (),
 ) -> dict[str, list[Setup]]:
     """What each rank of each pool is told."""
+    courses = {course.pool: course for course in residency}
     source, shape = FlowSource.of(program.flow), DataShape(data.columns, data.scorer)
     hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
     return {
         pool: [
             Setup(rlflow.__version__, source, hp, given, options, identity(program.graph), shape, placement, pool, rank, ranks,
-                  updates, threads, meetings[pool])
+                  updates, threads, meetings[pool], courses.get(pool))
             for rank in range(ranks)
         ]
         for pool, ranks in placement.pools.items()
@@ -104,9 +106,10 @@ def setups(
 
 
 def engine_of(
-    program: Program, given: Given, prompts: Prompts, placement: Placement, pools: Mapping[str, Pool[Worker]]
+    made: Plan, given: Given, prompts: Prompts, pools: Mapping[str, Pool[Worker]]
 ) -> ClusterEngine:
-    graph = program.graph
+    program, graph, placement = made.program, made.graph, made.placement
+    assert placement is not None
     models = {
         use.name: RemoteModel(
             use.name,
@@ -119,7 +122,7 @@ def engine_of(
     names = {id(function): name for name, function in program.functions.items()}
     return ClusterEngine(models, {}, given.options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
                          reward_timeout=given.options.reward_timeout, grace=GRACE, pools=pools, placement=placement, names=names,
-                         judging=judging(graph, placement))
+                         judging=judging(graph, placement), limited=[course.pool for course in made.residency if course.moving])
 
 
 def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[str, str]:

@@ -22,22 +22,26 @@ from rlflow.errors import FlowError, PlanError
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
+from rlflow.execution.keeper import Keeper
 from rlflow.execution.lanes import Lanes
+from rlflow.explain.explanation import here
 from rlflow.explain.fits import overlap_problems, stream_problems
 from rlflow.given import rewards as bound
-from rlflow.given.backends import Halves, check_settings, device_of, halves, make_models, model_folder
+from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder
 from rlflow.given.dataset import divided, open_dataset
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
+from rlflow.passes import plan
 from rlflow.placement import Placement, parse_pools, place
-from rlflow.plan import Plan, plan
+from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.canary import canary
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
 from rlflow.runs.parallel import lying
 from rlflow.runs.recovery import Workers
+from rlflow.runs.residents import resident
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
@@ -81,20 +85,33 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
 
 
 def check_fits(program: Program, given: Given) -> None:
-    """Raises PlanError for pools, a staleness and chunks that cannot be, before anything is loaded."""
+    """Raises PlanError for pools, a staleness, chunks and memory that cannot be, before anything is loaded."""
     placement, staleness = placed(program.graph, given), given.options.staleness
     if problems := [*stale_problems(program, staleness), *overlap_problems(program.graph, placement, staleness)]:
         raise PlanError(*problems)
-    if problems := list(stream_problems(plan(program, placement, streaming(program.graph, model_uses(program.graph), given)), staleness)):
+    made = make_plan(program, placement, given, None)
+    if problems := list(stream_problems(made, staleness)):
         raise PlanError(*problems)
 
 
+def make_plan(program: Program, placement: Placement | None, given: Given, evaluated: str | None) -> Plan:
+    """All passes. ``evaluated``: the role that samples to be evaluated. Raises PlanError for memory that does not do."""
+    graph, uses = program.graph, model_uses(program.graph)
+    where = placement or here({use.name: _sampling(graph, use, evaluated) for use in uses})
+    return resident(plan(program, placement, streaming(graph, uses, given)), uses, where, given, evaluated)
+
+
+def _sampling(graph: Graph, use: RoleUse, evaluated: str | None) -> Halves:
+    """What a role needs; the one that is evaluated samples, even where its flow never does."""
+    half = halves(graph, use)
+    return Halves(half.trainer, half.generator or use.name == evaluated)
+
+
 def placed(graph: Graph, given: Given, evaluated: str | None = None) -> Placement | None:
-    """Where the halves of the roles go, None for one process. The role that is evaluated samples, even where its flow never does."""
+    """Where the halves of the roles go, None for one process."""
     if not given.options.pools:
         return lying(None, graph, model_uses(graph), given)
-    needs = {use.name: halves(graph, use) for use in model_uses(graph)}
-    needs = {name: Halves(half.trainer, half.generator or name == evaluated) for name, half in needs.items()}
+    needs = {use.name: _sampling(graph, use, evaluated) for use in model_uses(graph)}
     placement = place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})
     return lying(placement, graph, model_uses(graph), given)
 
@@ -113,13 +130,13 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
     prompts = training.prompts(options.seed)
     uses = model_uses(graph)
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
+    evaluated = evaluated_role(graph, held_out, rewards, given)
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
-        evaluated = evaluated_role(graph, held_out, rewards, given)
         made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated)
     else:
-        made = _here(program, given, prompts, updates, rewards)
+        made = _here(program, given, prompts, updates, rewards, evaluated)
     folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}
 
     def close() -> None:
@@ -131,20 +148,24 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
                     made.reasons, close, made.ahead, made.workers, canary(uses, made.engine, training, given))
 
 
-def _here(program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards) -> Made:
+def _here(
+    program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards, evaluated: str | None
+) -> Made:
     """Everything in this process."""
     graph, options = program.graph, given.options
     uses = model_uses(graph)
     used = {node.role for node in all_nodes(graph.nodes)}
     scorers: dict[str, Scorer] = {use.name: rewards.scorer(use.name) for use in graph.roles if use not in uses and use.name in used}
     device = device_of(options.device)
-    lanes = Lanes()
-    models = lanes.do("control", partial(make_models, graph, uses, given, device, updates))  # a thread that ends, and its team with it
+    made = make_plan(program, None, given, evaluated)
+    keeper = Keeper.of(made.residency)
+    lanes = Lanes()  # a thread that ends, and its team with it, makes the models
+    models = lanes.do("control", partial(make_models, graph, uses, given, device, updates, loaded=keeper.loaded))
     engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                    reward_timeout=options.reward_timeout)
+                    reward_timeout=options.reward_timeout, keeper=keeper)
     scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
     lanes.do("control", partial(rewards.load_models, device))
-    return Made(plan(program, streaming=streaming(graph, uses, given)), engine, lanes, rewards.reasons, lanes.close)
+    return Made(made, engine, lanes, rewards.reasons, lanes.close)
 
 
 def evaluated_role(graph: Graph, held_out: Dataset, rewards: bound.Rewards, given: Given) -> str | None:
@@ -186,7 +207,7 @@ def evaluation(
         return None
     model = engine.models[role.name]
     if model.generator is None:
-        model.generator = _generator_for_evaluation(graph, role, given)
+        model.generator = _generator_for_evaluation(graph, role, given, engine.keeper.loaded)
     prompts = held_out.batch(range(len(held_out)))
     node = next((n for n in all_nodes(graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
     settings = dict(node.settings) if node else {}
@@ -198,10 +219,10 @@ def evaluation(
     return Evaluation(engine, role.name, kept, sampling)
 
 
-def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given) -> Any:
+def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given, loaded: Loaded) -> Any:
     """A generator for a flow that never samples."""
     sampling = replace(graph, nodes=tuple(replace(node, op=Op.GENERATE) for node in graph.nodes if node.role == role.name))
-    return make_models(sampling, [role], given, device_of(given.options.device), {})[role.name].generator
+    return make_models(sampling, [role], given, device_of(given.options.device), {}, loaded=loaded)[role.name].generator
 
 
 def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from rlflow.checkpoints.roles import model_files, role_tensors, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.execution.engine import Model
 from rlflow.graph.wire import identity
+from rlflow.residency import copying
 from rlflow.runs.evaluate import Accuracy
 from rlflow.runs.loop import Prepared, Start
 
@@ -28,6 +29,7 @@ def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapsh
     files: dict[str, bytes] = {}
     for role, model in trained(prepared).items():
         assert model.trainer is not None
+        prepared.engine.keeper.settle(copying(role))
         tensors |= {group: host_copy(members) for group, members in role_tensors(role, model.trainer.state()).items()}
         folder = prepared.folders.get(role)
         files |= model_files(folder, role) if folder else {}
@@ -53,6 +55,7 @@ def restore(prepared: Prepared, saved: Snapshot) -> Start:
     """
     for role, model in trained(prepared).items():
         assert model.trainer is not None
+        prepared.engine.keeper.settle(copying(role))
         model.trainer.restore(trainer_state(saved.tensors, role))
     for role, version in saved.state["versions"].items():
         if role in prepared.engine.models:

@@ -89,9 +89,15 @@ class Trainer(Protocol):
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from what ``state`` gave."""
 
-    def sleep(self) -> None: ...
+    def sleep(self, *parts: str) -> None:
+        """Free the memory of these parts, or of all that can be elsewhere. Nothing asleep is used before ``wake``.
 
-    def wake(self) -> None: ...
+        What can, each part apart (weights, optimizer, gradient), a class says by ``movable(settings, device)``; without it, nothing counts
+        as freed. ``passing`` names parts that are in memory just while they are used. What ``pieces`` has shown stays good: storages are
+        emptied and filled again."""
+
+    def wake(self, *parts: str) -> None:
+        """Bring them back, bit for bit."""
 
     # A trainer may also have ``pieces()``: of each tensor of ``weights`` the boxes that this rank holds, in live memory, nothing gathered
     # (``rlflow.reshard.shards.Pieces`` by Hugging Face name), or None where what is trained is no such tensor (adapters).
@@ -115,9 +121,10 @@ class Generator(Protocol):
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; ``version`` is the number of updates behind them."""
 
-    def sleep(self) -> None: ...
+    def sleep(self, *parts: str) -> None:
+        """As a trainer's: of weights and cache."""
 
-    def wake(self) -> None: ...
+    def wake(self, *parts: str) -> None: ...
 
     # A generator may also have ``destinations(tensors)``: where in its memory each of these tensors belongs
     # (``rlflow.reshard.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written and nothing is

@@ -1,7 +1,10 @@
 """What is claimed of the deepspeed trainer alone: checks that both ranks make, in the process of ``contract.py``."""
 
+import pytest
 import torch
 from training_claims import Subject, check_same, copied
+
+from rlflow.backends.deepspeed.partitions import flats
 
 
 def part(one):
@@ -57,4 +60,30 @@ def low_adapters(ground):
     check_same(fresh.state(), subject.other.state())
 
 
-CHECKS = {2: {check.__name__: check for check in (nothing_stays_together, frozen, low, low_adapters)}}
+def in_memory(trainer):
+    """Bytes of this rank's storages, each once: of weights and their flat buffer, of the optimizer's copies and moments, of gradients."""
+    optimizer = trainer.engine.optimizer
+    weights = [getattr(p, "ds_tensor", p) for p in trainer.network.module.parameters()]
+    moments = [tensor for state in optimizer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
+    gradients = [optimizer.grad_partitions_flat_buffer] if hasattr(optimizer, "grad_partitions_flat_buffer") else []
+    parts = weights, [*flats(optimizer), *moments], gradients
+    return [sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values()) for tensors in parts]
+
+
+def sleep_frees_what_is_planned_for_it(ground):
+    """Under each stage: weights and gradients in parts under 3, of the optimizer two moments and a float32 copy."""
+    for zero in (1, 2, 3):
+        subject = Subject(ground, "llama", zero=zero)
+        subject.learn(subject.one)
+        whole = sum(p.numel() * 4 for p in subject.other.network.parameters().values())
+        before = in_memory(subject.one)
+        subject.one.sleep("optimizer")
+        subject.one.sleep()
+        assert in_memory(subject.one) == [0, 0, 0]
+        subject.one.wake()
+        assert in_memory(subject.one) == before
+        expected = [whole / (2 if zero == 3 else 1), 3 * whole / 2, whole / 2 if zero == 3 else 0]
+        assert before == pytest.approx(expected, rel=0.05)
+
+
+CHECKS = {2: {check.__name__: check for check in (nothing_stays_together, frozen, low, low_adapters, sleep_frees_what_is_planned_for_it)}}

@@ -47,6 +47,29 @@ def split_heads(ground):
     Subject(ground, "reward", "scores", tensor_parallel=2).everything()
 
 
+def in_memory(trainer):
+    """Bytes of this rank's storages, each once: of its part of the model, and of its moments."""
+    moments = [tensor for state in trainer.optimizer.state.values() for tensor in state.values() if tensor.dim()]
+    return [sum({own(t).untyped_storage()._cdata: own(t).untyped_storage().nbytes() for t in tensors}.values())
+            for tensors in ([*trainer.network.module.state_dict().values()], moments)]  # fmt: skip
+
+
+def sleep_frees_part_by_part(ground):
+    """And what comes back goes on as if nothing had been."""
+    subject = Subject(ground, "qwen3")
+    subject.steps_alike()
+    before = in_memory(subject.one)
+    assert min(before) > 0
+    subject.one.sleep("optimizer")
+    assert in_memory(subject.one) == [before[0], 0]
+    subject.one.sleep()
+    assert in_memory(subject.one) == [0, 0]
+    subject.one.wake()
+    assert in_memory(subject.one) == before
+    subject.steps_alike()
+    assert subject.apart() <= 1e-5
+
+
 def unsplit(ground):
     cases = [(shape, {}, "no plan in its config") for shape in NO_PLAN]
     for case, settings, words in [*cases, ("llama", {"lora": 4}, "adapters"), ("llama", {"shard": "none"}, "--shard full")]:
@@ -78,6 +101,6 @@ def uneven(ground):
 
 
 CHECKS = {
-    2: {check.__name__: check for check in (frozen, experts, low, split_heads, unsplit)},
+    2: {check.__name__: check for check in (frozen, experts, low, split_heads, sleep_frees_part_by_part, unsplit)},
     4: {check.__name__: check for check in (uneven, both_ways)},
 }

@@ -12,7 +12,7 @@ slow = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("check", [pytest.param(name, marks=slow) for name in (
-    "nothing_stays_together", "frozen", "low", "low_adapters")])  # fmt: skip
+    "nothing_stays_together", "frozen", "low", "low_adapters", "sleep_frees_what_is_planned_for_it")])  # fmt: skip
 def test_it_holds(judged, check):
     assert judged.said("deepspeed", 2, check) == ["", ""]
 

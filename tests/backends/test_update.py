@@ -167,3 +167,32 @@ def test_missing_columns_frozen_models_and_wrong_means_are_refused(folders):
         Trainer(ModelSpec(folders["llama"])).update(rows(), likelihood)
     with pytest.raises(ValueError, match="mean='rows' for a loss with one value per token"):
         trainer(folders).update(rows(), likelihood, mean="rows")
+
+
+def in_memory(learner):
+    """Bytes of storages, each once: of the model, and of its moments."""
+    moments = [tensor for state in learner.optimizer.state.values() for tensor in state.values() if tensor.dim()]
+    return [sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+            for tensors in ([*learner.network.module.state_dict().values()], moments)]  # fmt: skip
+
+
+def test_parts_sleep_apart_and_free_what_they_took(folders):
+    learner = trainer(folders)
+    learner.update(rows(), likelihood)
+    before, state = in_memory(learner), {name: tensor.clone() for name, tensor in learner.state().items()}
+    assert min(before) > 0
+    learner.sleep("optimizer")
+    assert in_memory(learner) == [before[0], 0]
+    learner.forward(rows())
+    with pytest.raises(ValueError, match="asleep"):
+        learner.update(rows(), likelihood)
+    learner.sleep("weights")
+    assert in_memory(learner) == [0, 0]
+    for use in (learner.forward, lambda _: next(learner.weights())):
+        with pytest.raises(ValueError, match="asleep"):
+            use(rows())
+    learner.wake("optimizer")
+    assert in_memory(learner) == [0, before[1]]
+    learner.wake()
+    assert in_memory(learner) == before
+    assert all(torch.equal(tensor, learner.state()[name]) for name, tensor in state.items())

@@ -10,6 +10,8 @@ from rlflow import StageError
 from rlflow.author.load import load
 from rlflow.cluster import engine as cluster_engine
 from rlflow.cluster.layout import Sharded
+from rlflow.cluster.line import Lines
+from rlflow.cluster.pool import Pool
 
 pytestmark = pytest.mark.slow
 flows = load(Path(__file__).parent / "flows.py")
@@ -61,6 +63,28 @@ def test_metrics_are_those_of_a_single_process(pooled, alone, rows):
     for name, value in here.metrics.items():
         assert there.metrics[name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
     assert there.summary == here.summary
+
+
+def test_short_calls_go_over_lines_and_by_ray_where_there_are_none(pooled, monkeypatch):
+    spoken, pool = [], pooled.prepared.engine.pools["all"]
+    assert pool.lines.settled(60)
+
+    def talk(what, *told):
+        found = Pool.talk(pool, what, *told)
+        spoken.append((what, found is not None))
+        return found
+
+    monkeypatch.setattr(pool, "talk", talk)
+    prepared = pooled.prepared
+    prompts = prepared.prompts.take(7)
+    over_lines = prepared.executor.run(prepared.plan, prompts)
+    assert ("stage", True) in spoken
+    spoken.clear()
+    monkeypatch.setattr(pool, "lines", Lines())
+    by_ray = prepared.executor.run(prepared.plan, prompts)
+    assert {found for _, found in spoken} == {False}
+    assert by_ray.metrics == pytest.approx(over_lines.metrics, nan_ok=True, rel=0)
+    assert by_ray.summary == over_lines.summary
 
 
 def test_nothing_stays_on_the_workers(pooled):

@@ -13,7 +13,7 @@ from rlflow.execution.eager import Role, Session
 from rlflow.execution.engine import Engine, Model
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
-from rlflow.plan import plan
+from rlflow.passes import plan
 from rlflow.trace.compile import compile_flow
 from rlflow.training.protocols import ModelSpec
 

@@ -15,7 +15,7 @@ from rlflow.execution import ahead
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.apply import SkipIteration, Stopped
 from rlflow.execution.engine import Engine
-from rlflow.plan import plan
+from rlflow.passes import plan
 
 ITERATIONS, PROMPTS = 6, 5
 

@@ -8,7 +8,8 @@ import pytest
 from rlflow import StageError, flow, loss
 from rlflow.backends.null import Generator, Score
 from rlflow.execution.apply import Stopped
-from rlflow.plan import Streaming, plan
+from rlflow.passes import plan
+from rlflow.plan import Streaming
 from rlflow.spans import critical_path
 
 ROWS = 24

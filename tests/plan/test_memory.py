@@ -41,6 +41,7 @@ def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
     assert told["weights"] == size(tensor for _, tensor in trainer.network.own())
     assert told["gradient"] == size(learning)
     assert told["optimizer"] == 2 * size(learning)
+    assert Kept(facts, head, True, dtype, lora, targets == "attention", copied=True).trainer()["optimizer"] == 3 * size(learning)
     assert told.get("adapters") == (size(learning) if lora else None)
 
 

@@ -1,7 +1,7 @@
 """A repeat that kept fewer groups than it was to is told of."""
 
 from rlflow.algorithms import dapo
-from rlflow.plan import plan
+from rlflow.passes import plan
 from rlflow.runs.bad_days import too_few
 from rlflow.trace.compile import compile_flow
 

@@ -8,7 +8,8 @@ import pytest
 
 from rlflow.author.load import load_flow
 from rlflow.graph.model import Op
-from rlflow.plan import plan, remaining
+from rlflow.passes import plan
+from rlflow.passes.rank import remaining
 from rlflow.simulate import durations
 from rlflow.trace.compile import compile_flow
 

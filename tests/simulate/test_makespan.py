@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.graph.model import Op
-from rlflow.plan import rank
+from rlflow.passes.rank import rank
 from rlflow.simulate import simulate
 
 ALGORITHMS = sorted(path.stem for path in Path("algorithms").glob("[a-z]*.py"))

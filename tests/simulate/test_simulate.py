@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from rlflow.errors import PlanError
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
-from rlflow.plan import Plan, prune, rank
+from rlflow.passes.prune import prune
+from rlflow.passes.rank import rank
+from rlflow.plan import Plan
 from rlflow.simulate import Step, simulate
 
 SECONDS = {Op.GENERATE: 60.0, Op.LOGPROBS: 10.0, Op.VALUES: 9.0, Op.REWARD: 8.0, Op.UPDATE: 30.0, Op.STAGE: 1.0}

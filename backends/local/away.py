@@ -1,0 +1,112 @@
+"""Tensors out of memory and back, in place: their storages are emptied and filled again, so that every view, tied weight and optimizer
+that knows a tensor still does.
+
+From a GPU they go to the host's memory. From the host's memory they go to a file without a name, which is gone with the process however it
+ends: in the folder of TMPDIR, else in /var/tmp, which is on a disk where /tmp may be memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO
+
+import torch
+from torch import Tensor, UntypedStorage
+
+
+@dataclass
+class Stored:
+    """Where the bytes of some storages are."""
+
+    storages: list[tuple[UntypedStorage, int]]
+    file: IO[bytes] | None
+    hosted: list[Tensor]
+
+
+class Away:
+    """What of one owner is away, by the name of the part."""
+
+    def __init__(self) -> None:
+        self._stored: dict[str, Stored] = {}
+
+    def __contains__(self, part: str) -> bool:
+        return part in self._stored
+
+    def put(self, part: str, tensors: Iterable[Tensor]) -> int:
+        """Empty the storages of these tensors, all of whose views lose their content until ``back``; the bytes that this frees. Raises
+        OSError where there is no room for them; nothing is freed then."""
+        if part in self._stored:
+            return 0
+        storages = list(_storages(tensors))
+        on_host = all(storage.device.type == "cpu" for storage in storages)
+        file = _file() if on_host else None
+        sizes = [(storage, storage.nbytes()) for storage in storages]
+        hosted = [] if file else [_bytes(storage).to("cpu", copy=True) for storage in storages]
+        for storage in storages if file else ():
+            file.write(_memory(storage))  # type: ignore[union-attr]
+        if file:
+            file.flush()
+        for storage in storages:
+            storage.resize_(0)
+        if not on_host:
+            torch.cuda.empty_cache()  # engines beside this one have an allocator of their own
+        stored = self._stored[part] = Stored(sizes, file, hosted)
+        if file:
+            weakref.finalize(stored, file.close)  # of an owner that goes while parts of it are away
+        return sum(size for _, size in sizes)
+
+    def back(self, part: str) -> int:
+        """Fill them again, bit for bit; the bytes that this takes. Nothing where they are there."""
+        stored = self._stored.pop(part, None)
+        if stored is None:
+            return 0
+        for number, (storage, size) in enumerate(stored.storages):
+            storage.resize_(size)
+            if stored.file is None:
+                _bytes(storage).copy_(stored.hosted[number])
+        if stored.file is not None:
+            with stored.file as file:
+                _read(file, (storage for storage, _ in stored.storages))
+        return sum(size for _, size in stored.storages)
+
+
+def _read(file: IO[bytes], storages: Iterable[UntypedStorage]) -> None:
+    file.seek(0)
+    for storage in storages:
+        if file.readinto(_memory(storage)) != storage.nbytes():  # type: ignore[attr-defined]
+            raise OSError("a file with parts of a model is shorter than it was written")
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
+    """Each once, and those that are not empty. Memory that torch cannot give back, such as a mapped file, is copied into its own first."""
+    found: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    for mine in found.values():
+        storage = mine[0].untyped_storage()
+        if not storage.resizable():
+            storage = storage.clone()
+            for tensor in mine:
+                empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                tensor.data = empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        if storage.nbytes():
+            yield storage
+
+
+def _bytes(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+
+
+def _memory(storage: UntypedStorage) -> memoryview:
+    """The bytes of a storage of the host's. Torch does not resize what it has once lent to NumPy."""
+    return memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+
+
+def _file() -> IO[bytes]:
+    own = os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
+    return tempfile.TemporaryFile(prefix="rlflow-", dir=own)

@@ -1,0 +1,33 @@
+"""Passes: from a program to a plan. Each takes a plan, returns a plan and says what it did; each is a module of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from rlflow.graph.model import Graph
+from rlflow.passes.lanes import lanes
+from rlflow.passes.prune import prune
+from rlflow.passes.rank import rank
+from rlflow.passes.reuse import reuse
+from rlflow.passes.stream import stream
+from rlflow.placement import Placement
+from rlflow.plan import Plan, Streaming
+from rlflow.trace.compile import Program
+
+NOT_STREAMED = Streaming()
+PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, stream, rank, reuse)
+
+
+def plan(program: Program, placement: Placement | None = None, streaming: Streaming = NOT_STREAMED) -> Plan:
+    """All passes over the program's graph, and over the bodies of its repeats; with a placement for its pools, else for one process."""
+    return _planned(program, program.graph, placement, streaming, is_body=False)
+
+
+def _planned(program: Program, graph: Graph, placement: Placement | None, streaming: Streaming, is_body: bool) -> Plan:
+    held = frozenset(item.column for item in graph.results) if is_body else frozenset()
+    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held, placement=placement, streaming=streaming)
+    for run_pass in PASSES:
+        made = run_pass(made)
+    bodies = {node.id: _planned(program, node.body, placement, streaming, is_body=True) for node in graph.nodes if node.body}
+    return replace(made, bodies=bodies)

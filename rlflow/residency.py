@@ -1,0 +1,240 @@
+"""Residency: which parts of models lie in a rank's memory at which moment. The fewest moves that fit; nothing is moved here.
+
+An iteration is a course of moments that comes round again and again. Between two moments that need it, a part either stays where it is
+and takes its bytes, or is put away after the first and brought back before the second, which is a move each. To keep it for a while and
+then put it away saves nothing, so that a course is decided by which of these gaps are kept: a shortest path over the moments, exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rich.filesize import decimal
+
+from rlflow.errors import PlanError, Problem
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """A part of what a half of a role holds on a rank. what: weights, gradient, optimizer or cache."""
+
+    role: str
+    half: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.role}.{self.half} {self.what}"
+
+
+Parts = frozenset[Part]
+
+
+def parts(role: str, half: str, *what: str) -> Parts:
+    return frozenset(Part(role, half, each) for each in what)
+
+
+def computing(role: str) -> Parts:
+    """What a forward pass of a role's trainer needs, a file of its weights too."""
+    return parts(role, "trainer", "weights")
+
+
+def copying(role: str) -> Parts:
+    """What a copy of all that training changes needs."""
+    return parts(role, "trainer", "weights", "optimizer")
+
+
+def learning(role: str) -> Parts:
+    """What an update needs."""
+    return parts(role, "trainer", "weights", "optimizer", "gradient")
+
+
+def sampling(role: str) -> Parts:
+    """What its generator needs to sample, or to score."""
+    return parts(role, "generator", "weights", "cache")
+
+
+def syncing(role: str) -> Parts:
+    """What weights need that go from the trainer to the generator."""
+    return parts(role, "trainer", "weights") | parts(role, "generator", "weights")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What computes with parts: a node, or a part of one. needs: parts that have to be there and could be elsewhere. passing: parts that
+    are there just as long, by their bytes."""
+
+    step: str
+    needs: Parts
+    passing: Mapping[Part, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Before a moment. ``away`` frees bytes of each rank; else they are taken again."""
+
+    before: str
+    part: Part
+    bytes: int
+    away: bool
+
+
+@dataclass(frozen=True)
+class Course:
+    """What happens on each rank of a pool in an iteration, and what is there meanwhile.
+
+    sizes: bytes of the parts that can be elsewhere; fixed: of those that cannot. limit: bytes that a rank may hold. awake: for each moment
+    the parts of ``sizes`` that are there. beside: moments that come now and then, between two iterations.
+    """
+
+    pool: str
+    moments: tuple[Moment, ...]
+    sizes: Mapping[Part, int]
+    fixed: Mapping[Part, int]
+    limit: int
+    awake: tuple[Parts, ...] = ()
+    beside: tuple[Moment, ...] = ()
+
+    def held(self, moment: Moment, awake: Iterable[Part]) -> int:
+        """Bytes on a rank at a moment with these parts there."""
+        return sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """Of one iteration, in order: before each moment first what goes, then what comes."""
+        return tuple(move for at in range(len(self.moments)) for move in self._moves(at))
+
+    def _moves(self, at: int) -> Iterator[Move]:
+        step, now, before = self.moments[at].step, self.awake[at], self.awake[at - 1]
+        yield from (Move(step, part, self.sizes[part], away=True) for part in sorted(before - now))
+        yield from (Move(step, part, self.sizes[part], away=False) for part in sorted(now - before))
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that a rank holds."""
+        return max((self.held(*pair) for pair in zip(self.moments, self.awake, strict=True)), default=0)
+
+    @property
+    def peak_without(self) -> int:
+        """The same if nothing ever moved."""
+        return max((self.held(moment, self.sizes) for moment in (*self.moments, *self.beside)), default=0)
+
+    @property
+    def moving(self) -> bool:
+        """Whether anything is ever elsewhere."""
+        return any(set(awake) != set(self.sizes) for awake in self.awake) or self.peak_without > self.limit
+
+
+# -- the fewest moves ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Moments, by number, through which a part is not needed. unused: no moment needs it, so that it may stay away for free."""
+
+    part: Part
+    over: frozenset[int]
+    unused: bool = False
+
+
+def gaps(course: Course) -> Iterator[Gap]:
+    """Between each use of a part and the next one, round the end of the iteration too."""
+    count = len(course.moments)
+    for part in sorted(course.sizes):
+        uses = [at for at, moment in enumerate(course.moments) if part in moment.needs]
+        if not uses:
+            yield Gap(part, frozenset(range(count)), unused=True)
+        for one, other in zip(uses, [*uses[1:], uses[0] + count] if uses else (), strict=True):
+            if other > one + 1:
+                yield Gap(part, frozenset(at % count for at in range(one + 1, other)))
+
+
+Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts that stay away
+
+
+def fewest(course: Course) -> tuple[Parts, ...]:
+    """For each moment the parts that are there, so that the iteration takes the fewest moves and, of these, the fewest bytes. Every moment
+    must fit by itself."""
+    count = len(course.moments)
+    room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]
+    all_gaps = list(gaps(course))
+    taken = [sum(course.sizes[gap.part] for gap in all_gaps if at in gap.over) for at in range(count)]
+    tight = [at for at in range(count) if taken[at] > room[at]]
+    contested = [gap for gap in all_gaps if not gap.over.isdisjoint(tight)]
+    dropped = _dropped(course, contested, tight, room)
+    kept = [gap for gap in all_gaps if gap not in dropped]
+    return tuple(course.moments[at].needs | {gap.part for gap in kept if at in gap.over} for at in range(count))
+
+
+def _dropped(course: Course, contested: list[Gap], tight: list[int], room: list[int]) -> frozenset[Gap]:
+    """The gaps that are not kept: a shortest path through the moments at which not all fit. A state is the set of kept gaps that a later
+    moment still has to do with."""
+    states: dict[frozenset[Gap], tuple[Cost, frozenset[Gap]]] = {frozenset(): ((0, 0, 0), frozenset())}
+    for place, at in enumerate(tight):
+        began = [gap for gap in contested if min(gap.over.intersection(tight)) == at]
+        for gap in began:
+            states = _decided(course, states, gap)
+        fitting: dict[frozenset[Gap], tuple[Cost, frozenset[Gap]]] = {}
+        for kept, found in states.items():
+            if sum(course.sizes[gap.part] for gap in kept if at in gap.over) <= room[at]:
+                later = frozenset(gap for gap in kept if not gap.over.isdisjoint(tight[place + 1 :]))
+                if later not in fitting or found[0] < fitting[later][0]:
+                    fitting[later] = found
+        states = fitting
+    return min(states.values(), key=lambda found: found[0])[1]
+
+
+def _decided(
+    course: Course, states: Mapping[frozenset[Gap], tuple[Cost, frozenset[Gap]]], gap: Gap
+) -> dict[frozenset[Gap], tuple[Cost, frozenset[Gap]]]:
+    """Each state twice: with a gap kept, and with it dropped."""
+    moves, size = (0, 0) if gap.unused else (2, 2 * course.sizes[gap.part])
+    dropped = {
+        kept: ((cost[0] + moves, cost[1] + size, cost[2] + gap.unused), away | {gap}) for kept, (cost, away) in states.items()
+    }
+    return dropped | {kept | {gap}: found for kept, found in states.items()}
+
+
+# -- what does not fit, and that the rest does ---------------------------------------------------------------------------------------
+
+
+def too_large(course: Course) -> Iterator[Problem]:
+    """Moments that do not fit by themselves, the one that is farthest from it of those with the same needs."""
+    seen: set[Parts] = set()
+    over = [(course.held(moment, moment.needs) - course.limit, moment) for moment in (*course.moments, *course.beside)]
+    for excess, moment in sorted(over, key=lambda pair: -pair[0]):
+        if excess > 0 and moment.needs not in seen:
+            seen.add(moment.needs)
+            yield _too_large(course, moment, excess)
+
+
+def _too_large(course: Course, moment: Moment, excess: int) -> Problem:
+    at_once = {part: course.sizes[part] for part in moment.needs} | dict(moment.passing)
+    parts = ", ".join(f"{part} {decimal(size)}" for part, size in sorted(at_once.items()))
+    always = "".join(f", and always {part} {decimal(size)}" for part, size in sorted(course.fixed.items()))
+    held = at_once | dict(course.fixed)
+    largest = max(held, key=lambda part: held[part])
+    less = (f"a smaller cache (--{largest.role}.batch_tokens, --{largest.role}.kv_cache_memory_bytes)" if largest.what == "cache"
+            else f"more ranks with a trainer that divides what it holds (--{largest.role}.trainer fsdp)")  # fmt: skip
+    return Problem("memory", f"{moment.step} does not fit into a rank's memory on {course.pool}: {decimal(excess)} too much",
+                   found=parts + always, expected=f"at most {decimal(course.limit)} at once (--memory)",
+                   remedy=f"--memory {course.limit + excess}; or {less}, or another pool for a half")
+
+
+def prove(course: Course) -> int:
+    """Go through the iteration twice and count what is there; the most bytes. Raises PlanError where a part is missing that is needed,
+    or more is there than fits, at whatever moment, moves included."""
+    there: set[Part] = set(course.awake[-1]) if course.awake else set()
+    most = 0
+    for at in [*range(len(course.moments))] * 2:
+        moment = course.moments[at]
+        for move in course._moves(at):
+            (there.discard if move.away else there.add)(move.part)
+        held = course.held(moment, there)
+        if moment.needs - there or held > course.limit:
+            raise PlanError.of("memory-proof", f"the planned moves do not hold at {moment.step} on {course.pool}",
+                               found=f"{decimal(held)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
+                               expected=f"all that it needs within {decimal(course.limit)}", remedy="leave --memory out, and report this")
+        most = max(most, held)
+    return most

@@ -1,0 +1,69 @@
+"""Runs within a limit of memory: the same bits, the moves that were planned, and bytes that are really freed."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rlflow
+from rlflow.execution.keeper import Keeper
+from rlflow.runs.resume import resume
+from rlflow.watch.reporter import Quiet
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {"batch_tokens": 1024, "threads": 1, "save_every": 2, "eval_every": 2, "hp.max_tokens": 6}
+BUFFERS = 4096  # bytes of buffers that are no weights
+
+
+def lines(result):
+    found = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "response/tokens_per_second")} for line in found]
+
+
+def weights(result):
+    return {(path.parent.name, name): tensor for path in result.folder.glob("final/*/model.safetensors")
+            for name, tensor in load_file(path).items()}  # fmt: skip
+
+
+def in_memory(half):
+    """Bytes of its storages, each once."""
+    moments = getattr(half, "optimizer", None)
+    tensors = [*half.network.held(), *(t for state in (moments.state.values() if moments else ()) for t in state.values() if t.dim())]
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """What is really there after each time that the keeper settled something: bytes, and those that were planned."""
+    seen, settle = [], Keeper.settle
+
+    def settled(self, needs):
+        settle(self, needs)
+        if self.course is not None:
+            seen.append((sum(map(in_memory, self._halves.values())), sum(self.course.sizes[part] for part in self.there), self.course))
+
+    monkeypatch.setattr(Keeper, "settle", settled)
+    return seen
+
+
+def test_a_run_within_a_limit_ends_as_one_without_and_goes_on_within_another(task, measured):
+    straight = rlflow.run("ppo", **task | {"iterations": 4}, **SETTINGS)
+    assert measured == []
+    begun = rlflow.run("ppo", **task, **SETTINGS, memory="16MB")
+    resume(begun.folder, {"iterations": 4, "memory": "20MB"}, Quiet())
+    assert lines(begun) == lines(straight)
+    one, other = weights(straight), weights(begun)
+    assert one.keys() == other.keys()
+    assert {role for role, _ in one} == {"actor", "critic"}
+    assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
+    courses = {course.limit: course for _, _, course in measured}
+    assert list(courses) == [16_000_000, 20_000_000]
+    moves = courses[20_000_000].moves
+    told = {"residency/moves": len(moves), "residency/bytes": sum(move.bytes for move in moves)}
+    assert json.loads((begun.folder / "weights.json").read_text()) == told
+    for found, planned, course in measured:
+        assert found <= planned + BUFFERS <= course.limit
+    assert sum(found >= planned for found, planned, _ in measured) > len(measured) / 2  # before a first step there are no moments
+    assert min(found for found, _, _ in measured) < 0.5 * courses[16_000_000].peak_without
