@@ -59,8 +59,10 @@ class Fleet:
             self.pools[name].take_over(made)
         launch.wait_for_models(self.pools[name] for name in names)
         self._look_after()
-        for pool in self.pools.values():
+        for name, pool in self.pools.items():
             pool.call("clear", LATEST, group="control").result()
+            if name not in names:
+                pool.connect()  # it may be that nobody heard what was answered
         return names
 
     def unwatch(self) -> None:

@@ -202,7 +202,8 @@ class Pool(Generic[W]):
         return self._methods[which]
 
     def connect(self) -> None:
-        """Lines to the workers on this machine from now on."""
+        """New lines to the workers on this machine."""
+        self.lines.close()
         key = secrets.token_bytes(32)
         names = [actor.listen.options(concurrency_group="control").remote(key) for actor in self.actors]
         self.lines = Lines(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
