@@ -13,6 +13,7 @@ import torch
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.execution.engine import Model
+from rlflow.extras import missing
 from rlflow.given.flags import Given
 from rlflow.given.names import module_name, no_backend, unknown_names
 from rlflow.graph.model import Graph, Op, RoleUse
@@ -22,11 +23,12 @@ from rlflow.training.protocols import ModelSpec
 
 def backend(name: str) -> Any:
     """The module of a backend: a shipped one's name, or a dotted module. Raises PlanError."""
+    module = module_name(name)
     try:
-        return importlib.import_module(module_name(name))
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name and not name.startswith(error.name) and not error.name.startswith("rlflow.backends"):
-            raise
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and something that it imports is not
         raise no_backend(name) from error
 
 
@@ -67,7 +69,7 @@ def known_names(modules: tuple[Any, ...]) -> set[str]:
 
 
 def check_settings(uses: list[RoleUse], given: Given) -> None:
-    """Names, values and folders of all roles, before any data or model is loaded. Raises PlanError."""
+    """Names, values, folders and packages of all roles, before any data or model is loaded. Raises PlanError."""
     problems: list[Problem] = []
     for use in uses:
         _, modules = _planned(use, given)
@@ -76,6 +78,8 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
         for half, module, need in zip(HALVES, modules, needed, strict=True):
             if hasattr(module, half):
                 settings(module, half, use.name, given.role(use.name))
+                lacking = missing(given.backend(use.name, half.lower()), given.options.device) if need else None
+                problems += [lacking] if lacking else []
             elif need:
                 problems.append(no_half(module, half, use.name))
     if problems:
