@@ -61,8 +61,9 @@ def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_pa
     """Scored while it samples, and within a limit, so that the trainers take turns in memory; of the sampler nothing can leave it on a
     CPU."""
     result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address, stream=3, memory="20MB",
-                        weights="alltoall", **SMALL, **{"actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
-                                    "actor.generator.tensor_parallel": 2, "actor.kv_cache_memory_bytes": 12_000_000})
+                        weights="alltoall", **SMALL, **{
+                            "actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
+                            "actor.generator.tensor_parallel": 2, "actor.kv_cache_memory_bytes": 12_000_000})
     rows = lines(result)
     check_truth(rows)
     model = sum(tensor.nbytes for tensor in final(result).values())
