@@ -36,6 +36,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from rlflow.reshard.boxes import lengths
+from rlflow.reshard.choices import shard_dims
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.gather import Gather
 from rlflow.reshard.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
@@ -46,7 +47,7 @@ from rlflow.reshard.segment import Segment
 from rlflow.reshard.shards import Piece, Pieces, from_flat, held, pieces_of
 from rlflow.reshard.transport import AllToAll
 
-CELLS = ("FSDP2 → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")
+CELLS = ("FSDP2 → TP", "FSDP2 matched → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")
 PARTS = ("large", "small", "four", "plans")
 TIMES = ("gather", "alltoall", "segment", "memcpy", "verify")
 QWEN3_8B = {"layers": 36, "hidden": 4096, "inner": 12288, "vocab": 151936, "q": 4096, "kv": 1024}
@@ -88,7 +89,8 @@ def trainer(cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int
     mesh = init_device_mesh("cpu", (ranks,))
     if cell.startswith("FSDP2"):
         model = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(tensor) for name, tensor in wholes.items()})
-        fully_shard(model, mesh=mesh)
+        matched = {shapes[name] for name in shard_dims(shapes, ranks)} if "matched" in cell else set()
+        fully_shard(model, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p.shape in matched else None)
         live: dict[str, Tensor] = {name: model[name.replace(".", "/")] for name in shapes}
         return live, pieces_of(live.items())
     if cell.startswith("TP"):

@@ -17,10 +17,12 @@ GENERATORS, REST = "rollout", "train"  # two pools of these names need no flags
 @dataclass(frozen=True)
 class Parallel:
     """How a half of a role lies on the ranks of its pool. tensor: how many adjacent ranks compute the same rows together, as one
-    data-parallel rank. collective: every rank takes part in every call, since each holds a part of the weights."""
+    data-parallel rank. collective: every rank takes part in every call, since each holds a part of the weights. dims: tensors that a
+    trainer shards along another dimension than the first, and which."""
 
     tensor: int = 1
     collective: bool = False
+    dims: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

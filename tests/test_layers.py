@@ -40,10 +40,10 @@ MAY_IMPORT = {
     "rewards": "errors columns extras batch data",
     "tasks": "",
     "watch": "errors extras",
-    "given": "errors columns author batch graph trace execution data rewards training",
+    "given": "errors extras columns author batch graph trace execution data rewards training",
     "runs": "errors extras columns author batch graph trace check placement plan passes passes.residency residency spans training "
             "execution data rewards tasks checkpoints watch given cluster explain",
-    "cli": "errors author graph trace check placement explain plan rewards checkpoints watch given runs residency",
+    "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch given runs residency",
     "algorithms": "",
     "tasks.arithmetic": "data runs",
     "": "errors columns dispatch author",

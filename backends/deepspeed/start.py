@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rlflow.backends.local.settings import TrainerSettings
-from rlflow.extras import require
+from rlflow.extras import INSTALL, require
 from rlflow.training.peers import BUCKET
 
 
@@ -23,7 +23,7 @@ def start(device: str) -> Any:
     """The package, ready for ``initialize``. Where this process is in no torch group, it gets one of its own. Raises PlanError where
     DeepSpeed is not installed."""
     os.environ.setdefault("DS_ACCELERATOR", torch.device(device).type)  # else it guesses, and says so
-    package = require("deepspeed", extra="deepspeed")
+    package = require("deepspeed", extra="deepspeed", install=INSTALL["deepspeed"])
     ops = importlib.import_module("deepspeed.ops")
     compiled = vars(ops).setdefault("__compatible_ops__", {})  # else it runs a compiler to find out what it could compile
     compiled["deepspeed_shm_comm"] = False  # an all-reduce that it would compile at first use

@@ -86,6 +86,7 @@ class Trainer(local.Trainer):
     Settings = TrainerSettings
     collective = True
     copied = True
+    flat = True  # zero 3 cuts flattened tensors
     settings: TrainerSettings
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:

@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import itertools
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +29,12 @@ Stops = Callable[[list[int]], bool]  # whether a row's newest token ends it
 @dataclass
 class Row:
     """One response as it grows. versions: how many updates were behind the weights that each token was sampled with. scored: log-probs of
-    the prompt's tokens but the first, where they were asked for."""
+    the prompt's tokens but the first, where they were asked for. ended: whether it is whole; stopped: whether it ended by itself."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    ended: bool = False
     stopped: bool = False
     scored: list[float] = field(default_factory=list)
 
@@ -65,6 +68,8 @@ class Engine:
         self.version = 0
         self._names = itertools.count()
         self._calls, self._line, self._between = threading.Lock(), threading.Lock(), threading.Lock()
+        self._going, self._limit = threading.Event(), 0.0  # until when a pause may last
+        self._going.set()
         try:
             self.answers()
         except RuntimeError as error:  # what vLLM has no kernel for ends a first step
@@ -100,7 +105,7 @@ class Engine:
 
     def answers(self) -> bool:
         """Whether a token can be sampled: one is. Raises what keeps the engine from it."""
-        rows = dict(self.sample([[0]], Sampling(max_tokens=1), [0], (), lambda _: False))
+        rows = whole(self.sample([[0]], Sampling(max_tokens=1), [0], (), lambda _: False))
         return len(rows[0].tokens) == 1
 
     @property
@@ -114,35 +119,42 @@ class Engine:
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int], eos: Sequence[int], stops: Stops
-    ) -> Iterator[tuple[int, Row]]:
-        """(number of the prompt, its response), each as it ends. ``eos`` ends a response, and so does ``stops``, asked after each token."""
+    ) -> Iterator[Sequence[Row]]:
+        """The responses, always the same objects, each time that some have ended, and at last all. ``eos`` ends a response, and so does
+        ``stops``, asked after each token."""
         return self._rows(prompts, [self._parameters(sampling, seed, eos) for seed in seeds], stops)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """The log-prob of each token of these rows but the first, after those before it, at temperature 1."""
         parameters = self.vllm.SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
-        found = dict(self._rows(rows, [parameters] * len(rows), lambda _: False))
-        return [found[number].scored for number in range(len(rows))]
+        return [row.scored for row in whole(self._rows(rows, [parameters] * len(rows), lambda _: False))]
 
-    def _rows(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops) -> Iterator[tuple[int, Row]]:
+    def _rows(self, prompts: Sequence[Sequence[int]], parameters: Sequence[Any], stops: Stops) -> Iterator[Sequence[Row]]:
+        rows = [Row() for _ in prompts]
         with self._calls:
-            under_way: dict[str, tuple[int, Row]] = {}
+            under_way: dict[str, Row] = {}
             try:
-                self._add(under_way, prompts, parameters)
+                self._add(under_way, rows, prompts, parameters)
                 while under_way:
-                    for name in self._step(under_way, stops):
-                        yield under_way.pop(name)
+                    ended = self._step(under_way, stops)
+                    for name in ended:
+                        under_way.pop(name).ended = True
+                    if ended and under_way:
+                        yield rows
             finally:
                 with contextlib.suppress(Exception):  # of an engine that died, the first error says more
                     self.llm.abort_request(list(under_way))
+        yield rows
 
-    def _add(self, under_way: dict[str, tuple[int, Row]], prompts: Sequence[Sequence[int]], parameters: Sequence[Any]) -> None:
+    def _add(
+        self, under_way: dict[str, Row], rows: Sequence[Row], prompts: Sequence[Sequence[int]], parameters: Sequence[Any]
+    ) -> None:
         """Requests, by the engine's names for them. A prompt that was cached with other weights has another salt."""
-        for number, (prompt, own) in enumerate(zip(prompts, parameters, strict=True)):
+        for row, prompt, own in zip(rows, prompts, parameters, strict=True):
             name = str(next(self._names))
             with self.alone():
                 self.llm.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": str(self.version)}, own)
-            under_way[name] = number, Row()
+            under_way[name] = row
 
     def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
         return self.vllm.SamplingParams(
@@ -151,13 +163,13 @@ class Engine:
             output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
         )
 
-    def _step(self, under_way: Mapping[str, tuple[int, Row]], stops: Stops) -> list[str]:
+    def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:
         """One token for each row that has a turn; the names of those that ended."""
-        with self.alone():
+        with self._turn():
             outputs, version = self.llm.step(), self.version
         ended = []
         for output in outputs:
-            row, new = under_way[output.request_id][1], output.outputs[0]
+            row, new = under_way[output.request_id], output.outputs[0]
             if output.prompt_logprobs is not None:
                 row.scored = list(output.prompt_logprobs.logprobs)
             stopped = new.logprobs is not None and row.grow(new.token_ids, new.logprobs.logprobs, version, stops)
@@ -167,6 +179,35 @@ class Engine:
                 row.stopped = stopped or new.finish_reason == "stop"
                 ended.append(output.request_id)
         return ended
+
+    # -- weights between two steps ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """``alone``, once no pause is in the way. Raises TimeoutError where one lasts too long."""
+        while True:
+            if not self._going.wait(max(self._limit - time.monotonic(), 0.0)):
+                raise TimeoutError("generate: found the engine paused past its deadline, expected resume() before it")
+            with self.alone():
+                if self._going.is_set():  # no pause came first
+                    yield
+                    return
+
+    def pause(self, seconds: float) -> None:
+        """Make no step from now on; one that is under way is over when this returns."""
+        if self.seat.size > 1:
+            raise ValueError(f"pause: found an engine of {self.seat.size} ranks, which make their steps together, expected one of one rank")
+        self._limit = time.monotonic() + seconds
+        self._going.clear()
+        with self.alone():
+            pass
+
+    def resume(self, recompute: bool) -> None:
+        """Go on. recompute: what is cached of rows under way is dropped, and computed again with the weights that are there now."""
+        if recompute:
+            with self.alone():
+                self.llm.reset_prefix_cache(reset_running_requests=True)
+        self._going.set()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -194,6 +235,19 @@ class Engine:
             load_weights(self.module, weights)
         else:  # layer by layer through what vLLM makes of weights, for layers that compute with something else than them
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+
+
+def whole(drawing: Iterable[Sequence[Row]]) -> Sequence[Row]:
+    """The responses when all have ended."""
+    return deque(drawing, maxlen=1).pop()
+
+
+def settled(rows: Sequence[Row], at_once: int) -> list[int]:
+    """The rows that have ended, in an order that is the same whenever steps gave which: first those of the first ``at_once``, by length, of
+    equals those that stopped, then by number. Without those before which another, that is still sampled, may come."""
+    open_from = min(((number // at_once, len(row.tokens) + 1) for number, row in enumerate(rows) if not row.ended), default=(len(rows), 0))
+    ended = [(number // at_once, len(row.tokens), not row.stopped, number) for number, row in enumerate(rows) if row.ended]
+    return [key[-1] for key in sorted(ended) if key < open_from]
 
 
 def refused(spec: ModelSpec, error: Exception) -> PlanError:

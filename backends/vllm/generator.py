@@ -7,20 +7,23 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig
 
 from rlflow.backends.local.endings import eos_of, text_stops
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
-from rlflow.backends.vllm.engine import CPU_CACHE, Engine
+from rlflow.backends.vllm.engine import CPU_CACHE, Engine, Row, settled, whole
 from rlflow.backends.vllm.settings import GeneratorSettings
-from rlflow.batch import Batch
+from rlflow.batch import Axis, Batch
 from rlflow.reshard.layout import Spread
 from rlflow.reshard.proof import Destinations, prove
 from rlflow.reshard.trace import trace
+from rlflow.training.chunks import chunked
 from rlflow.training.protocols import ModelSpec, Sampling
 
+PAUSE_SECONDS = 600.0
 TAGS = {"weights": "weights", "cache": "kv_cache"}  # what vLLM calls them
 COLDEST = 0.01  # vLLM samples no colder than that, and would take it in place of what was asked for
 
@@ -66,14 +69,35 @@ class Generator:
         weights; other rows have a say only through the rounding of matrix products. ``policy_version`` tells tokens apart that were sampled
         before and after a ``receive`` from another thread. Raises ValueError where a row does not fit, and whatever ends the engine.
         """
+        axis, drawing = self._drawn(prompts, sampling, seeds)
+        return batch_of(axis, whole(drawing), sampling, self.eos, self.tokenizer)
+
+    def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
+        """The same rows in ``chunks`` chunks, each as soon as its last row has ended: of the rows that may be sampled at once
+        (``max_num_seqs``) by length, of equals those first that stopped, ties by row; then of as many as come after these."""
+        axis, drawing = self._drawn(prompts, sampling, seeds)
+        drawn: Sequence[Row] = ()
+
+        def ended() -> Iterator[Tensor]:
+            nonlocal drawn
+            given = 0
+            for drawn in drawing:
+                order = settled(drawn, self.settings.max_num_seqs)
+                yield torch.tensor(order[given:], dtype=torch.int64)
+                given = len(order)
+
+        for rows in chunked(ended(), len(axis), chunks):
+            own = [drawn[row] for row in rows.tolist()]
+            yield batch_of(axis.take(rows), own, sampling, self.eos, self.tokenizer)
+
+    def _drawn(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> tuple[Axis, Iterator[Sequence[Row]]]:
+        """What the rows are over, and how they come to be."""
         axis = prompts.axis.repeat(sampling.samples)
         pieces = pieces_of(prompts, "prompt_tokens")
         self._check(pieces, sampling, len(axis), len(seeds))
         pieces = [piece for piece in pieces for _ in range(sampling.samples)]
         self._check_peers((pieces, sampling, list(seeds)))
-        stops = text_stops(sampling.stop, self.tokenizer)
-        drawn = dict(self.engine.sample(pieces, sampling, seeds, self.eos, stops))
-        return batch_of(axis, [drawn[number] for number in range(len(axis))], sampling, self.eos, self.tokenizer)
+        return axis, self.engine.sample(pieces, sampling, seeds, self.eos, text_stops(sampling.stop, self.tokenizer))
 
     def logprobs(self, batch: Batch) -> Batch:
         """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with."""
@@ -104,8 +128,8 @@ class Generator:
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights by Hugging Face name, in place, each rank its part; ``version`` is the number of updates behind them. Another
-        thread may call it while rows are sampled: they go on with the new weights and the keys and values of the old. Raises ValueError
-        where a name is unknown or missing, or a shape does not fit."""
+        thread may call it while rows are sampled: they go on with the new weights and the keys and values of the old (``resume`` can have
+        these computed again). Raises ValueError where a name is unknown or missing, or a shape does not fit."""
         with self.writing(version):
             self.load(weights)
 
@@ -122,6 +146,17 @@ class Generator:
         """A time in which nothing is sampled, for who writes into the parameters of ``module``: afterwards these are the weights with
         ``version`` updates behind them."""
         return self.engine.writing(version)
+
+    def pause(self, seconds: float = PAUSE_SECONDS) -> None:
+        """For another thread, while rows are sampled: sample no token from now on. Rows under way stay, and so does a call that begins;
+        what still waits after ``seconds`` raises TimeoutError. Raises ValueError where several ranks share the engine: they take weights
+        between two calls."""
+        self.engine.pause(seconds)
+
+    def resume(self, recompute: bool = False) -> None:
+        """Go on after ``pause``. recompute: rows under way have their keys and values computed again with the weights that are there now,
+        so that what is sampled from here on is sampled as from these weights alone; else those of earlier tokens stay as they are."""
+        self.engine.resume(recompute)
 
     def healthy(self) -> bool:
         """Whether a token can be sampled: one is. Raises what keeps the engine from it."""

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from rlflow.errors import PlanError
+from rlflow.extras import install_line
 
 RELEASE = "0.32"
-CPU_INSTALL, GPU_INSTALL = "python -m rlflow.backends.vllm.install", "pip install 'rlflow-dag[vllm]'"
 WANTED = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: its weights and its errors are ours
     "VLLM_NO_USAGE_STATS": "1",
@@ -45,7 +45,7 @@ def prepared(device: str, **variables: str) -> Iterator[None]:
 
 def imported(device: str) -> Any:
     """The package. Raises PlanError where it is missing, broken, or another release."""
-    remedy = CPU_INSTALL if device == "cpu" else GPU_INSTALL
+    remedy = install_line("vllm", device)
     try:
         vllm = importlib.import_module("vllm")
         importlib.import_module("vllm.v1.engine.llm_engine")

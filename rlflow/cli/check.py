@@ -12,6 +12,7 @@ from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.check.check import Report, check
 from rlflow.errors import PlanError
+from rlflow.extras import missing
 from rlflow.given.flags import Given, parse_flags, read_toml, sorted_out
 from rlflow.given.names import module_name, source_files, unknown_names
 from rlflow.rewards.spec import RewardSpec, parse_reward
@@ -74,13 +75,15 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
 
 
 def check_names(given: Given, roles: Iterable[str]) -> None:
-    """Flags of backends, by the sources of their settings: `check` loads no backend. Raises PlanError."""
+    """Flags of backends, by the sources of their settings, and their packages: `check` loads no backend. Raises PlanError."""
     problems = []
     for role in roles:
         chosen = given.role(role)
         known = {each for half in ("trainer", "generator") for name in setting_names(given.backend(role, half))
                  for each in (name, f"{half}.{name}")}  # fmt: skip
         problems += unknown_names(role, chosen, known, given.every_role)
+        lacking = (missing(given.backend(role, half), given.options.device) for half in ("trainer", "generator"))
+        problems += [problem for problem in lacking if problem]
     if problems:
         raise PlanError(*dict.fromkeys(problems))
 

@@ -20,6 +20,9 @@ from rlflow.placement import HALVES
 from rlflow.trace.compile import Options
 from rlflow.watch.tables import output, plain
 
+TRANSPORTS = {"segment": "by shared memory", "alltoall": "by all-to-all", "store": "through Ray's object store",
+              "frozen": "through Ray's object store, packed as soon as they are trained"}
+
 
 def plan_file(file: str, arguments: Sequence[str]) -> int:
     """Print the plan of a run of the file. Raises FlowError and PlanError for what does not fit."""
@@ -115,6 +118,11 @@ def weights(found: Explanation) -> Iterator[str]:
         before = ", ".join(each.before) or "evaluation"
         where = f"from {each.from_pool} to {each.to_pool}" if each.from_pool != each.to_pool else f"on {each.to_pool}"
         yield f"{each.role} {where} after {each.after}, before {before}{size}{most}"
+        if each.extra is not None:
+            yield f"  {TRANSPORTS[each.transport]}; a transfer takes at most {decimal(each.extra)} on a rank beside the model"
+        elif each.bytes is not None:
+            yield "  whole tensors, through Ray's object store"
+        yield from (f"  {line}" for line in each.advice)
 
 
 def together(found: Explanation) -> Iterator[str]:

@@ -97,7 +97,7 @@ class Workers:
             assert trainer is not None
             trainer.pool.call("restore", role, copy.ref, seconds=MOVE_SECONDS, group="model").result()
         for role, version in commit.versions.items():
-            self.engine.models[role].version, self.engine.models[role].sampled_version = version, -1
+            self.engine.models[role].restored(version)
         if self.ahead is not None and commit.queue is not None:
             self.ahead.restore(*commit.queue)
         self.engine.ran()  # of what is done again nothing is told

@@ -95,11 +95,12 @@ class ClusterEngine(Engine):
         leave them there."""
         with self._sampling:
             pool, prompts = self._ready(role, prompts, terms)
-            axis, split = prompts.axis.repeat(sampling.samples), self._split(prompts, pool)
+            axis, lies = prompts.axis.repeat(sampling.samples), self.placement.lies(role, "generator")
+            split = self._split(prompts, pool, lies=lies)
             routes, told, streams = Routes(prompts), {"role": role, "sampling": sampling, "seed": seed, "into": into}, {}
-            for rank in used(split):
+            for rank, rows in asked(split, lies).items():
                 arguments = pickled({**told, "keys": [self.key() for _ in range(into.count)]})
-                streams[rank] = self._ask(pool, rank, "generate", routes, split[rank], arguments, "model", chunks=True)
+                streams[rank] = self._ask(pool, rank, "generate", routes, rows, arguments, "model", chunks=True)
             answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self._remember(pool, "generate", there, terms))
             yield from chunks_of(self, answers, into, _repeated(split, sampling.samples), axis)
 
@@ -230,7 +231,7 @@ class ClusterEngine(Engine):
         summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
-    def moved(self) -> dict[str, float]:
+    def moved(self) -> dict[str, Any]:
         found = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
         for model in self.models.values():
             model.moved = {}
@@ -318,11 +319,15 @@ class ClusterEngine(Engine):
         of the former by rank."""
         routes = Routes(self.spread(batch, pool.name))
         requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, lies).items()}
-        answers = self._on(pool, op, requests, arguments, terms, group)
-        kept = {rank: answers.pop(rank) for rank in used(split)}
+        return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
+
+    def counted(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]) -> dict[int, Answer]:
+        """The answers of ranks that have rows; what others keep, who computed with them, is forgotten."""
+        kept = used(split)
         for rank, answer in answers.items():
-            self._note(pool.at(rank), answer.key)
-        return kept
+            if rank not in kept:
+                self._note(pool.at(rank), answer.key)
+        return {rank: answers[rank] for rank in kept}
 
     def _on(
         self, pool: Pool[Worker], op: str, requests: Mapping[int, Request], arguments: Mapping[str, Any], terms: Terms, group: str

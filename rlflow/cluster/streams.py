@@ -55,12 +55,13 @@ def chunks_of(engine: ClusterEngine, answers: Streams, into: Chunks, rows: Seque
     last all rows, which lie as if there had been no chunks."""
     for _ in range(into.count):
         yield _chunk(engine, answers, rows, axis)
-    yield whole(engine.kept(answers.pool, answers.next(), rows, axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+    everything = engine.counted(answers.pool, answers.next(), rows)
+    yield whole(engine.kept(answers.pool, everything, rows, axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
 
 
 def _chunk(engine: ClusterEngine, answers: Streams, rows: Sequence[Tensor], axis: Axis) -> Batch:
     """The ranks' rows, those of one rank after those of another."""
-    there: dict[int, Answer] = answers.next()
+    there = engine.counted(answers.pool, answers.next(), rows)
     none = torch.zeros(0, dtype=torch.int64)
     taken = [mine[torch.tensor(there[rank].value)] if rank in there else none for rank, mine in enumerate(rows)]
     places = list(torch.split(torch.arange(sum(map(len, taken))), [len(part) for part in taken]))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 
 from rlflow.execution.engine import Model
+from rlflow.reshard.choices import cut_dims
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.layout import join
 from rlflow.reshard.planner import make_plan
@@ -48,24 +49,28 @@ class Moving:
         plan = make_plan(source, target, nodes)
         self.resharder = Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, self._transport(len(set(nodes)) == 1),
                                    verify_every=self.verify_every)
-        self._at = _storages(pieces)
+        self.matched = sum(dim > 0 for dim in cut_dims(source).values())
+        self._at = storages(pieces)
 
     def _transport(self, one_machine: bool) -> Transport:
         if self.how == "segment" or (self.how == "auto" and one_machine and self.device == "cpu"):
             return Segment(self.run)
         return AllToAll(None, self.device)
 
-    def __call__(self, version: int) -> dict[str, float]:
-        """Bring the generator to the trainer's weights; bytes that came from other ranks, and the least that any plan could do with. Raises
-        TransferError where ranks do not hold what was planned."""
-        if _storages(self.trainer.pieces()) != self._at:  # on all ranks alike: other tensors hold the weights now
+    def __call__(self, version: int) -> dict[str, Any]:
+        """Bring the generator to the trainer's weights. Gives the bytes that came from other ranks, the least that any plan could do with,
+        the most that a transfer takes on a rank beside the model, how many tensors the trainer cuts along another dimension than the
+        first, and the transport. Raises TransferError where ranks do not hold what was planned."""
+        if storages(self.trainer.pieces()) != self._at:  # on all ranks alike: other tensors hold the weights now
             self.resharder.close()
             self._bind()
         with self.generator.writing(version):
             self.resharder.run(version)
             self.destinations.finish(self.generator.load)
         stats, rank = self.resharder.plan.stats, self.resharder.rank
-        return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank])}
+        transport = "segment" if isinstance(self.resharder.transport, Segment) else "alltoall"
+        return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank]), "extra": float(stats.extra(transport)),
+                "matched": self.matched, "transport": transport}
 
     def close(self) -> None:
         self.resharder.close()
@@ -83,7 +88,7 @@ def _nodes() -> list[int]:
     return [names.index(name) for name in names]
 
 
-def _storages(pieces: Mapping[str, Pieces]) -> list[int]:
+def storages(pieces: Mapping[str, Pieces]) -> list[int]:
     """Of each piece what holds its memory. That stays what it is where weights were asleep and came back at another address, which may be
     so on one rank and not on another."""
     return [piece.view.untyped_storage()._cdata for mine in pieces.values() for piece in mine.pieces]

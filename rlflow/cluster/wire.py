@@ -209,6 +209,11 @@ def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
         raise WireError.of(f"text column {name!r}", error.reason, "UTF-8") from error
 
 
+def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """Bytes as a tensor on their own memory, which nobody may write into."""
+    return torch.from_numpy(_Lent(raw, raw.ctypes.data, raw.nbytes).array())
+
+
 class _Lent:
     """Memory lent to numpy as if it could be written: torch has no tensors that can only be read, and warns of arrays that are."""
 

@@ -18,6 +18,7 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
+from rlflow.cluster.passing import End, end_of
 from rlflow.cluster.pulse import MARKS
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.shelf import Shelf, owned
@@ -53,6 +54,7 @@ class Worker:
         self.program = setup.program()
         self.shelf = Shelf()
         self.moving: dict[str, Moving] = {}
+        self.ends: dict[str, End] = {}
         if setup.ranks > 1:
             join(setup)
         self.rewards = Rewards(setup.given, setup.data)
@@ -65,8 +67,9 @@ class Worker:
         used = {node.role for node in all_nodes(graph.nodes)}
         models = [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
         device = device_of(setup.given.options.device)
+        dims = {use.name: setup.placement.lies(use.name, "trainer").dims for use in models}
         keeper = Keeper(setup.course)
-        made = make_models(graph, models, setup.given, device, setup.updates, self._wanted, keeper.loaded)
+        made = make_models(graph, models, setup.given, device, setup.updates, self._wanted, keeper.loaded, dims)
         judges = [use for use in graph.roles if use.name in used and use not in models]
         scorers: dict[str, Any] = {use.name: self.rewards.scorer(use.name) for use in judges}
         engine = Engine(made, scorers, setup.given.options.seed, _no_data, reward_timeout=setup.given.options.reward_timeout, keeper=keeper)
@@ -267,7 +270,7 @@ class Worker:
     def restore(self, role: str, state: Payload) -> None:
         self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
-    def synchronise(self, role: str, version: int) -> dict[str, float]:
+    def synchronise(self, role: str, version: int) -> dict[str, Any]:
         """The model has this many updates behind it; the generator beside the trainer takes its weights. Bytes that came by a plan."""
         model, options = self.engine.models[role], self.setup.given.options
         model.version, model.sampled_version = version, -1
@@ -281,6 +284,15 @@ class Worker:
             return moved
         model.synchronise()
         return {}
+
+    def passing(self, role: str, step: str, *told: Any) -> Any:
+        """A step of weights on their way between this pool and another: a method of this rank's end of it, a new one where it begins."""
+        if step == "begin":
+            if role in self.ends:
+                self.ends.pop(role).close()
+            self.ends[role] = end_of(self.engine.models[role], device_of(self.setup.given.options.device))
+        self.engine.keeper.settle(syncing(role))
+        return getattr(self.ends[role], step)(*told)
 
     def save(self, role: str, folder: str) -> None:
         self._trainer(role, computing(role)).save(Path(folder))

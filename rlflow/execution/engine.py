@@ -220,7 +220,7 @@ class Engine:
         """The batch here, where it can be looked into."""
         return batch
 
-    def moved(self) -> Metrics:
+    def moved(self) -> dict[str, Any]:
         """What there is to say, since this was last asked, of weights that went from trainers to generators, and of parts of models that
         left a rank's memory and came back."""
         return self.keeper.told()

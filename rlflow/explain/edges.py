@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlflow.explain.layouts import Layout, Layouts, alike, on_one_rank
 from rlflow.explain.memory import Kept
 from rlflow.explain.sizes import Sizes, setting
-from rlflow.explain.transfers import savings, transfer
+from rlflow.explain.transfers import passage, savings, transfer
 from rlflow.graph.model import Graph, Input, Node, Op
 from rlflow.placement import Placement
 from rlflow.plan import Plan
+from rlflow.reshard.plan import Plan as Transfer
 from rlflow.trace.compile import all_nodes
 
 
@@ -33,8 +34,9 @@ class Edge:
 @dataclass(frozen=True)
 class Weights:
     """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: over all ranks, None
-    where the number of parameters is not known; between pools every rank of the generator's gets all of them. each: within a pool the most
-    that a rank receives, which no plan can go below; advice: layouts that would move less."""
+    where the number of parameters is not known. transport: ``segment``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``.
+    By a plan, each: the most that a rank receives, which no plan can go below; extra: the most that a transfer takes on a rank beside
+    the model; advice: what is done, or would do, to move less."""
 
     role: str
     after: str
@@ -44,6 +46,8 @@ class Weights:
     bytes: int | None
     each: int | None = None
     advice: tuple[str, ...] = ()
+    transport: str = "whole"
+    extra: int | None = None
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
@@ -86,18 +90,25 @@ def copies(held: Layout, needed: Layout, ranks: Mapping[str, int], epochs: int) 
     return elsewhere + (count - 1) * reached
 
 
-def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept]) -> Iterator[Weights]:
-    """For each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one."""
+def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept], ways: tuple[str, str]) -> Iterator[Weights]:
+    """For each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one. ways: the transports on one pool
+    and between two, or ``gather``."""
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)
         after = [node.name for node in graph.nodes if role in node.writes]
         if target is None or not after or role not in models:
             continue
         before = tuple(node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role)
-        kept, ranks = models[role], placement.pools[target]
-        if target != source:
-            size = kept.weight_bytes
-            yield Weights(role, after[-1], before, source, target, None if size is None else size * ranks)
-        elif (plan := transfer(kept, ranks)) is not None:
+        kept, ranks = models[role], placement.pools
+        moved = Weights(role, after[-1], before, source, target, None)
+        transport = ways[source != target]
+        if (plan := _planned(kept, ranks, source, target)) is not None and transport != "gather":
             inbound = plan.stats.inbound
-            yield Weights(role, after[-1], before, source, target, int(inbound.sum()), int(inbound.max(initial=0)), savings(kept, ranks))
+            yield replace(moved, bytes=int(inbound.sum()), each=int(inbound.max(initial=0)), transport=transport,
+                          advice=savings(kept, ranks[target]) if source == target else (), extra=plan.stats.extra(transport))
+        elif target != source:
+            yield replace(moved, bytes=None if kept.weight_bytes is None else kept.weight_bytes * ranks[target])
+
+
+def _planned(kept: Kept, ranks: Mapping[str, int], source: str, target: str) -> Transfer | None:
+    return transfer(kept, ranks[target]) if source == target else passage(kept, ranks[source], ranks[target])

@@ -86,15 +86,16 @@ def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
 
 def explain(
     plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, Kept], frozen: Sequence[tuple[str, str, Kept]],
-    warnings: Sequence[Problem] = (), commit_every: int = 0,
+    warnings: Sequence[Problem] = (), commit_every: int = 0, ways: tuple[str, str] = ("segment", "segment"),
 ) -> Explanation:
     """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is kept; ``frozen``: of reward
-    models of their own folder the pool whose ranks hold it, its name, and how it is kept."""
+    models of their own folder the pool whose ranks hold it, its name, and how it is kept; ``ways``: how weights go to generators on the
+    trainer's pool, and on another."""
     sizes, room = Sizes.of(plan.graph, assumed), room_of(plan.placement)
     layouts = Layouts.of(plan, sizes) if plan.placement else None
     return Explanation(
         plan.graph, plan.placement, assumed, max(sizes.rows.values()), tuple(steps(plan, layouts)), tuple(edges(plan, sizes, layouts)),
-        tuple(weights(plan.graph, plan.placement, models)) if plan.placement else (), tuple(pairs(plan, room)),
+        tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (), tuple(pairs(plan, room)),
         sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
         simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
         commits(plan, models, commit_every), plan.residency)

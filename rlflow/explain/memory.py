@@ -89,9 +89,10 @@ class Kept:
     """How a role's halves keep a model: its folder's facts (None: no folder), the head, whether it is trained, the arithmetic's dtype,
     the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known).
 
-    shares, divided: over how many ranks the trainer divides what. copied: whether its optimizer has a float32 copy of its own of what
-    learns. sampler_shares: over how many the generator divides its weights; cache_bytes: of its cache, where that is set in bytes (0: it
-    is not)."""
+    shares, divided: over how many ranks the trainer divides what. flat: as parts of flattened tensors; tensor: after as many ranks have cut
+    them for tensor parallelism; dims: those that it cuts along another dimension than the first. copied: whether its optimizer has a
+    float32 copy of its own of what learns. sampler_shares: over how many the generator divides its weights; cache_bytes: of its cache,
+    where that is set in bytes (0: it is not)."""
 
     facts: ModelFacts | None
     head: str = "logprobs"
@@ -105,6 +106,9 @@ class Kept:
     sampler_shares: int = 1
     cache_bytes: int = 0
     copied: bool = False
+    flat: bool = False
+    tensor: int = 1
+    dims: tuple[tuple[str, int], ...] = ()
 
     @property
     def weight_bytes(self) -> int | None:

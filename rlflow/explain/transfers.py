@@ -1,27 +1,64 @@
-"""What a transfer of weights between two layouts on one pool will move, from the shapes in the model's folder: nothing is loaded."""
+"""What a transfer of weights from one layout to another will move, from the shapes in the model's folder: nothing is loaded.
+
+As dense decoders are usually cut: what an engine really does is traced when it is there.
+"""
 
 from __future__ import annotations
 
-from rlflow.explain.memory import Kept
-from rlflow.reshard.choices import advice
-from rlflow.reshard.kinds import Cut, replicated, sharded, tensor_parallel
+from rlflow.explain.memory import Kept, ModelFacts
+from rlflow.reshard.choices import advice, applied, worthwhile
+from rlflow.reshard.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
+from rlflow.reshard.layout import Layout
 from rlflow.reshard.plan import Plan
 from rlflow.reshard.planner import make_plan
 
 
 def transfer(kept: Kept, ranks: int) -> Plan | None:
-    """Of a model whose trainer and generator lie on the same ranks; None where each rank has all that it needs, or where shapes are not
-    known. As dense decoders are usually cut: what an engine really does is traced when it is there."""
-    if kept.facts is None or not kept.facts.shapes or ("weights" not in kept.divided and kept.sampler_shares == 1):
+    """Of a model whose trainer and generator lie on the same ranks; None where each rank has all that it needs, or no plan moves it."""
+    if not _movable(kept) or ("weights" not in kept.divided and kept.sampler_shares == 1):
         return None
+    return make_plan(_trained(kept, ranks), _sampled(kept, ranks))
+
+
+def passage(kept: Kept, senders: int, receivers: int) -> Plan | None:
+    """Of one whose halves lie on two pools of so many ranks; None where no plan moves it."""
+    if not _movable(kept):
+        return None
+    return make_plan(_trained(kept, senders).among(0, receivers), _sampled(kept, receivers).among(senders, 0))
+
+
+def _movable(kept: Kept) -> bool:
+    """Shapes are known, and there are no adapters, which are merged into whole tensors first."""
+    return kept.facts is not None and bool(kept.facts.shapes) and not kept.lora
+
+
+def _trained(kept: Kept, ranks: int) -> Layout:
+    assert kept.facts is not None
+    shapes, inner, dims = kept.facts.shapes, kept.tensor, dict(kept.dims)
+    if "weights" not in kept.divided:
+        return replicated(shapes, kept.dtype, ranks)
+    if kept.flat:
+        return flat(shapes, kept.dtype, ranks)
+    cuts = [Cut([rank % inner for rank in range(ranks)], inner, row_parallel)] if inner > 1 else []
+    outer = Cut([rank // inner for rank in range(ranks)], ranks // inner, lambda name, shape: dims.get(name, 0))
+    return sharded(shapes, kept.dtype, [*cuts, outer])
+
+
+def _sampled(kept: Kept, ranks: int) -> Layout:
+    assert kept.facts is not None
     shapes, size = kept.facts.shapes, kept.sampler_shares
-    cuts = [Cut(range(ranks), ranks)] if "weights" in kept.divided else []
-    target = tensor_parallel(shapes, kept.dtype, size, ranks) if size > 1 else replicated(shapes, kept.dtype, ranks)
-    return make_plan(sharded(shapes, kept.dtype, cuts, ranks), target)
+    return tensor_parallel(shapes, kept.dtype, size, ranks) if size > 1 else replicated(shapes, kept.dtype, ranks)
 
 
 def savings(kept: Kept, ranks: int) -> tuple[str, ...]:
-    """Layouts that would move fewer bytes, in words."""
-    if kept.facts is None or "weights" not in kept.divided:
+    """On the same ranks: what is done so that fewer bytes move, and what could be, in words."""
+    if kept.facts is None or "weights" not in kept.divided or kept.flat or kept.tensor > 1:
         return ()
-    return tuple(advice(kept.facts.shapes, kept.dtype, ranks, kept.sampler_shares))
+    shapes, size = kept.facts.shapes, kept.sampler_shares
+    return tuple(applied(shapes, kept.dtype, ranks, size, dict(kept.dims)) if kept.dims else advice(shapes, kept.dtype, ranks, size))
+
+
+def matched_dims(facts: ModelFacts, dtype: str, ranks: int, size: int) -> tuple[tuple[str, int], ...]:
+    """The tensors that a trainer on the ranks of a sampler of tensor parallel ``size`` should shard along another dimension than the first,
+    and which; nothing where that saves no bytes."""
+    return tuple(worthwhile(facts.shapes, dtype, ranks, size).items())

@@ -13,6 +13,7 @@ import torch
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.execution.engine import Model
+from rlflow.extras import missing
 from rlflow.given.flags import Given
 from rlflow.given.names import module_name, no_backend, unknown_names
 from rlflow.graph.model import Graph, Op, RoleUse
@@ -22,11 +23,12 @@ from rlflow.training.protocols import ModelSpec
 
 def backend(name: str) -> Any:
     """The module of a backend: a shipped one's name, or a dotted module. Raises PlanError."""
+    module = module_name(name)
     try:
-        return importlib.import_module(module_name(name))
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name and not name.startswith(error.name) and not error.name.startswith("rlflow.backends"):
-            raise
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and something that it imports is not
         raise no_backend(name) from error
 
 
@@ -67,7 +69,7 @@ def known_names(modules: tuple[Any, ...]) -> set[str]:
 
 
 def check_settings(uses: list[RoleUse], given: Given) -> None:
-    """Names, values and folders of all roles, before any data or model is loaded. Raises PlanError."""
+    """Names, values, folders and packages of all roles, before any data or model is loaded. Raises PlanError."""
     problems: list[Problem] = []
     for use in uses:
         _, modules = _planned(use, given)
@@ -76,6 +78,8 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
         for half, module, need in zip(HALVES, modules, needed, strict=True):
             if hasattr(module, half):
                 settings(module, half, use.name, given.role(use.name))
+                lacking = missing(given.backend(use.name, half.lower()), given.options.device) if need else None
+                problems += [lacking] if lacking else []
             elif need:
                 problems.append(no_half(module, half, use.name))
     if problems:
@@ -84,14 +88,16 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
 
 def make_models(
     graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int], placed: Placed | None = None,
-    loaded: Loaded = lambda role, half, made: None,
+    loaded: Loaded = lambda role, half, made: None, dims: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
 ) -> dict[str, Model]:
-    """A Model for each role that is one; with ``placed`` the halves that it names alone, one after another."""
+    """A Model for each role that is one; with ``placed`` the halves that it names alone, one after another. dims: of each role what is
+    sharded along another dimension than the first."""
     made = {}
     for use in uses:
         folder, (trainer, generator) = _planned(use, given)
         options, need = given.options, placed(use) if placed else halves(graph, use)
-        spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0))  # type: ignore[arg-type]
+        spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
+                         (dims or {}).get(use.name, ()))
         chosen = given.role(use.name)
         model = made[use.name] = Model()
         for module, half, needed in zip((trainer, generator), HALVES, need, strict=True):

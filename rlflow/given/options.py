@@ -39,7 +39,7 @@ class Options:
     insecure: bool = False  # use a Ray that asks for no token
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
     commit_every: Annotated[int, Ge(0)] = 1  # iterations between copies that a run on pools recovers from; 0: a worker's death ends it
-    weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they go from trainer to generator on the ranks of a pool
+    weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they reach generators; alltoall between pools: Ray's store
     verify_every: Annotated[int, Ge(0)] = 16  # such transfers between comparisons of digests on all ranks; 0: never
     memory: ByteSize | None = None  # that models may take on each rank, such as 20GiB: what does not fit takes turns; without, no limit
     staleness: int = 0  # iterations that rollouts may lag behind the newest weights

@@ -78,10 +78,27 @@ def advice(shapes: Shapes, dtype: str, ranks: int, size: int, nodes: Sequence[in
         lines.append(_dims_line(shard_dims(shapes, ranks, dim), shapes))
     if best.order == "outer":
         lines.append(f"  put ranks that hold the same part of the model side by side: rank r has part r // {ranks // size} of {size}, "
-                     f"not r % {size}")  # fmt: skip
+                     f"not r % {size}, which engines here do not offer")  # fmt: skip
     return lines
 
 
-def _dims_line(matched: Mapping[str, int], shapes: Shapes) -> str:
+def worthwhile(shapes: Shapes, dtype: str, ranks: int, size: int) -> dict[str, int]:
+    """The dimensions of ``shard_dims``, where they save bytes with the ranks of a replica side by side; else nothing."""
+    found = {choice.dims: choice.inbound for choice in choices(shapes, dtype, ranks, size) if choice.order == "inner"}
+    return shard_dims(shapes, ranks) if found["matched"] < found["first"] else {}
+
+
+def applied(shapes: Shapes, dtype: str, ranks: int, size: int, dims: Mapping[str, int]) -> list[str]:
+    """What matched dimensions save, in words, and what else would."""
+    found = {(choice.dims, choice.order): choice.inbound for choice in choices(shapes, dtype, ranks, size)}
+    lines = [f"so that a transfer brings {readable(found['matched', 'inner'])} to the rank that receives most, not "
+             f"{readable(found['first', 'inner'])}:", _dims_line(dims, shapes, "the trainer shards")]  # fmt: skip
+    if found.get(("matched", "outer"), found["matched", "inner"]) < found["matched", "inner"]:
+        lines.append(f"  {readable(found['matched', 'outer'])} if ranks with the same part of the model were side by side, which engines "
+                     "here do not offer")  # fmt: skip
+    return lines
+
+
+def _dims_line(matched: Mapping[str, int], shapes: Shapes, verb: str = "shard") -> str:
     ends = sorted({".".join(name.split(".")[-2:]) for name in matched})
-    return f"  shard {len(matched)} of {len(shapes)} tensors along the dimension that the rollout cuts, not the first: {', '.join(ends)}"
+    return f"  {verb} {len(matched)} of {len(shapes)} tensors along the dimension that the rollout cuts, not the first: {', '.join(ends)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,10 +118,21 @@ class Resharder:
         self._local.make()
 
     def pack(self, index: int) -> dict[int, Tensor]:
-        """Bucket ``index`` as one message to each rank that it goes to: uint8, in memory that the next call with another bucket takes."""
-        self._pack(index, 0).make()
-        sent, box = self.rounds[index].sent, self.transport.outbox(0)
-        return {peer: part for peer, part in enumerate(torch.split(box[: sum(sent)], list(sent))) if len(part)}
+        """Bucket ``index`` as messages, one for all ranks that get the same, by the first of them (``Round.first``): uint8, in memory that
+        the bucket takes which comes ``buffers`` later."""
+        bucket, slot = self.rounds[index], index % self.buffers
+        if (index, slot, True) not in self._bound:
+            departures = self._departures(bucket, self.transport.outbox(slot), set(bucket.first.values()))
+            self._bound[index, slot, True] = Copies.of(departures)
+        self._bound[index, slot, True].make()
+        parts = torch.split(self.transport.outbox(slot)[: sum(bucket.sent)], list(bucket.sent))
+        return {peer: parts[peer] for peer in dict.fromkeys(bucket.first.values())}
+
+    def relocate(self, source: Mapping[str, Pieces]) -> None:
+        """What this rank holds lies elsewhere from now on, in the same boxes."""
+        _check_bound(self.plan, self.rank, source, self.target)
+        self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
+        self._bound.clear()
 
     def unpack(self, index: int, messages: Mapping[int, Tensor]) -> None:
         """Bucket ``index`` from the message of each rank that it comes from. Raises TransferError where a message is missing or has
@@ -150,10 +161,12 @@ class Resharder:
             self._bound[index, slot, False] = Copies.of(self._arrivals(bucket, self.transport.inbox(slot, bucket)))
         return self._bound[index, slot, False]
 
-    def _departures(self, bucket: Round, outbox: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    def _departures(self, bucket: Round, outbox: Tensor, to: Container[int] | None = None) -> Iterable[tuple[Tensor, Tensor]]:
+        """to: the ranks whose messages are wanted; None: all."""
         flat = outbox[: sum(bucket.sent)].view(getattr(torch, bucket.dtype))
         for view, leg in zip(_views(flat, bucket.sends), bucket.sends, strict=True):
-            yield view, self._held(leg.name, leg.box)
+            if to is None or leg.peer in to:
+                yield view, self._held(leg.name, leg.box)
 
     def _arrivals(self, bucket: Round, messages: Mapping[int, Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
         dtype = getattr(torch, bucket.dtype)

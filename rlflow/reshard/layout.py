@@ -66,6 +66,14 @@ class Layout:
         """Of one copy of the model."""
         return sum(spread.nbytes for spread in self.tensors.values())
 
+    def among(self, before: int, after: int) -> Layout:
+        """The same on the ranks of one pool, beside those of others, which have nothing."""
+        made: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
+        for spread in self.tensors.values():
+            made.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
+        wider = {name: Spread(spread.shape, spread.dtype, made[spread.boxes]) for name, spread in self.tensors.items()}
+        return Layout(before + self.ranks + after, wider)
+
     def of(self, rank: int) -> dict[str, Held]:
         return {name: Held(spread.shape, spread.dtype, spread.boxes[rank]) for name, spread in self.tensors.items()}
 

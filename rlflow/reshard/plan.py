@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -103,6 +103,15 @@ class Leg:
     box: Box
 
 
+def firsts(sends: Iterable[Leg]) -> dict[int, int]:
+    """Of each peer the first that is sent the same."""
+    legs: dict[int, list[tuple[str, Box]]] = {}
+    for leg in sends:
+        legs.setdefault(leg.peer, []).append((leg.name, leg.box))
+    found: dict[tuple[tuple[str, Box], ...], int] = {}
+    return {peer: found.setdefault(tuple(mine), peer) for peer, mine in legs.items()}
+
+
 @dataclass(frozen=True)
 class Round:
     """One bucket as one rank sees it: pieces in the order in which they lie in its messages, which go by peer."""
@@ -113,6 +122,11 @@ class Round:
     sent: tuple[int, ...]  # bytes to each rank
     received: tuple[int, ...]  # bytes from each rank
     offsets: tuple[int, ...]  # bytes before the message to this rank in the bucket of each rank
+
+    @cached_property
+    def first(self) -> dict[int, int]:
+        """Of each rank that this one sends to the first that gets the same: one message is enough for all of them."""
+        return firsts(self.sends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,12 +157,16 @@ class Plan:
 
     def round(self, index: int, rank: int) -> Round:
         """Bucket ``index`` as ``rank`` sees it."""
-        bucket = self.buckets[index]
-        sends = self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
+        bucket, sends = self.buckets[index], self.sends(index, rank)
         receives = self._pieces(bucket, [part.received_by(rank) for part in self._parts(bucket)])
         traffic = self.traffic(index) * width(bucket.dtype)
         offsets = traffic[:, :rank].sum(axis=1)
         return Round(bucket.dtype, sends, receives, *(tuple(row.tolist()) for row in (traffic[rank], traffic[:, rank], offsets)))
+
+    def sends(self, index: int, rank: int) -> tuple[Leg, ...]:
+        """What ``rank`` sends in bucket ``index``, by receiver."""
+        bucket = self.buckets[index]
+        return self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
 
     def _parts(self, bucket: Bucket) -> list[Moves]:
         return [self.templates[item.template].parts[item.part] for item in bucket.items]
@@ -207,6 +225,13 @@ class Stats:
         transport has buffers of its own for what comes, as all-to-all does and a shared segment does not."""
         sent, received = (int(side[rank]) for side in self.largest)
         return buffers * (sent + (received if receives else 0))
+
+    def extra(self, transport: str) -> int:
+        """The most that any rank takes so, by the transport. Messages of Ray's store lie in the sender's one buffer, and of two buckets
+        in the store; on another machine the receiver's has them once more. ``frozen``: in the store all that a sender sends."""
+        sent, received = (int(side.max(initial=0)) for side in self.largest)
+        return {"segment": 2 * sent, "alltoall": 2 * (sent + received), "store": max(3 * sent, 2 * received),
+                "frozen": max(sent + int(self.outbound.max(initial=0)), 2 * received)}[transport]  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
         """Numbers of the rank with the most of each, in bytes."""

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -51,8 +52,9 @@ class Segment:
         mine = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{os.getpid()}"
         try:
             problem = create(mine, HEAD + slots * room)
-            told: list[tuple[str, int, str, str]] = self._gathered((str(mine), HEAD + slots * room, _machine(), problem))
-            _check_machines(told)
+            told: list[tuple[str, int, str, str]] = self._gathered((str(mine), HEAD + slots * room, machine(), problem))
+            check_machines(where for _, _, where, _ in told)
+            check_room({f"rank {rank}": what for rank, (_, _, _, what) in enumerate(told)})
             self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in told]
             dist.barrier(self.group)
         finally:
@@ -123,21 +125,28 @@ def create(path: Path, size: int) -> str:
     return ""
 
 
-def _machine() -> str:
+def machine() -> str:
+    """The same for processes that can share memory, and for no others."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
 
 
-def _check_machines(told: list[tuple[str, int, str, str]]) -> None:
-    if len({machine for _, _, machine, _ in told}) > 1:
+def check_machines(machines: Iterable[str]) -> None:
+    """Raises PlanError for ranks on several."""
+    found = set(machines)
+    if len(found) > 1:
         raise PlanError.of(
-            "reshard-machines", "shared memory reaches no other machine", found=f"ranks on {sorted({t[2].split()[0] for t in told})}",
-            expected="all ranks on one machine", remedy="move weights by all-to-all",
+            "reshard-machines", "shared memory reaches no other machine", found=f"ranks on {sorted({name.split()[0] for name in found})}",
+            expected="all ranks on one machine", remedy="--weights auto, or alltoall",
         )  # fmt: skip
-    problems = [f"rank {rank}: {problem}" for rank, (_, _, _, problem) in enumerate(told) if problem]
-    if problems:
+
+
+def check_room(problems: Mapping[str, str]) -> None:
+    """Of each rank what is wrong, if anything is. Raises PlanError."""
+    told = [f"{who}: {problem}" for who, problem in problems.items() if problem]
+    if told:
         raise PlanError.of(
-            "reshard-memory", "shared memory is too small for a bucket", found="; ".join(problems),
+            "reshard-memory", "shared memory is too small for a bucket", found="; ".join(told),
             expected="room for two buckets of each rank", remedy="make /dev/shm larger (docker run --shm-size), or buckets smaller",
         )  # fmt: skip
 

@@ -119,8 +119,9 @@ class Records:
         for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
             self._whole(name, text)
 
-    def weights(self, moved: Mapping[str, float]) -> None:
-        """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its generator, and has to."""
+    def weights(self, moved: Mapping[str, Any]) -> None:
+        """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its generator, and has to, and
+        what that takes."""
         self._whole("weights.json", json.dumps(moved, indent=1))
 
     def _whole(self, name: str, text: str) -> None:

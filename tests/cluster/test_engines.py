@@ -38,7 +38,7 @@ def check_truth(rows):
         assert row["canary/actor_max"] < 1e-4
 
 
-def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_path, ray_address):
+def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many_and_fewer_where_both_cut_alike(tmp_path, ray_address):
     result = rlflow.run("grpo", out=str(tmp_path), pools="all=2", ray_address=ray_address,
                         **SMALL, **{"actor.trainer": "fsdp", "actor.generator": "vllm"})
     rows = lines(result)
@@ -47,19 +47,29 @@ def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many(tmp_pa
     moved = json.loads((result.folder / "weights.json").read_text())
     assert 0 < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model
     assert rows[0]["actor.update/steps"] >= 1
+    matched = fork(result.folder, {"iterations": 4, "actor.generator.tensor_parallel": 2, "out": str(tmp_path)}, Quiet())
+    assert lines(matched)[-1]["canary/actor_max"] < 1e-4
+    moved = json.loads((matched.folder / "weights.json").read_text())
+    assert moved["actor.sync/matched"] == sum(name.endswith(("o_proj.weight", "down_proj.weight")) for name in final(matched)) > 0
+    assert 0 < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.01 * model  # norms, which each rank needs whole
     moved_on = fork(result.folder, {"iterations": 4, "actor.trainer": "local", "actor.generator": "local", "pools": "",
                                     "out": str(tmp_path)}, Quiet())
     assert 0 < apart(final(moved_on), final(result)) < 0.1
 
 
 def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):
-    """Within a limit, so that the trainers take turns in memory; the sampler, of which nothing can leave it on a CPU, fits as it is."""
-    result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address, memory="20MB",
-                        **SMALL, **{"actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
-                                    "actor.generator.tensor_parallel": 2, "actor.kv_cache_memory_bytes": 12_000_000})
+    """Scored while it samples, and within a limit, so that the trainers take turns in memory; of the sampler nothing can leave it on a
+    CPU."""
+    result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address, stream=3, memory="20MB",
+                        weights="alltoall", **SMALL, **{
+                            "actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
+                            "actor.generator.tensor_parallel": 2, "actor.kv_cache_memory_bytes": 12_000_000})
     rows = lines(result)
     check_truth(rows)
-    assert all(torch.isfinite(tensor).all() for tensor in final(result, "critic").values())
+    model = sum(tensor.nbytes for tensor in final(result).values())
     moved = json.loads((result.folder / "weights.json").read_text())
+    assert moved["actor.sync/transport"] == "store"
+    assert 0.4 * model < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model
+    assert all(torch.isfinite(tensor).all() for tensor in final(result, "critic").values())
     assert moved["train.residency/moves"] > 0
     assert not any(name.startswith("rollout.") for name in moved)

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rlflow.backends.vllm.surroundings import imported
+from rlflow.cli.check import judged as judged_file
 from rlflow.errors import PlanError
 from rlflow.given.backends import check_settings
 from rlflow.given.flags import sorted_out
@@ -46,6 +47,20 @@ def test_naming_the_vllm_backend_loads_no_engine():
     code = "import sys, rlflow.backends.vllm as b; print(hasattr(b, 'Trainer'), sorted({'torch', 'vllm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "[]"]
+
+
+@pytest.mark.parametrize(("half", "name", "device", "install"), [
+    ("generator", "vllm", "cpu", "python -m rlflow.backends.vllm.install"),
+    ("generator", "vllm", "cuda", r"pip install 'rlflow-dag\[vllm\]'"),
+    ("trainer", "deepspeed", "cpu", r"pip install --no-build-isolation 'rlflow-dag\[deepspeed\]'"),
+])  # fmt: skip
+def test_a_missing_engine_is_named_with_what_installs_it_before_anything_is_loaded(judged, monkeypatch, half, name, device, install):
+    monkeypatch.setitem(sys.modules, name, None)
+    told = rf"the package '{name}' is not installed(.|\n)*remedy: +{install}"
+    with pytest.raises(PlanError, match=told):
+        judged(TRAINED, **{f"actor.{half}": name, "device": device})
+    with pytest.raises(PlanError, match=told):
+        judged_file("ppo", [f"--actor.{half}", name, "--device", device])
 
 
 def test_a_missing_vllm_is_named_with_what_installs_it(monkeypatch):

@@ -120,7 +120,8 @@ class World:
         for index in range(len(plan.buckets)):
             sent = [{peer: message.clone() for peer, message in rank.pack(index).items()} for rank in ranks]
             for rank in ranks:
-                messages = {peer: sent[peer][rank.rank] for peer in range(plan.ranks) if rank.rank in sent[peer]}
+                firsts = {peer: other.rounds[index].first.get(rank.rank) for peer, other in enumerate(ranks)}
+                messages = {peer: sent[peer][first] for peer, first in firsts.items() if first is not None}
                 rank.unpack(index, messages)
                 came[rank.rank] += sum(message.numel() for message in messages.values())
         for rank in ranks:

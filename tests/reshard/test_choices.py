@@ -19,7 +19,8 @@ def test_advice_names_the_tensors_and_the_bytes():
     assert advice(SHAPES, "bfloat16", 8, 4) == [
         "a transfer can bring 1.12 MiB to the rank that receives most, not 2.11 MiB:",
         "  shard 6 of 12 tensors along the dimension that the rollout cuts, not the first: down_proj.weight, o_proj.weight",
-        "  put ranks that hold the same part of the model side by side: rank r has part r // 2 of 4, not r % 4",
+        "  put ranks that hold the same part of the model side by side: rank r has part r // 2 of 4, not r % 4, "
+        "which engines here do not offer",
     ]
     assert advice(SHAPES, "bfloat16", 8, 1) == []
 

@@ -1,0 +1,154 @@
+"""What moving weights between two pools costs: by shared memory and by Ray's object store, against whole tensors and a plain copy.
+
+    python benchmarks/passing.py [--repeats 7] [--megabytes 222] [--json]
+
+Real Ray workers of one thread each on this machine: two that hold FSDP2's parts of a bf16 model, two that need those of tensor parallel 2.
+``whole`` is what ``--weights gather`` does once rank 0 has gathered the model: all of it goes to every rank, which keeps its part.
+``memcpy`` copies as many bytes as a rank's target has. Times are medians over repeats, as the driver sees them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reshard import copier, empty, exact, small, weight
+
+from rlflow.cluster import launch
+from rlflow.cluster.carrier import Carrier
+from rlflow.cluster.passing import End, Receiver, Sender
+from rlflow.cluster.pool import Pool, make_pool
+from rlflow.cluster.tensors import pack_tensors, unpack_tensors
+from rlflow.reshard.kinds import Cut, sharded, tensor_parallel
+from rlflow.reshard.plan import readable
+from rlflow.reshard.proof import Destinations
+from rlflow.reshard.shards import Piece, Pieces
+
+RANKS = 2
+WAYS = ("whole", "store", "segment", "memcpy")
+
+
+class Side:
+    """A worker of either pool: its trainer or generator is memory in the right layout."""
+
+    def __init__(self, megabytes: float, rank: int, sends: bool) -> None:
+        torch.set_num_threads(1)
+        self.shapes, self.rank, self.sends = small(megabytes), rank, sends
+        self.pieces = self._held() if sends else empty(tensor_parallel(self.shapes, "bfloat16", RANKS, RANKS), rank)
+        self.end: End | None = None
+
+    def _held(self) -> dict[str, Pieces]:
+        layout = sharded(self.shapes, "bfloat16", [Cut(range(RANKS), RANKS)]).of(self.rank)
+        parts = {name: [(box, _part(weight(name, held.shape), box).clone()) for box in held.boxes] for name, held in layout.items()}
+        return {name: Pieces(layout[name].shape, "bfloat16", tuple(Piece(*part) for part in mine)) for name, mine in parts.items()}
+
+    def passing(self, role: str, step: str, *told: Any) -> Any:
+        """As of a run's worker."""
+        if step == "begin":
+            trainer = SimpleNamespace(pieces=lambda: self.pieces)
+            generator = SimpleNamespace(destinations=lambda tensors: Destinations(self.pieces, {}, {}), writing=self._writing, load=None)
+            model: Any = SimpleNamespace(trainer=trainer if self.sends else None, generator=generator)
+            self.end = Sender(model, "cpu") if self.sends else Receiver(model, "cpu")
+        return getattr(self.end, step)(*told)
+
+    @contextlib.contextmanager
+    def _writing(self, version: int) -> Iterator[None]:
+        yield
+
+    def whole(self) -> Any:
+        """The model, as if it had just been gathered here."""
+        return pack_tensors({name: weight(name, shape) for name, shape in self.shapes.items()})
+
+    def receive(self, payload: Any) -> None:
+        for name, tensor in unpack_tensors(payload).items():
+            for piece in self.pieces[name].pieces:
+                piece.view.copy_(_part(tensor, piece.box))
+
+    def memcpy(self) -> float:
+        """Milliseconds of a copy."""
+        self.copy = getattr(self, "copy", None) or copier(self.pieces)
+        start = time.perf_counter()
+        self.copy()
+        return 1000 * (time.perf_counter() - start)
+
+    def exact(self) -> bool:
+        return exact(self.pieces)
+
+
+def _part(tensor: Tensor, box: tuple[tuple[int, int], ...]) -> Tensor:
+    return tensor[tuple(slice(low, high) for low, high in box)]
+
+
+def pools(megabytes: float) -> tuple[Pool[Any], Pool[Any]]:
+    environment = {"env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}}
+    made: list[Pool[Any]] = [make_pool(name, Side, RANKS, lambda rank, sends=sends: (megabytes, rank, sends), None, runtime_env=environment)
+                             for name, sends in (("train", True), ("rollout", False))]  # fmt: skip
+    for pool in made:
+        pool.made(300.0).result()
+    return made[0], made[1]
+
+
+def measured(megabytes: float, repeats: int) -> dict[str, Any]:
+    train, rollout = pools(megabytes)
+    carriers = {name: Carrier("actor", train, rollout, how) for name, how in (("store", "alltoall"), ("segment", "segment"))}
+    row: dict[str, Any] = {"model": sum(2 * torch.Size(shape).numel() for shape in small(megabytes).values())}
+    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    for name in ("whole", *carriers):  # ends are bound to one way at a time
+        if name in carriers:
+            carriers[name].bind(60.0)
+        for repeat in range(repeats + 1):
+            start = time.perf_counter()
+            row |= _once(name, carriers, train, rollout, repeat)
+            times[name] += [1000 * (time.perf_counter() - start)] * (repeat > 0)  # not the first, which touches memory for the first time
+        row[f"{name} exact"] = all(rollout.call("exact", seconds=60.0).result())
+    times["memcpy"] = [max(rollout.call("memcpy").result()) for _ in range(repeats + 1)][1:]
+    for name, each in times.items():
+        row[name], row[f"{name} fastest"] = statistics.median(each), min(each)
+    return row
+
+
+def _once(name: str, carriers: Mapping[str, Carrier], train: Pool[Any], rollout: Pool[Any], version: int) -> dict[str, Any]:
+    if name == "whole":
+        rollout.call("receive", train.send(0, "whole", group="model"), seconds=60.0, group="model").result()
+        return {}
+    moved = carriers[name].move(version, 60.0)
+    return {"inbound": moved["inbound"], "bound": moved["bound"], f"{name} extra": moved["extra"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--megabytes", type=float, default=222, help="of the model in bf16")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    launch.start(None, 2 * RANKS)
+    try:
+        row = measured(given.megabytes, given.repeats)
+    finally:
+        ray.shutdown()
+    if given.json:
+        print(json.dumps(row))
+        return
+    print(f"{readable(row['model'])} in bf16, FSDP2 on 2 ranks to TP 2 on 2 others: {readable(int(row['inbound']))} to each, "
+          f"{row['inbound'] / row['bound']:.3f} of the bound")  # fmt: skip
+    for name in WAYS:
+        extra = f", {readable(int(row[f'{name} extra']))} beside the model" if f"{name} extra" in row else ""
+        print(f"  {name:8} {row[name]:8.1f} ms (fastest {row[f'{name} fastest']:.1f}), {row[name] / row['memcpy']:.2f} x memcpy"
+              f"{extra}, exact: {row.get(f'{name} exact', '-')}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""What ``rlflow/training/protocols.py`` promises of every backend, as claims, and the rank of a pool that makes them.
+
+    contract.py BACKENDS RANK RANKS MEETING MODELS OUT
+
+makes every claim on this rank, of one backend or of several (A,B), and writes to OUT by backend and claim what there is to say against it,
+"" where there is nothing. ``own_BACKEND.py``, where it is there, has CHECKS of the backend's own by number of ranks.
+"""
+
+import gc
+import importlib
+import json
+import os
+import sys
+import traceback
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlflow.errors import PlanError
+from rlflow.given.backends import backend
+from rlflow.training.peers import Peers
+from rlflow.training.protocols import ModelSpec
+
+HERE = Path(__file__).parent
+MODULES = {"Trainer": "training_claims", "Generator": "sampling_claims"}
+SHAPES = ("qwen3", "llama", "gpt2", "gemma3")
+HEADS = {"llama values": {"head": "values"}, "reward scores": {"head": "scores"}}
+ADAPTERS = {"gpt2 lora=4": {"lora": 4, "lr": 1e-2}}
+
+# Settings under which ranks lie in other ways than by default, by the shapes for which the claims are made again.
+LAYOUTS = {
+    "fsdp": {"shard=none": ("llama",), "tensor_parallel=2": ("llama", "qwen3", "gemma3")},
+    "deepspeed": {"zero=1": ("llama",), "zero=2": ("llama",)},
+}
+SAMPLES_WITH = {"vllm": {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}}
+
+# What some backend cannot do. Everything else is claimed of all.
+NO_MODEL = {"null": "columns are functions of the row key, and nothing is learned"}
+NO_PLAN = {"gpt2": "transformers has no tensor-parallel plan for GPT-2, so that the fsdp backend refuses it: 'no plan in its config'"}
+
+
+class Unusable(Exception):
+    """A package is missing."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where claims are made: the backend, this rank, and where models lie and files may be written, the same on all ranks."""
+
+    name: str
+    rank: int
+    ranks: int
+    models: Path
+    folder: Path
+    alone: Any = None  # torch's group of this rank alone
+
+    @property
+    def backend(self) -> Any:
+        return backend(self.name)
+
+    @property
+    def modelless(self) -> bool:
+        return self.name in NO_MODEL
+
+    def made(self, half: str, spec: ModelSpec, **given: Any) -> Any:
+        """A Trainer or Generator with those of the settings that it has. Raises Unusable where its package is missing."""
+        kind = getattr(self.backend, half)
+        known = {field.name for field in fields(kind.Settings)}
+        try:
+            return kind(spec, kind.Settings(**{name: value for name, value in given.items() if name in known}))
+        except PlanError as error:
+            if error.problems[0].code == "missing-package":
+                raise Unusable(error.problems[0].message) from error
+            raise
+
+    def peers(self) -> Peers:
+        """Of a trainer that takes this rank for the only one."""
+        return Peers(self.alone)
+
+    def together(self, own: Any) -> list[Any]:
+        """What each rank has."""
+        found = [own] * self.ranks
+        if self.ranks > 1:
+            dist.all_gather_object(found, own)
+        return found
+
+    def first(self, own: Any) -> Any:
+        """What the first rank has, on all."""
+        found = [own]
+        if self.ranks > 1:
+            dist.broadcast_object_list(found, 0)
+        return found[0]
+
+
+def shares_engines(name: str) -> bool:
+    """Whether several ranks can have one generator."""
+    return "tensor_parallel" in backend(name).Generator.Settings.__dataclass_fields__
+
+
+def cases(name: str, half: str, ranks: int) -> dict[str, dict[str, Any]]:
+    """The cases of a half: their names, which begin with a shape, and settings."""
+    if half == "Generator":
+        alone = name in NO_MODEL or (ranks > 1 and not shares_engines(name))  # whose ranks know nothing of each other
+        return dict.fromkeys(SHAPES[:1] if alone else SHAPES, SAMPLES_WITH.get(name, {}))
+    if name in NO_MODEL:
+        return {SHAPES[0]: {}}
+    found: dict[str, dict[str, Any]] = {shape: {"gradient_checkpointing": shape == "gemma3"} for shape in SHAPES}
+    if divides(name) == (ranks > 1):
+        found |= HEADS | ADAPTERS
+    for layout, shapes in LAYOUTS.get(name, {}).items() if ranks > 1 else ():
+        setting, _, value = layout.partition("=")
+        found |= {f"{shape} {layout}": {setting: int(value) if value.isdigit() else value} for shape in shapes}
+    return found
+
+
+def divides(name: str) -> bool:
+    """Whether ranks hold a part of the weights each."""
+    return bool(getattr(backend(name).Trainer, "collective", False))
+
+
+def claims(name: str, half: str, case: str, ranks: int) -> dict[str, Any]:
+    """By name, in the order in which they are made of one case: all, or those that may depend on how ranks lie."""
+    module = importlib.import_module(MODULES[half])
+    chosen = tuple(module.CLAIMS)
+    if half == "Trainer" and ranks > 1:
+        chosen = module.OF_LAYOUTS if "=" in case and case not in ADAPTERS else chosen
+        chosen = chosen if divides(name) else module.OF_RANKS
+    return {claim: module.CLAIMS[claim] for claim in chosen}
+
+
+def named(name: str, ranks: int) -> list[str]:
+    """Every claim of a backend: half, case and claim."""
+    halves = [half for half in ("Trainer", "Generator") if hasattr(backend(name), half)]
+    return [f"{half}: {case}: {claim}" for half in halves for case in cases(name, half, ranks) for claim in claims(name, half, case, ranks)]
+
+
+def judged(ground: Ground, half: str, case: str) -> dict[str, str]:
+    """What there is to say against each claim of a case. After a failure nothing more is asked: ranks are no longer at the same place."""
+    module = importlib.import_module(MODULES[half])
+    found: dict[str, str] = {}
+    subject = None
+    for claim, holds in claims(ground.name, half, case, ground.ranks).items():
+        try:
+            subject = subject or module.Subject(ground, case, **cases(ground.name, half, ground.ranks)[case])
+            holds(subject)
+            found[f"{half}: {case}: {claim}"] = ""
+        except Unusable:
+            raise
+        except Exception:
+            found[f"{half}: {case}: {claim}"] = traceback.format_exc()
+            break
+    return found
+
+
+def everything(ground: Ground, own: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for half in ("Trainer", "Generator") if ground.ranks <= 2 else ():
+        for case in cases(ground.name, half, ground.ranks) if hasattr(ground.backend, half) else ():
+            found |= judged(ground, half, case)
+            if any(found.values()):
+                return found
+    for name, check in own.items():
+        try:
+            check(ground)
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+            return found
+    return found
+
+
+def joined(rank: int, ranks: int, meeting: Path) -> Any:
+    """The group of all ranks; that of this rank alone."""
+    if ranks == 1:
+        return None
+    dist.init_process_group("gloo", store=dist.FileStore(str(meeting), ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=240))
+    return [dist.new_group([rank]) for rank in range(ranks)][rank]
+
+
+def checks(name: str, ranks: int) -> dict[str, Any]:
+    """Those of the backend's own."""
+    module = f"own_{name}"
+    return dict(importlib.import_module(module).CHECKS.get(ranks, {})) if (HERE / f"{module}.py").exists() else {}
+
+
+def main(names: str, rank: int, ranks: int, meeting: Path, models: Path, out: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    alone, found = joined(rank, ranks, meeting), {}
+    gc.freeze()  # some engines collect garbage for each trainer, among all that was imported
+    for name in names.split(","):
+        ground = Ground(name, rank, ranks, models, meeting.parent, alone)
+        try:
+            found[name] = everything(ground, checks(name, ranks))
+        except Unusable as error:
+            found[name] = {"unusable": str(error)}
+    out.write_text(json.dumps(found))
+    if ranks > 1:
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *map(Path, sys.argv[4:7]))

@@ -1,0 +1,224 @@
+"""What is claimed of the vllm generator alone, by number of ranks: checks that every rank makes, in the process of ``contract.py``."""
+
+import os
+import threading
+
+import pytest
+import torch
+from sampling_claims import TOLERANCE, Subject, pieces, raised, tokens
+from training_claims import Subject as Trained
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from rlflow.backends import vllm
+from rlflow.backends.local import Trainer
+from rlflow.backends.local.tokenizer import copy_tokenizer
+from rlflow.checkpoints import Snapshot, Writer, export, host_copy, model_files, role_tensors
+from rlflow.errors import PlanError
+from rlflow.training.protocols import ModelSpec, Sampling
+
+SECONDS = 120  # longer than anything here takes
+SMALL = {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 64}
+KEPT = {}
+
+
+def subject(ground):
+    """One engine for all checks of a process, whose rows end by length alone."""
+    if not KEPT:
+        environment, threads = dict(os.environ), torch.set_num_threads
+        KEPT["made"] = Subject(ground, "llama", **SMALL)
+        KEPT["left"] = [name for name in environment.keys() | os.environ.keys() if os.environ.get(name) != environment.get(name)]
+        KEPT["threads"] = torch.set_num_threads is threads
+        KEPT["made"].one.eos = []
+    return KEPT["made"]
+
+
+def its_process_is_as_it_was(ground):
+    assert subject(ground).one.healthy()
+    assert KEPT["threads"]
+    assert not [name for name in KEPT["left"] if not name.startswith("VLLM_")]
+
+
+def what_the_engine_cannot_do_is_said(ground):
+    one = subject(ground)
+    long, cold = (raised(lambda s=s: one.generate(s)) for s in (Sampling(1, 300), Sampling(1, 3, 0.001)))
+    assert "found a prompt of 19 tokens and max_tokens 300, expected at most 256" in long
+    assert "expected 0 or at least 0.01" in cold
+
+
+def a_model_without_kernels_is_refused(ground):
+    """Before anything is sampled: heads of 8."""
+    folder = ground.folder / "narrow"
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, head_dim=8)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    copy_tokenizer(ground.models / "llama", folder)
+    with pytest.raises(PlanError, match=r"head_dim=8(.|\n)*--ROLE.generator local"):
+        vllm.Generator(ModelSpec(folder))
+
+
+def an_error_reaches_the_caller_and_the_engine_goes_on(ground):
+    one = subject(ground)
+
+    def fails(*_):
+        raise ArithmeticError("the third layer is on fire")
+
+    hook = one.one.module.register_forward_pre_hook(fails)
+    with pytest.raises(ArithmeticError, match="the third layer is on fire"):
+        one.generate(Sampling(1, 4))
+    hook.remove()
+    assert one.one.healthy()
+
+
+def what_is_written_in_place_is_sampled_from(ground):
+    one = subject(ground)
+    one.one.receive(one.trained(1.0).weights(), 1)
+    with one.one.writing(8), torch.no_grad():
+        for parameter in one.one.module.parameters():
+            parameter.mul_(1.1)
+    out = one.generate(Sampling(1, 8))
+    assert one.mismatch(one.trained(1.1), out) < TOLERANCE
+    assert one.one.version == 8
+
+
+class At:
+    """Has something done before the step of this number, in a thread of its own."""
+
+    def __init__(self, llm, number, act):
+        self.llm, self.step, self.left, self.act = llm, llm.step, number, act
+        self.other = threading.Thread(target=act)
+
+    def __enter__(self):
+        self.llm.step = self.watched
+        return self
+
+    def watched(self):
+        self.left -= 1
+        if self.left == 0:
+            self.other.start()
+        return self.step()
+
+    def __exit__(self, *_):
+        self.llm.step = self.step
+        self.other.join(SECONDS)
+        assert not self.other.is_alive()
+
+
+def versions(out):
+    return [row.tolist() for row in pieces(out, "policy_version")]
+
+
+def weights_that_come_between_steps_are_told_token_by_token(ground):
+    """Rows under way go on with them."""
+    one = subject(ground)
+    one.one.receive(one.trained(1.0).weights(), 19)
+    trainer = one.trained(1.1)
+    with At(one.one.engine.llm, 6, lambda: one.one.receive(trainer.weights(), 20)):
+        out = one.generate(Sampling(1, 40))
+    assert all(row == sorted(row) and set(row) == {19, 20} and len(row) == 40 for row in versions(out))
+    assert one.mismatch(trainer, one.generate(Sampling(1, 8))) < TOLERANCE
+
+
+def a_pause_lets_weights_in_and_no_row_is_lost(ground):
+    """Nothing is sampled until ``resume``. Computed again, what follows is what the new weights sample after these tokens."""
+    one = subject(ground)
+    old, new = one.trained(1.0), one.trained(1.1)
+    one.one.receive(old.weights(), 30)
+    before = []
+
+    def update():
+        one.one.pause(SECONDS)
+        before.append(one.one.engine.llm.engine_core.engine_core.scheduler.get_num_unfinished_requests())
+        one.one.receive(new.weights(), 31)
+        one.one.resume(recompute=True)
+
+    with At(one.one.engine.llm, 9, update):
+        out = one.generate(Sampling(2, 40))
+    assert before == [8]
+    spans = versions(out)
+    assert all(row == sorted(row) and set(row) == {30, 31} and len(row) == 40 for row in spans)
+    batch = out | one.prompts
+    scored = {30: old.forward(batch)["logprobs"], 31: new.forward(batch)["logprobs"]}
+    for i, (row, sampled) in enumerate(zip(spans, pieces(out, "sampled_logprobs"), strict=True)):
+        expected = torch.stack([scored[version][i, t] for t, version in enumerate(row)])
+        torch.testing.assert_close(sampled, expected, atol=TOLERANCE, rtol=0)
+
+
+def a_pause_without_end_is_told_to_who_waits(ground):
+    """At its deadline; a pause and a resume with nothing in between change no bit."""
+    one = subject(ground)
+    straight = one.generate(Sampling(1, 24))
+
+    def hold():
+        one.one.pause(SECONDS)
+        one.one.resume()
+
+    with At(one.one.engine.llm, 5, hold):
+        again = one.generate(Sampling(1, 24))
+    assert tokens(again) == tokens(straight)
+    assert torch.equal(again["sampled_logprobs"], straight["sampled_logprobs"])
+    one.one.pause(0.01)
+    with pytest.raises(TimeoutError, match=r"found the engine paused past its deadline, expected resume\(\) before it"):
+        one.generate(Sampling(1, 4))
+    one.one.resume()
+    assert one.one.healthy()
+
+
+# -- two ranks -------------------------------------------------------------------------------------------------------------------------
+
+
+def an_exported_run_is_loaded_and_scores_the_same(ground):
+    """Trained by two fsdp ranks, sampled from by two that share an engine and its one key-value head."""
+    trained, run, folder = Trained(_of(ground, "fsdp"), "one-kv"), ground.folder / "run", ground.folder / "exported"
+    trained.learn(trained.one)
+    state = trained.one.state()
+    if ground.rank == 0:
+        run.mkdir()
+        with Writer(run) as writer:
+            writer.submit(Snapshot(1, role_tensors("actor", host_copy(state)), files=model_files(trained.folder, "actor")))
+        export(run, folder)
+    ground.together(None)
+    exported = Subject(ground, str(folder), **SMALL)
+    out = exported.generate(Sampling(2, 16))
+    plain = Trainer(ModelSpec(folder))
+    plain.peers = ground.peers()
+    assert exported.mismatch(plain, out) < TOLERANCE
+    assert exported.mismatch(trained.one, out) < TOLERANCE
+    assert exported.mismatch(trained.reference(), out) > 100 * TOLERANCE
+    KEPT["made"] = exported
+
+
+def _of(ground, name):
+    return type(ground)(name, ground.rank, ground.ranks, ground.models, ground.folder, ground.alone)
+
+
+def ranks_that_share_an_engine_are_asked_the_same(ground):
+    one = KEPT["made"]
+    assert "found different rows" in raised(lambda: one.generate(Sampling(), prompts=one.prompts.rows([ground.rank])))
+    assert "expected one of one rank" in raised(lambda: one.one.pause(1))
+    embedding = next(p for name, p in one.one.module.named_parameters() if name.endswith("embed_tokens.weight"))
+    assert len(embedding) == 32
+    assert not [name for name in os.listdir("/dev/shm") if one.one.engine.seat.run in name]
+
+
+def ranks_with_an_engine_each_sample_other_rows_or_none(ground):
+    from vllm.distributed.parallel_state import destroy_model_parallel
+
+    destroy_model_parallel()  # one process has engines of one size
+    generator = vllm.Generator(ModelSpec(ground.models / "qwen3"), vllm.Generator.Settings(**SMALL))
+    prompts = KEPT["made"].prompts
+    share, none = prompts.rows([0, 1, 2] if ground.rank == 0 else [3]), prompts.rows([])
+    assert len(generator.generate(share, Sampling(2, 16), range(2 * len(share)))) == 2 * len(share)
+    for picked in (share.rows([0]), share if ground.rank else none):
+        assert len(generator.generate(picked, Sampling(2, 4), range(2 * len(picked)))) == 2 * len(picked)
+    assert ground.together(ground.rank) == [0, 1]  # the group of all ranks is as it was
+
+
+CHECKS = {
+    1: {check.__name__: check for check in (
+        its_process_is_as_it_was, what_the_engine_cannot_do_is_said, a_model_without_kernels_is_refused,
+        an_error_reaches_the_caller_and_the_engine_goes_on, what_is_written_in_place_is_sampled_from,
+        weights_that_come_between_steps_are_told_token_by_token, a_pause_lets_weights_in_and_no_row_is_lost,
+        a_pause_without_end_is_told_to_who_waits)},
+    2: {check.__name__: check for check in (
+        an_exported_run_is_loaded_and_scores_the_same, ranks_that_share_an_engine_are_asked_the_same,
+        ranks_with_an_engine_each_sample_other_rows_or_none)},
+}  # fmt: skip

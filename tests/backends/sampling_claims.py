@@ -1,0 +1,247 @@
+"""What is claimed of a Generator, beside a plain forward of transformers and a local trainer whose weights it takes."""
+
+
+
+import torch
+from contract import Ground
+from transformers import AutoModelForCausalLM
+
+from rlflow.author.verbs import GENERATE_GIVES
+from rlflow.backends.local import Trainer
+from rlflow.backends.local.sampling import truncated
+from rlflow.backends.local.tokenizer import load_tokenizer
+from rlflow.batch import Batch
+from rlflow.columns import standard_kind
+from rlflow.training.protocols import ModelSpec, Sampling
+
+TEXTS = ["2+2=", "a", "the quick brown fox", "x = y"]
+SAMPLINGS = [Sampling(3, 16), Sampling(3, 16, 0.7), Sampling(3, 16, 0.0), Sampling(3, 16, 0.9, 0.8), Sampling(3, 16, 0.8, 0.9, 6)]
+EOS = {1, 20, 21}  # of the models' generation configs
+TOLERANCE = 2e-5  # of a float32 log-prob; a wrong weight is off by 0.1 and more
+
+
+def pieces(batch, name="tokens"):
+    return torch.split(batch.data[name].value, batch.data[name].lengths.tolist())
+
+
+def tokens(batch):
+    return [row.tolist() for row in pieces(batch)]
+
+
+class Subject:
+    """A generator, and prompts of this rank's own; ranks that share an engine have the same."""
+
+    def __init__(self, ground: Ground, case: str, **settings):
+        self.ground, self.folder = ground, ground.models / case.split()[0]
+        known = ground.backend.Generator.Settings.__dataclass_fields__
+        self.team = ground.ranks if "tensor_parallel" in known else 1
+        self.spec = ModelSpec(self.folder)
+        self.one = ground.made("Generator", self.spec, tensor_parallel=self.team, **settings)
+        encode = load_tokenizer(self.folder)
+        own = 0 if self.team > 1 else ground.rank
+        texts = TEXTS[own:] + TEXTS[:own]
+        self.prompts = Batch.of(prompt=texts, prompt_tokens=[encode(text).input_ids for text in texts])
+
+    @property
+    def modelless(self):
+        return self.ground.modelless
+
+    def generate(self, sampling, seeds=None, prompts=None):
+        prompts = self.prompts if prompts is None else prompts
+        return self.one.generate(prompts.select("prompt_tokens"), sampling, seeds or range(len(prompts) * sampling.samples))
+
+    def trained(self, factor):
+        """A trainer whose weights are not those of the folder."""
+        trainer = Trainer(ModelSpec(self.folder, trained=True))
+        trainer.peers = self.ground.peers()
+        with torch.no_grad():
+            for parameter in trainer.network.module.parameters():
+                parameter.mul_(factor)
+        return trainer
+
+    def mismatch(self, trainer, out):
+        return float((trainer.forward(out | self.prompts)["logprobs"] - out["sampled_logprobs"]).abs().max())
+
+
+def raised(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+# -- claims ----------------------------------------------------------------------------------------------------------------------------
+
+
+def rows_have_their_columns(subject):
+    out = subject.generate(Sampling(3, 5, 0.5))
+    assert set(out.columns) == {*GENERATE_GIVES, "group"}
+    for name, data in out.data.items():
+        assert data.kind == standard_kind(name), name
+    assert (out | subject.prompts)["prompt"] == [text for text in subject.prompts["prompt"] for _ in range(3)]
+    assert out["group"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    lengths = out.data["tokens"].lengths
+    assert all(torch.equal(out.data[name].lengths, lengths) for name in ("mask", "sampled_logprobs", "policy_version"))
+    assert 1 <= int(lengths.min()) <= int(lengths.max()) <= 5
+    assert bool(out.data["mask"].value.all())
+    assert not any(data.value.is_inference() for data in out.data.values() if isinstance(data.value, torch.Tensor))
+    assert set(out["finish"]) <= {"stop", "length"}
+    assert out["temperature"].tolist() == [0.5] * 12
+    assert subject.generate(Sampling(1, 1, 0.0))["temperature"].tolist() == [1.0] * 4  # greedy
+    if not subject.modelless:
+        decode = load_tokenizer(subject.folder).decode
+        said = [decode(row[:-1] if row[-1] in EOS else row, skip_special_tokens=True) for row in tokens(out)]
+        assert list(out["completion"]) == said
+
+
+def no_prompts_give_no_rows(subject):
+    none = subject.prompts.rows([])
+    assert len(subject.generate(Sampling(2), [], none)) == 0
+    if hasattr(subject.one, "generate_chunks"):
+        assert [len(chunk) for chunk in subject.one.generate_chunks(none, Sampling(2), [], 3)] == [0, 0, 0]
+
+
+def a_row_depends_on_its_prompt_and_its_seed_alone(subject):
+    """And on nothing that the process draws in between."""
+    seeds, sampling = [2**62 + i for i in range(8)], Sampling(2, 24)
+    together = tokens(subject.generate(sampling, seeds))
+    if subject.modelless:
+        assert tokens(subject.generate(sampling, seeds)) == together
+        return
+    apart = [tokens(subject.generate(Sampling(1, 24), [seed], subject.prompts.rows([i // 2])))[0] for i, seed in enumerate(seeds)]
+    torch.rand(3)
+    assert together == apart == tokens(subject.generate(sampling, seeds))
+    assert together != tokens(subject.generate(sampling, range(20, 28)))
+    assert together[0] != together[1]
+
+
+def sampled_logprobs_are_those_of_a_forward(subject):
+    """Of transformers, row by row, truncated as they were; greedy rows have the likeliest tokens."""
+    if subject.modelless:
+        return
+    model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).eval()
+    for sampling in SAMPLINGS:
+        out = subject.generate(sampling)
+        prompts = [prompt for prompt in pieces(subject.prompts, "prompt_tokens") for _ in range(sampling.samples)]
+        for prompt, row, sampled in zip(prompts, pieces(out), pieces(out, "sampled_logprobs"), strict=True):
+            with torch.no_grad():
+                logits = model(torch.cat([prompt, row])[None]).logits[0, len(prompt) - 1 : -1] / (sampling.temperature or 1.0)
+            if sampling.temperature:
+                logits = truncated(logits, sampling.top_k, sampling.top_p)
+            else:
+                assert torch.equal(logits.argmax(-1), row)
+            expected = logits.log_softmax(-1).gather(-1, row[:, None])[:, 0]
+            torch.testing.assert_close(sampled, expected, atol=TOLERANCE, rtol=0)
+
+
+def rows_end_where_they_should(subject):
+    """By any end-of-sequence token of the model, by length, or by a stop string, which stays."""
+    if subject.modelless:
+        return
+    free = subject.generate(Sampling(8, 40))
+    assert {"stop", "length"} == set(free["finish"])
+    for row, why in zip(tokens(free), free["finish"], strict=True):
+        assert row[-1] in EOS if why == "stop" else len(row) == 40
+        assert not EOS & set(row[:-1])
+    assert len({row[-1] for row, why in zip(tokens(free), free["finish"], strict=True) if why == "stop"}) > 1
+    stop = max(free["completion"], key=len)[10:12]
+    cut = subject.generate(Sampling(8, 40, stop=(stop, "never there")))
+    for i, before in enumerate(free["completion"]):
+        if stop in before:
+            assert cut["completion"][i] == before[: before.index(stop) + len(stop)]
+            assert cut["finish"][i] == "stop"
+        else:
+            assert tokens(cut)[i] == tokens(free)[i]
+
+
+def chunks_are_the_rows_of_one_call(subject):
+    """In every bit, in the order in which they end; of rows that are sampled after others, after those."""
+    if not hasattr(subject.one, "generate_chunks"):
+        return
+    sampling, seeds, prompts = Sampling(12, 30), range(48), subject.prompts.select("prompt_tokens")
+    whole = subject.one.generate(prompts, sampling, seeds)
+    for count in (4, 100):
+        parts = list(subject.one.generate_chunks(prompts, sampling, seeds, count))
+        assert [len(part) for part in parts] == [len(part) for part in torch.arange(48).tensor_split(count)]
+        taken = torch.cat([part.axis.index for part in parts])
+        assert len({part.axis.parent for part in parts}) == 1
+        joined = Batch.concat([part for part in parts if len(part)]).rows(taken.argsort())
+        for name, data in whole.data.items():
+            again = joined.data[name].value
+            assert again == data.value if isinstance(data.value, tuple) else torch.equal(again, data.value), name
+        at_once = getattr(subject.one.settings, "max_num_seqs", len(whole))
+        lengths, finish = whole.data["tokens"].lengths.tolist(), whole["finish"]
+        order = sorted(range(48), key=lambda row: (row // at_once, lengths[row], finish[row] == "length", row))
+        expected = [sorted(order[i] for i in part.tolist()) for part in torch.arange(48).tensor_split(count)]
+        assert [part.axis.index.tolist() for part in parts] == expected
+
+
+def received_weights_are_what_is_sampled_from(subject):
+    """Nothing is left of those before, nor of what was computed with them."""
+    if subject.modelless:
+        subject.one.receive(iter([("steps", torch.tensor(7))]), 7)
+        assert set(subject.generate(Sampling()).data["policy_version"].value.tolist()) == {7}
+        return
+    trainer, versions = subject.trained(1.1), []
+    before = subject.generate(Sampling(1, 8))
+    subject.one.receive(trainer.weights(), 7)
+    after = subject.generate(Sampling(1, 8))
+    versions += [set(out.data["policy_version"].value.tolist()) for out in (before, after)]
+    assert versions == [{0}, {7}]
+    assert subject.mismatch(trainer, before) > 100 * TOLERANCE
+    assert subject.mismatch(trainer, after) < TOLERANCE
+    if hasattr(subject.one, "logprobs"):
+        scored, wanted = (one(after | subject.prompts)["logprobs"] for one in (subject.one.logprobs, trainer.forward))
+        torch.testing.assert_close(scored, wanted, atol=TOLERANCE, rtol=0)
+
+
+def what_cannot_be_done_is_said(subject):
+    assert subject.modelless or "found 1 seeds, expected one per row: 8" in raised(lambda: subject.generate(Sampling(2), [1]))
+    if subject.modelless:
+        return
+    weights = dict(subject.trained(1.0).weights())
+    last = [name for name in weights if "norm" in name or "ln_f" in name][-1]
+    empty = Batch.of(prompt_tokens=[[5], []])
+    assert "found an empty prompt" in raised(lambda: subject.generate(Sampling(), None, empty))
+    assert "nonsense" in raised(lambda: subject.one.receive(iter([("nonsense", torch.zeros(1))]), 9))
+    missing = ((name, x) for name, x in weights.items() if name != last)
+    assert last in raised(lambda: subject.one.receive(missing, 9))
+    assert "[3]" in raised(lambda: subject.one.receive(((name, torch.zeros(3)) for name in weights), 9))
+    subject.one.receive(iter(weights.items()), 9)
+    assert set(subject.generate(Sampling(1, 4)).data["policy_version"].value.tolist()) == {9}
+
+
+def sleep_changes_nothing(subject):
+    before = tokens(subject.generate(Sampling(1, 8)))
+    subject.one.sleep()
+    subject.one.wake()
+    assert tokens(subject.generate(Sampling(1, 8))) == before
+
+
+def ranks_sample_as_they_lie(subject):
+    """Those that share an engine the same rows, each with its part of the weights; others what they like, and one may have nothing."""
+    if subject.team == 1:
+        share = subject.prompts.rows([] if subject.ground.rank else [0, 1])
+        assert len(subject.generate(Sampling(2, 4), prompts=share)) == 2 * len(share)
+        assert sum(subject.ground.together(1)) == subject.ground.ranks  # the group of all ranks is as it was
+        return
+    first, *others = subject.ground.together(tokens(subject.generate(Sampling(2, 24))))
+    assert all(rows == first for rows in others)
+    held = sum(parameter.nbytes for parameter in subject.one.module.parameters())
+    whole = sum(tensor.nbytes for _, tensor in subject.trained(1.0).weights())
+    assert held <= 0.6 * whole, held / whole
+
+
+CLAIMS = {
+    "rows have their columns": rows_have_their_columns,
+    "no prompts give no rows": no_prompts_give_no_rows,
+    "a row depends on its prompt and its seed alone": a_row_depends_on_its_prompt_and_its_seed_alone,
+    "sampled log-probs are those of a forward": sampled_logprobs_are_those_of_a_forward,
+    "rows end where they should": rows_end_where_they_should,
+    "chunks are the rows of one call": chunks_are_the_rows_of_one_call,
+    "received weights are what is sampled from": received_weights_are_what_is_sampled_from,
+    "what cannot be done is said": what_cannot_be_done_is_said,
+    "sleep changes nothing": sleep_changes_nothing,
+    "ranks sample as they lie": ranks_sample_as_they_lie,
+}

@@ -1,0 +1,285 @@
+"""What is claimed of a Trainer, beside the local one, which takes each rank for the only one, and a plain forward of transformers."""
+
+import torch
+from contract import Ground
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlflow import loss
+from rlflow.backends import local
+from rlflow.batch import Batch
+from rlflow.columns import standard_kind
+from rlflow.training.learning import Share
+from rlflow.training.objective import Totals
+from rlflow.training.protocols import ModelSpec
+from rlflow.training.rows import mask_counts
+
+SETTINGS = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.01, "micro_tokens": 40, "logit_tokens": 7, "warmup": 2}
+# Of each optimizer step the rows, in pairs, and how many pairs of them each data-parallel rank takes, the last all that are left.
+STEPS = [([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 0, 0]), ([8, 9], [0, 1, 0, 0]), ([10, 11, 2, 3, 6, 7], [1, 2, 0, 0])]
+AGAIN = [([8, 9, 4, 5, 0, 1], [2, 1, 0, 0])]
+
+
+@loss(new=("logprobs", "entropy"))
+def both(new, mask):
+    return -new.logprobs - 0.1 * new.entropy, {"entropy": new.entropy}
+
+
+@loss
+def broken(new, mask):
+    return -new.logprobs * float("inf"), {}
+
+
+@loss(new="values")
+def regression(new, mask):
+    return (new.values - 1).square(), {}
+
+
+@loss(new="scores", rows="group")
+def ranking(new, mask):
+    return -torch.nn.functional.logsigmoid(new.scores[0::2] - new.scores[1::2]).repeat_interleave(2), {}
+
+
+OBJECTIVES = {"logprobs": (both, "tokens"), "values": (regression, "row-tokens"), "scores": (ranking, "rows")}
+
+
+def rows(count=12):
+    chance = torch.Generator().manual_seed(0)
+    draw = lambda low, high: torch.randint(low, high, (count,), generator=chance).tolist()  # noqa: E731
+    prompts, lengths = draw(1, 7), draw(1, 9)
+    return Batch.of(prompt_tokens=[torch.randint(3, 60, (n,), generator=chance) for n in prompts],
+                    tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
+                    mask=[[i != 2 for i in range(n)] for n in lengths], group=[i // 2 for i in range(count)],
+                    temperature=[[1.0, 0.7][i % 2] for i in range(count)])
+
+
+def shares(batch, steps, grouped, rank=0, ranks=1):
+    for taken, pairs in steps:
+        totals = Totals.of(mask_counts(batch)[torch.tensor(taken)])
+        counts = pairs[: ranks - 1] + [sum(pairs[ranks - 1 :])]
+        begin = 2 * sum(counts[:rank])
+        mine = torch.tensor(taken[begin : begin + 2 * counts[rank]], dtype=torch.int64)
+        yield Share(list(mine.split(2 if grouped else 1)) if len(mine) else [], totals)
+
+
+def copied(state):
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def check_same(found, expected):
+    """In every bit, order of names included. Ranks other than the first may have nothing."""
+    if not found:
+        return
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name].cpu(), tensor.cpu()), name
+
+
+class Subject:
+    """A trainer of the backend, called with this rank's rows, and the local one, with all."""
+
+    def __init__(self, ground: Ground, case: str, head="logprobs", trained=True, dtype="float32", dims=(), **settings):
+        self.ground, self.folder = ground, ground.models / case.split()[0]
+        self.spec = ModelSpec(self.folder, head, trained, dtype=dtype, seed=5, dims=dims)
+        self.settings, self.grouped = SETTINGS | settings, head == "scores"
+        tensor_parallel = settings.get("tensor_parallel", 1)
+        self.rank, self.data = ground.rank // tensor_parallel, ground.ranks // tensor_parallel
+        self.one = self.fresh()
+        self.other = None if ground.modelless else self.reference()
+        self.files = ground.folder / f"saved-{ground.name}-{ground.ranks}-{case.replace(' ', '-')}"
+
+    @property
+    def head(self):
+        return self.spec.head
+
+    @property
+    def want(self):
+        return ("logprobs", "entropy") if self.head == "logprobs" else (self.head,)
+
+    def fresh(self):
+        return self.ground.made("Trainer", self.spec, **self.settings)
+
+    def reference(self):
+        known = local.Trainer.Settings.__dataclass_fields__
+        made = local.Trainer(self.spec, local.Trainer.Settings(**{name: value for name, value in self.settings.items() if name in known}))
+        made.peers = self.ground.peers()
+        return made
+
+    def mine(self):
+        """Rows of this rank's own, of the last none where there are several."""
+        none = self.rank and self.rank == self.data - 1
+        return torch.arange(self.rank, 12, max(self.data - 1, 1))[: 0 if none else 12]
+
+    def learn(self, one, steps=STEPS, objective=None):
+        """What a trainer says of these steps: one of the backend of this rank's shares, the local one of all."""
+        default, mean = OBJECTIVES[self.head]
+        batch = rows()
+        place = () if one is self.other else (self.rank, self.data)
+        return one.update_shares(batch, objective or default, list(shares(batch, steps, self.grouped, *place)), mean, {}).steps
+
+    def state(self, one):
+        """The first rank's, on all: copies."""
+        state = copied(self.ground.first(one.state()))
+        assert state
+        return state
+
+    def forward(self, one=None, atol=1e-5):
+        found, wanted = (trainer.forward(rows().rows(self.mine()), self.want) for trainer in (one or self.one, self.other))
+        for name in self.want:
+            torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0)
+
+    def apart(self):
+        """‖Δθ‖ / ‖θ‖ of both trainers' states; 0 on ranks that have none."""
+        found, wanted = self.one.state(), self.other.state()
+        if not found:
+            return 0.0
+        assert list(found) == list(wanted)
+        learning = [name for name in wanted if name.startswith(("parameters/", "adapters/"))]
+        one, other = (torch.cat([state[name].flatten().double() for name in learning]) for state in (found, wanted))
+        return float((one - other).norm() / other.norm())
+
+    def steps_alike(self, steps=STEPS):
+        one, other = self.learn(self.one, steps), self.learn(self.other, steps)
+        assert one["steps"] == other["steps"] == len(steps)
+        for name in ("loss", "grad_norm", "lr", "skipped_steps"):
+            assert abs(one[name] - other[name]) <= 1e-5 * max(1.0, abs(other[name])), (name, one, other)
+
+    def everything(self):
+        """For checks of a backend's own: it computes and learns as the local one."""
+        self.forward()
+        self.steps_alike()
+        assert self.apart() <= 1e-5, self.apart()
+
+
+# -- claims ----------------------------------------------------------------------------------------------------------------------------
+
+
+def weights_are_the_folders(subject):
+    """By Hugging Face name and bit."""
+    if subject.ground.modelless or subject.head == "scores":
+        return
+    expected = AutoModelForCausalLM.from_pretrained(subject.folder).state_dict()
+    found = dict(subject.one.weights())
+    tied = {expected[name].data_ptr() for name in found}
+    assert {name for name in expected if expected[name].data_ptr() not in tied} == set()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def a_forward_is_that_of_transformers(subject):
+    """Row by row, without padding, at each row's temperature; of heads of our own that of the local trainer. With its columns."""
+    batch = rows().rows(subject.mine())
+    found = subject.one.forward(batch, subject.want)
+    assert set(found.columns) == set(subject.want)
+    assert found.axis is batch.axis
+    for name in subject.want:
+        data = found.data[name]
+        assert data.kind == standard_kind(name), name
+        assert len(data.value) == (len(batch) if name == "scores" else int(batch.data["tokens"].lengths.sum()))
+    if subject.ground.modelless:
+        return
+    if subject.head != "logprobs":
+        return subject.forward()
+    model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).eval()
+    for i in range(len(batch)):
+        row = batch.rows([i])
+        prompt, tokens = row["prompt_tokens"][0], row["tokens"][0]
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1] / row["temperature"][0]
+        distribution = logits.log_softmax(-1)
+        logprobs, entropy = distribution.gather(-1, tokens[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)
+        torch.testing.assert_close(found["logprobs"][i, : len(tokens)], logprobs, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found["entropy"][i, : len(tokens)], entropy, atol=1e-5, rtol=0)
+
+
+def a_rank_holds_its_part(subject):
+    """Of the memory of all weights no more than 0.6 where two ranks share it; together the ranks hold all."""
+    if not hasattr(subject.one, "pieces") or (pieces := subject.one.pieces()) is None:
+        return
+    storages = {piece.view.untyped_storage()._cdata: piece.view.untyped_storage().nbytes() for p in pieces.values() for piece in p.pieces}
+    weights = dict(subject.one.weights())
+    held = sum(storages.values()) / sum(tensor.nbytes for tensor in weights.values())
+    divided = getattr(type(subject.one), "divided", lambda settings: ())
+    shared = subject.ground.ranks > 1 and "weights" in divided(subject.one.settings)
+    assert held <= 0.6 or not shared, held
+    covered = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in weights.items()}
+    for name, tensor in weights.items():
+        for piece in pieces[name].pieces:
+            place = tuple(slice(*sides) for sides in piece.box)
+            assert torch.equal(piece.view, tensor[place]), name
+            covered[name][place] += 1
+    for name, counts in covered.items():
+        whole = sum(subject.ground.together(counts))
+        alike = subject.data if not shared else 1
+        assert bool((whole >= alike).all()), name
+
+
+def undisturbed(subject):
+    """After a step whose gradient is not finite, on the last rank alone, and a sleep, neither of which changes anything."""
+    if subject.head == "logprobs" and not subject.ground.modelless:
+        told = subject.learn(subject.one, [([10, 11], [0, 1, 0, 0])], broken)
+        assert (told["steps"], told["skipped_steps"]) == (0, 1)
+    subject.one.sleep()
+    subject.one.wake()
+    return subject.one
+
+
+def steps_are_those_of_the_local_trainer(subject):
+    if subject.ground.modelless:
+        assert subject.learn(undisturbed(subject))["steps"] == len(STEPS)
+        return
+    undisturbed(subject)
+    subject.steps_alike()
+    assert subject.apart() <= 1e-5, subject.apart()
+    subject.forward(atol=1e-4)  # by weights that are no longer the same bits
+
+
+def a_state_goes_on(subject):
+    """In a trainer of the same kind in every bit; from the local one and back in every bit; and then by the same steps."""
+    state, fresh = subject.state(subject.one), subject.fresh()
+    fresh.restore(copied(state))
+    check_same(fresh.state(), state)
+    subject.learn(fresh, AGAIN)
+    subject.learn(undisturbed(subject), AGAIN)
+    check_same(fresh.state(), subject.one.state())
+    if subject.ground.modelless:
+        return
+    subject.other.restore(copied(state))
+    check_same(subject.other.state(), state)
+    subject.learn(subject.other, AGAIN)
+    assert subject.apart() <= 1e-6
+    state = copied(subject.other.state())
+    subject.one.restore(copied(state))
+    check_same(subject.one.state(), state)
+
+
+def a_saved_folder_is_loaded(subject):
+    """By transformers, with the bits of the weights, and by the trainer itself."""
+    subject.one.save(subject.files)
+    subject.ground.together(None)
+    fresh = subject.fresh()
+    fresh.load(subject.files)
+    if subject.ground.modelless:
+        return check_same(fresh.state(), subject.one.state())
+    kinds = {"scores": AutoModelForSequenceClassification}
+    expected = kinds.get(subject.head, AutoModelForCausalLM).from_pretrained(subject.files).state_dict()
+    weights = dict(subject.one.weights())
+    check_same({name: expected[name] for name in weights}, weights)
+    check_same(dict(fresh.weights()), weights)
+    assert (subject.files / "tokenizer.json").read_bytes() == (subject.folder / "tokenizer.json").read_bytes()
+    if subject.head != "logprobs":
+        subject.other = local.Trainer(ModelSpec(subject.files, subject.head))
+        subject.other.peers = subject.ground.peers()
+        subject.forward(fresh)
+
+
+CLAIMS = {
+    "weights are the folder's": weights_are_the_folders,
+    "a forward is that of transformers": a_forward_is_that_of_transformers,
+    "a rank holds its part": a_rank_holds_its_part,
+    "three steps are those of the local trainer": steps_are_those_of_the_local_trainer,
+    "a state goes on": a_state_goes_on,
+    "a saved folder is loaded": a_saved_folder_is_loaded,
+}
+OF_RANKS = ("three steps are those of the local trainer",)
+OF_LAYOUTS = ("a rank holds its part", "three steps are those of the local trainer", "a state goes on")

@@ -1,0 +1,53 @@
+"""What a plan says of weights on their way, against layouts made by hand."""
+
+from pathlib import Path
+
+import pytest
+
+import rlflow.tasks
+from rlflow.explain.memory import ModelFacts
+from rlflow.reshard.kinds import flat, tensor_parallel
+from rlflow.reshard.planner import make_plan
+
+FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+LINE = f"grpo --model {FOLDER} --data chain_sum --actor.trainer fsdp --actor.generator vllm --actor.generator.tensor_parallel 2"
+TWO = "--pools train=2,rollout=2"
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return ModelFacts.of(FOLDER)
+
+
+@pytest.mark.parametrize(("flags", "transport"), [
+    ("", "segment"), ("--weights alltoall", "store"), ("--ray-address auto", "store"), ("--weights gather", "whole"),
+    ("--actor.lora 4", "whole"), ("--staleness 1", "frozen"),
+])  # fmt: skip
+def test_between_pools_each_rank_receives_its_part_and_no_more(planned_as, facts, flags, transport):
+    [moved] = planned_as(f"{LINE} {TWO} {flags}").weights
+    whole = 4 * facts.parameters
+    assert moved.transport == transport
+    if transport == "whole":
+        assert (moved.bytes, moved.each, moved.extra) == (2 * whole, None, None)
+    else:
+        assert whole / 2 <= moved.each < 0.51 * whole  # norms are whole on each
+        assert moved.bytes == 2 * moved.each
+        assert 0 < moved.extra <= {"segment": 2, "store": 3, "frozen": 2}[transport] * 0.51 * whole
+
+
+def test_on_one_pool_the_trainer_is_cut_as_the_sampler_unless_it_is_told_not_to(planned_as):
+    [cut], [plain] = (planned_as(f"{LINE} --pools all=2 {flags}").weights for flags in ("", "--actor.match_sampler false"))
+    assert cut.each < 0.01 * plain.each
+    assert cut.advice[0] == "so that a transfer brings 2.12 KiB to the rank that receives most, not 266.12 KiB:"
+    assert "the trainer shards 4 of 24 tensors" in cut.advice[1]
+    assert plain.advice[0].startswith("a transfer can bring 2.12 KiB")
+    [apart] = planned_as(f"{LINE} {TWO}").weights
+    assert apart.advice == ()
+
+
+def test_zero_3_cuts_flattened_tensors_and_has_a_copy_of_what_learns(planned_as, facts):
+    found = planned_as(f"{LINE.replace('fsdp', 'deepspeed')} --pools all=4")
+    target = tensor_parallel(facts.shapes, "float32", 2, 4)
+    assert found.weights[0].each == make_plan(flat(facts.shapes, "float32", 4), target).stats.inbound.max()
+    held = {entry.what: entry.bytes for entry in found.memory if entry.half == "trainer"}
+    assert held["optimizer"] == 3 * held["gradient"] == 3 * facts.parameters  # 4 bytes, a fourth of them
