@@ -21,6 +21,7 @@ from rlflow.errors import PlanError, listed
 from rlflow.training.protocols import Head, ModelSpec
 
 VALUE_HEAD = "value_head.safetensors"
+ALIGNED = 64  # bytes: where torch's allocator begins a tensor
 Transform = Callable[[Tensor], Tensor]
 Load = Callable[..., Any]  # (Auto class, ModelSpec, dtype, names of weights that may be new, options of the config) → model
 
@@ -242,6 +243,14 @@ def load_whole(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[st
     if missing:
         raise PlanError.of("weights-missing", f"the model folder {spec.folder} lacks weights", found=f"no {listed(missing, 8)}",
                            expected=f"a {type(module).__name__}")
+    return _aligned(module)
+
+
+def _aligned(module: Any) -> Any:
+    """Weights as torch lays out memory of its own. How a product is rounded may depend on it, and in a file they lie anywhere."""
+    for tensor in module.parameters():
+        if tensor.data_ptr() % ALIGNED:
+            tensor.data = tensor.data.clone()
     return module
 
 

@@ -124,6 +124,7 @@ def test_the_sampler_has_the_weights_of_the_iteration_before_and_nothing_else_di
             version = model.version if next(newest) else max(model.version - 1, 0)
             model.generator.receive(iter(made[version].items()), version)
 
+    monkeypatch.setattr(Model, "stale", True)  # so that it is asked for each time
     monkeypatch.setattr(Model, "synchronise", lagging)
     lines, weights = told(rlflow.run("grpo", out=str(tmp_path), held_out=8, **SMALL).folder)
     assert lines == whole["grpo"][1]

@@ -19,21 +19,33 @@ TARGETS = {"actor": {"generate": "actor.generate", "forward": "actor.logprobs", 
 @pytest.mark.slow
 def test_columns_that_move(planned_as, monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "local")  # a Ray of its own, whatever else runs here
-    moved, within, asked = Counter(), set(), engine.ClusterEngine._ask
+    moved, within, rows_of = Counter(), set(), {}
+    shard, on, ask = (getattr(engine.ClusterEngine, name) for name in ("_shard", "_on", "_ask"))
 
-    def watched(self, pool, rank, op, routes, rows, arguments, group):
-        told = pickle.loads(arguments)
+    def sharded(self, at, key, rows):
+        rows_of[key] = rows
+        return shard(self, at, key, rows)
+
+    def note(self, pool, op, told, request):
         target = TARGETS.get(told.get("role"), {}).get(op) or told.get("function")
-        for transfer in routes.to(rows, pool.at(rank)).transfers if target else ():
+        for transfer in request.transfers if target else ():
             if transfer.at.pool == pool.name:
                 within.update((target, name) for name in transfer.names)
             elif self.iteration == 1:
-                held = next(shard for group in routes.groups for shard in group.layout.shards if shard.key == transfer.key)
-                count = len(transfer.rows) if transfer.rows is not None else held.rows
+                count = len(transfer.rows) if transfer.rows is not None else rows_of[transfer.key]
                 moved.update({(target, transfer.at.pool, pool.name, name): count for name in transfer.names})
-        return asked(self, pool, rank, op, routes, rows, arguments, group)
 
-    monkeypatch.setattr(engine.ClusterEngine, "_ask", watched)
+    def on_some(self, pool, op, requests, arguments, *terms):
+        for request in requests.values():
+            note(self, pool, op, arguments, request)
+        return on(self, pool, op, requests, arguments, *terms)
+
+    def asked(self, pool, rank, op, routes, rows, arguments, *group):
+        note(self, pool, op, pickle.loads(arguments), routes.to(rows, pool.at(rank)))
+        return ask(self, pool, rank, op, routes, rows, arguments, *group)
+
+    for name, watched in {"_shard": sharded, "_on": on_some, "_ask": asked}.items():
+        monkeypatch.setattr(engine.ClusterEngine, name, watched)
     rlflow.run(load_flow("grpo"), backend="null", pools="train=2,rollout=2", prompts=8, iterations=2, out=str(tmp_path),
                **{"hp.samples": 2, "hp.max_tokens": 16})
     found = planned_as(f"grpo {FLAGS}").edges
