@@ -18,14 +18,13 @@ import ray
 
 from rlflow.cluster.passing import Offer, Offers
 from rlflow.cluster.pool import Future, Pool
+from rlflow.cluster.weights import How
 from rlflow.reshard.plan import Plan, firsts
 from rlflow.reshard.planner import BUCKET
 from rlflow.reshard.segment import check_machines
 
 if TYPE_CHECKING:
     from rlflow.cluster.worker import Worker
-
-How = Literal["auto", "segment", "alltoall", "gather"]
 
 
 @dataclass(frozen=True)
