@@ -6,15 +6,11 @@ Backends are found by name. Others take part by their dotted names:
 
 import os
 import pkgutil
-import sys
-from pathlib import Path
 
+import contract
 import pytest
 
 import rlflow.backends
-
-sys.path.insert(0, str(Path(__file__).parent))
-import contract
 
 BACKENDS = [module.name for module in pkgutil.iter_modules(rlflow.backends.__path__)] + os.environ.get("RLFLOW_BACKENDS", "").split()
 SLOW = pytest.mark.slow, pytest.mark.timeout(900)

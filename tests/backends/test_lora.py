@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from training_claims import ranking, regression
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2MoeConfig
 
 from rlflow import loss
@@ -24,16 +25,6 @@ def trainer(folder, head="logprobs", dtype="float32", **settings):
 @loss
 def likelihood(new, mask):
     return -new.logprobs, {}
-
-
-@loss(new="values")
-def regression(new, mask):
-    return (new.values - 1).square(), {}
-
-
-@loss(new="scores", rows="group")
-def ranking(new, mask):
-    return -torch.nn.functional.logsigmoid(new.scores[0::2] - new.scores[1::2]).repeat_interleave(2), {}
 
 
 OBJECTIVES = {"logprobs": (likelihood, "tokens"), "values": (regression, "tokens"), "scores": (ranking, "rows")}
