@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-import time
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,19 +16,19 @@ from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.calls import Calls, Ledger
 from rlflow.cluster.custom import by_own_mode
-from rlflow.cluster.host import Payload, opened, packed
-from rlflow.cluster.layout import Layout, Shard, Sharded, Where, joined, row_tokens
-from rlflow.cluster.message import Answer, Call, pickled
+from rlflow.cluster.host import Payload, opened
+from rlflow.cluster.layout import Sharded, joined, row_tokens
+from rlflow.cluster.message import pickled
 from rlflow.cluster.models import RemoteModel
-from rlflow.cluster.pool import Future, Pool
-from rlflow.cluster.route import Request, Routes
-from rlflow.cluster.split import SLACK, balanced, check_counts, keep_or_balance, off_balance, units_of_rows
+from rlflow.cluster.pool import Pool
+from rlflow.cluster.route import Routes
+from rlflow.cluster.split import SLACK, balanced, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.streams import Streams, chunks_of
-from rlflow.cluster.teams import PLAIN, asked, first_ranks, teams, used
+from rlflow.cluster.teams import PLAIN, asked, first_ranks, teams
 from rlflow.cluster.worker import Worker
-from rlflow.columns import Level
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.execution.apply import RemoteError
 from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
@@ -43,7 +40,6 @@ from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
 
 FETCHED = 64 << 10  # bytes of a column that the driver may look into
-REMEMBERED = 1 << 16  # calls of ranks that nobody has asked for yet
 
 
 @dataclass
@@ -59,10 +55,13 @@ class ClusterEngine(Engine):
     limited: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        self._keys = itertools.count(1)
-        self._gone: dict[Where, deque[int]] = {pool.at(rank): deque() for pool in self.pools.values() for rank in range(len(pool))}
+        self._ledger = Ledger(self.pools.values())
         self._sampling = threading.Lock()
-        self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
+
+    @property
+    def calls(self) -> Calls:
+        """Of this engine's iteration; one that samples ahead has the same ledger."""
+        return Calls(self.pools, self._ledger, self.iteration)
 
     # -- calls of the contract ---------------------------------------------------------------------------------------------------
 
@@ -76,8 +75,8 @@ class ClusterEngine(Engine):
         arguments = {"role": role, "sampling": sampling, "seed": seed}
         lies = self.placement.lies(role, "generator")
         split = self._split(prompts, pool, lies=lies)
-        answers = self._run(pool, "generate", prompts, split, arguments, terms, "model", lies)
-        return whole(self.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+        answers = self.calls.run(pool, "generate", prompts, split, arguments, terms, "model", lies)
+        return whole(self.calls.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
 
     def _ready(self, role: str, prompts: Batch, terms: Terms) -> tuple[Pool[Worker], Batch]:
         """The pool that samples, with its weights, and what it reads, there."""
@@ -99,44 +98,44 @@ class ClusterEngine(Engine):
             split = self._split(prompts, pool, lies=lies)
             routes, told, streams = Routes(prompts), {"role": role, "sampling": sampling, "seed": seed, "into": into}, {}
             for rank, rows in asked(split, lies).items():
-                arguments = pickled({**told, "keys": [self.key() for _ in range(into.count)]})
-                streams[rank] = self._ask(pool, rank, "generate", routes, rows, arguments, "model", chunks=True)
-            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self._remember(pool, "generate", there, terms))
-            yield from chunks_of(self, answers, into, _repeated(split, sampling.samples), axis)
+                arguments = pickled({**told, "keys": [self._ledger.key() for _ in range(into.count)]})
+                streams[rank] = self.calls.ask(pool, rank, "generate", routes, rows, arguments, "model", chunks=True)
+            answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self.calls.remember(pool, "generate", there, terms))
+            yield from chunks_of(self.calls, answers, into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
         pool, lies = self.pools[self.placement.trainers[role]], self.placement.lies(role, "trainer")
         split, ahead = self._split(batch, pool, lies=lies), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
-        answers = self._run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model", lies)
-        return whole(self.kept(pool, answers, split, batch.axis), len(batch), want)
+        answers = self.calls.run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model", lies)
+        return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def score(self, role: str, batch: Batch, terms: Terms = HERE) -> Batch:
         self.models[role].synchronise(terms.seconds)
         pool, lies = self.pools[self.placement.generators[role]], self.placement.lies(role, "generator")
         split = self._split(batch, pool, lies=lies)
-        answers = self._run(pool, "score", batch, split, {"role": role}, terms, "model", lies)
-        return whole(self.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
+        answers = self.calls.run(pool, "score", batch, split, {"role": role}, terms, "model", lies)
+        return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
 
     def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
         lies = self.placement.lies(role, "trainer")
         split = self._split(batch, pool, lies=lies)
-        answers = self._run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io", lies)
+        answers = self.calls.run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io", lies)
         tallies = merged([answer.tallies for answer in answers.values()])
-        return self.kept(pool, answers, split, batch.axis), tallies
+        return self.calls.kept(pool, answers, split, batch.axis), tallies
 
     def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
         arguments = {"function": self.names[id(stage)], "settings": dict(settings), "seed": self.seed_of(call)}
         if stage.dispatch.split is not None:
-            return by_own_mode(self, pool, stage, batch, arguments, terms)
+            return by_own_mode(self.calls, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
         lies = self.placement.lies(stage.on, "trainer") if stage.on and stage.dispatch == DP_COMPUTE else PLAIN
         split = self._dispatched(stage, batch, pool, lies)
-        answers = self._run(pool, "stage", batch, split, arguments, terms, group, lies)
+        answers = self.calls.run(pool, "stage", batch, split, arguments, terms, group, lies)
         held = split if stage.dispatch != ALL else split[:1]
-        result = self.kept(pool, answers, held, batch.axis)
+        result = self.calls.kept(pool, answers, held, batch.axis)
         if stage.dispatch == ALL:
             every = {name: tuple(value for answer in answers.values() for value in answer.scalars[name].value) for name in result.data}
             result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
@@ -151,10 +150,10 @@ class ClusterEngine(Engine):
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
         facts = torch.zeros(len(batch), 4, dtype=torch.int64)
-        told = self._run(pool, "facts", batch, home, function, terms, "cpu")
+        told = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
         for rank, answer in told.items():
             facts[home[rank]] = torch.tensor(answer.value)
-        batch = self.kept(pool, told, home, batch.axis)  # what came from another pool comes once
+        batch = self.calls.kept(pool, told, home, batch.axis)  # what came from another pool comes once
         passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
         width = self.placement.lies(role, "trainer").tensor
         plan = rank_steps(facts, loss.rows == "group", len(pool) // width, seed=self.seed_of(call), **passes)
@@ -162,8 +161,8 @@ class ClusterEngine(Engine):
         routes, refs = Routes(batch), {}
         for rank in range(len(pool)):
             arguments = pickled({**function, "steps": plan.steps[rank // width]})
-            refs[rank] = self._ask(pool, rank, "update", routes, plan.rows[rank // width], arguments, "model")
-        learned = [answer.value for rank, answer in self._asked(pool, "update", refs, terms).items() if rank % width == 0]
+            refs[rank] = self.calls.ask(pool, rank, "update", routes, plan.rows[rank // width], arguments, "model")
+        learned = [answer.value for rank, answer in self.calls.answers(pool, "update", refs, terms).items() if rank % width == 0]
         self.models[role].version += 1
         return known(together(learned, plan.left_out))
 
@@ -179,24 +178,17 @@ class ClusterEngine(Engine):
         assert pool is not None
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
         axis = opened(raw).axis if axis is None else axis
-        ref = there.send(0, "load", self.key(), raw, self.iteration, group="io")
-        return self.kept(there, self._asked(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
+        ref = there.send(0, "load", self._ledger.key(), raw, self.iteration, group="io")
+        return self.calls.kept(there, self.calls.answers(there, "load", {0: ref}, HERE), [torch.arange(len(axis))], axis)
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
         """Copied onto rank 0, as ``unpacked`` would put it."""
         assert pool is not None
         there, rows = self.pools[pool], torch.arange(len(batch))
-        return self.kept(there, {0: self.on_one(there, 0, "hold", batch, rows, {}, HERE, "io")}, [rows], batch.axis)
+        return self.calls.kept(there, {0: self.calls.on_one(there, 0, "hold", batch, rows, {}, HERE, "io")}, [rows], batch.axis)
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """The driver's columns on a pool; those that are there already, and scalars, as they are."""
-        here = {name: data for name, data in batch.data.items() if not isinstance(data, Sharded) and data.kind.level is not Level.SCALAR}
-        if not here or pool is None:
-            return batch
-        own, chosen = Batch(batch.axis, here), self.pools[pool]
-        units = units_of_rows(batch.axis.slots if batch.axis.grouped else None, len(batch))
-        split = balanced(units, row_tokens(here, len(batch)), len(chosen))
-        return Batch(batch.axis, batch.data | self._put(chosen, own, split).data)
+        return self.calls.spread(batch, pool)
 
     def joined(self, batches: list[Batch]) -> Batch:
         return joined(batches)
@@ -213,7 +205,7 @@ class ClusterEngine(Engine):
 
     def _gathered(self, batch: Batch) -> Payload:
         """All rows, put together by a worker that holds most of them."""
-        payload: Payload = self.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
+        payload: Payload = self.calls.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
         return payload
 
     def summarise(self, records: Mapping[str, Batch]) -> Summary:
@@ -225,10 +217,10 @@ class ClusterEngine(Engine):
         pool = self._nearest(largest, HERE)
         keys: dict[int, tuple[str, ...]] = {}
         for batch in (self.spread(batch, pool.name) for batch in whole_records):
-            held = self.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
+            held = self.calls.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
             keys[held.key] = tuple(batch.data)
         nothing = Batch(Axis.fresh(0), {})
-        summary: Summary = self.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
+        summary: Summary = self.calls.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
     def moved(self) -> dict[str, Any]:
@@ -244,12 +236,11 @@ class ClusterEngine(Engine):
         return {pool: {name: max(rank[name] for rank in ranks) for name in ranks[0]} for pool, ranks in told.items()}
 
     def ran(self) -> list[RankSpan]:
-        return [self._ran.popleft() for _ in range(len(self._ran))]
+        return self._ledger.ran()
 
     def finished(self) -> None:
         """Everything goes, of an iteration that raised too, but what is there for later ones."""
-        for gone in self._gone.values():
-            gone.clear()
+        self._ledger.forget_none()
         with contextlib.suppress(RemoteError):  # a worker that is gone has nothing left, and whoever needs it next says so
             for pool in self.pools.values():
                 pool.call("clear", self.iteration, seconds=60.0, group="control").result()
@@ -291,137 +282,6 @@ class ClusterEngine(Engine):
             return self._split(batch, pool, stage.rows == "group", lies)
         assert stage.dispatch == RANK0
         return [everything]
-
-    # -- calls of workers --------------------------------------------------------------------------------------------------------
-
-    def key(self) -> int:
-        return next(self._keys)
-
-    def on_one(
-        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], terms: Terms,
-        group: str = "cpu",
-    ) -> Answer:
-        """An operation on one rank."""
-        return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[rank]
-
-    def on_each(
-        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms, group: str = "cpu"
-    ) -> dict[int, Answer]:
-        """An operation on several ranks side by side, each with a batch of its own."""
-        requests = {rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()}
-        return self._on(pool, op, requests, arguments, terms, group)
-
-    def _run(
-        self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str,
-        lies: Parallel = PLAIN,
-    ) -> dict[int, Answer]:
-        """The operation on each rank that has rows (on rank 0 where there are none at all) and on those that compute with it; the answers
-        of the former by rank."""
-        routes = Routes(self.spread(batch, pool.name))
-        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, lies).items()}
-        return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
-
-    def counted(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]) -> dict[int, Answer]:
-        """The answers of ranks that have rows; what others keep, who computed with them, is forgotten."""
-        kept = used(split)
-        for rank, answer in answers.items():
-            if rank not in kept:
-                self._note(pool.at(rank), answer.key)
-        return {rank: answers[rank] for rank in kept}
-
-    def _on(
-        self, pool: Pool[Worker], op: str, requests: Mapping[int, Request], arguments: Mapping[str, Any], terms: Terms, group: str
-    ) -> dict[int, Answer]:
-        """The operation on some ranks. What needs no model, and whose columns are there already, is a short call."""
-        told = pickled(arguments)
-        frames = {rank: self._frame(pool.at(rank), op, request, told) for rank, request in requests.items()}
-        coming = any(request.transfers for request in requests.values())
-        spoken = pool.talk(op, frames, terms.seconds) if group == "cpu" and not coming else None
-        if spoken is not None:
-            return self._answers(pool, op, requests, spoken, terms)
-        refs = {rank: pool.run(rank, frame, self._sent(requests[rank]), group) for rank, frame in frames.items()}
-        return self._asked(pool, op, refs, terms)
-
-    def _asked(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
-        return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
-
-    def _answers(self, pool: Pool[Worker], op: str, ranks: Iterable[int], future: Future[list[Any]], terms: Terms) -> dict[int, Answer]:
-        answers = dict(zip(ranks, map(Answer.unpacked, future.result()), strict=True))
-        self._remember(pool, op, answers, terms)
-        return answers
-
-    def _remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
-        """When each rank ran, by this process's own clock."""
-        shift, iteration = time.monotonic() - time.time(), self.iteration
-        self._ran.extend(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, iteration, op)
-                         for rank, answer in answers.items())
-
-    def _ask(
-        self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False
-    ) -> Any:
-        """Start an operation on one rank; the reference of its answer, or of several those of all."""
-        request = routes.to(rows, pool.at(rank))
-        frame = self._frame(pool.at(rank), op, request, arguments)
-        return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request), group)
-
-    def _frame(self, at: Where, op: str, request: Request, arguments: bytes) -> bytes:
-        return Call(op, self.key(), request.inputs, self.iteration, {}, self._forgotten(at)).packed(arguments)
-
-    def _sent(self, request: Request) -> list[Any]:
-        """References of what lies on other workers: it comes from there, not through the driver."""
-        return [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io")
-                for part in request.transfers]
-
-    def _forgotten(self, at: Where) -> list[int]:
-        """Keys on this worker of which nobody knows any more."""
-        held, gone = self._gone[at], list[int]()
-        with contextlib.suppress(IndexError):  # several threads ask
-            for _ in range(len(held)):
-                gone.append(held.popleft())
-        return gone
-
-    def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
-        """The driver's rows onto a pool."""
-        shards, refs, used = [], [], []
-        for rank, rows in enumerate(split):
-            if len(rows):
-                key = next(self._keys)
-                payload: Payload = packed(batch.rows(rows))
-                refs.append((rank, pool.send(rank, "put", key, payload, self.iteration, group="io")))
-                shards.append(self._shard(pool.at(rank), key, len(rows)))
-                used.append(rows)
-        pool.future("put", refs, 300.0, list).result()
-        layout = Layout.of(shards, used, len(batch), batch.axis)
-        return Batch(batch.axis, {name: Sharded(data.kind, layout, data.lengths, name, data.nbytes) for name, data in batch.data.items()})
-
-    def _shard(self, at: Where, key: int, rows: int) -> Shard:
-        return Shard(at, key, rows, self._note)
-
-    def _note(self, at: Where, key: int) -> None:
-        self._gone[at].append(key)
-
-    def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
-        """What the ranks keep, as columns over ``axis``, whose rows ``split`` they were given, by the same keys."""
-        ranks = sorted(answers)
-        check_counts([split[rank] if rank < len(split) else split[0] for rank in ranks], [answers[rank].rows for rank in ranks])
-        shards = [self._shard(pool.at(rank), answers[rank].key, answers[rank].rows) for rank in ranks]
-        first = answers[ranks[0]]
-        columns: dict[str, Data] = dict(first.scalars)
-        if len(split) >= len(ranks):
-            layout = Layout.of(shards, [split[rank] for rank in ranks], len(axis), axis)
-            held = {level: [(split[rank], answers[rank].lengths[level]) for rank in ranks] for level in first.lengths}
-            lengths = {level: _lengths(parts, len(axis)) for level, parts in held.items()}
-            for name, (kind, _) in first.columns.items():
-                size = sum(answers[rank].columns[name][1] for rank in ranks)
-                columns[name] = Sharded(kind, layout, lengths.get(kind.level.value), name, size)
-        return Batch(axis, columns)
-
-
-def _lengths(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Tensor:
-    lengths = np.zeros(rows, np.int64)
-    for held, values in parts:
-        lengths[held.numpy()] = values
-    return torch.from_numpy(lengths)
 
 
 def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import torch
@@ -12,12 +12,10 @@ from torch import Tensor
 
 from rlflow.author import verbs
 from rlflow.batch import Axis, Batch
+from rlflow.cluster.calls import Calls
 from rlflow.cluster.message import Answer
 from rlflow.cluster.pool import LOOK_SECONDS, Dead, Future, Pool
 from rlflow.execution.engine import Chunks, whole
-
-if TYPE_CHECKING:
-    from rlflow.cluster.engine import ClusterEngine
 
 
 class Streams(Future[list[Any]]):
@@ -50,19 +48,19 @@ class Streams(Future[list[Any]]):
                 raise self._late()
 
 
-def chunks_of(engine: ClusterEngine, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis) -> Iterator[Batch]:
+def chunks_of(calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis) -> Iterator[Batch]:
     """What a pool samples, of which each rank has ``rows``: a chunk is what the ranks give as their chunk of this number, when all have; at
     last all rows, which lie as if there had been no chunks."""
     for _ in range(into.count):
-        yield _chunk(engine, answers, rows, axis)
-    everything = engine.counted(answers.pool, answers.next(), rows)
-    yield whole(engine.kept(answers.pool, everything, rows, axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+        yield _chunk(calls, answers, rows, axis)
+    everything = calls.counted(answers.pool, answers.next(), rows)
+    yield whole(calls.kept(answers.pool, everything, rows, axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
 
 
-def _chunk(engine: ClusterEngine, answers: Streams, rows: Sequence[Tensor], axis: Axis) -> Batch:
+def _chunk(calls: Calls, answers: Streams, rows: Sequence[Tensor], axis: Axis) -> Batch:
     """The ranks' rows, those of one rank after those of another."""
-    there = engine.counted(answers.pool, answers.next(), rows)
+    there = calls.counted(answers.pool, answers.next(), rows)
     none = torch.zeros(0, dtype=torch.int64)
     taken = [mine[torch.tensor(there[rank].value)] if rank in there else none for rank, mine in enumerate(rows)]
     places = list(torch.split(torch.arange(sum(map(len, taken))), [len(part) for part in taken]))
-    return engine.kept(answers.pool, there, places, axis.take(torch.cat(taken)))
+    return calls.kept(answers.pool, there, places, axis.take(torch.cat(taken)))

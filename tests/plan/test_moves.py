@@ -9,7 +9,7 @@ import rlflow
 from rlflow.author.load import load_flow
 
 pytest.importorskip("ray")
-from rlflow.cluster import engine
+from rlflow.cluster.calls import Calls
 
 FLAGS = "--pools train=2,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16"
 TARGETS = {"actor": {"generate": "actor.generate", "forward": "actor.logprobs", "facts": "actor.update", "update": "actor.update"},
@@ -20,7 +20,7 @@ TARGETS = {"actor": {"generate": "actor.generate", "forward": "actor.logprobs", 
 def test_columns_that_move(planned_as, monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "local")  # a Ray of its own, whatever else runs here
     moved, within, rows_of = Counter(), set(), {}
-    shard, on, ask = (getattr(engine.ClusterEngine, name) for name in ("_shard", "_on", "_ask"))
+    shard, on, ask = (getattr(Calls, name) for name in ("_shard", "_on", "ask"))
 
     def sharded(self, at, key, rows):
         rows_of[key] = rows
@@ -44,8 +44,8 @@ def test_columns_that_move(planned_as, monkeypatch, tmp_path):
         note(self, pool, op, pickle.loads(arguments), routes.to(rows, pool.at(rank)))
         return ask(self, pool, rank, op, routes, rows, arguments, *group)
 
-    for name, watched in {"_shard": sharded, "_on": on_some, "_ask": asked}.items():
-        monkeypatch.setattr(engine.ClusterEngine, name, watched)
+    for name, watched in {"_shard": sharded, "_on": on_some, "ask": asked}.items():
+        monkeypatch.setattr(Calls, name, watched)
     rlflow.run(load_flow("grpo"), backend="null", pools="train=2,rollout=2", prompts=8, iterations=2, out=str(tmp_path),
                **{"hp.samples": 2, "hp.max_tokens": 16})
     found = planned_as(f"grpo {FLAGS}").edges
