@@ -11,8 +11,9 @@ import hashlib
 import torch
 from torch import Tensor
 
+from rlflow.training.chance import finalised
+
 _ODD = (0x9E3779B97F4A7C15 - 2**64, 0xD1B54A32D192ED03 - 2**64)
-_MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 def derived(*parts: int | str) -> int:
@@ -25,20 +26,8 @@ def row_seeds(base: int, keys: Tensor) -> list[int]:
     """A 63-bit seed for each row key [rows, 2] (splitmix64 over the key, Steele et al. 2014)."""
     mixed = torch.full((len(keys),), base, dtype=torch.int64)
     for column, odd in enumerate(_ODD):
-        mixed = _splitmix(mixed ^ (keys[:, column] + 1) * odd)
+        mixed = finalised(mixed ^ (keys[:, column] + 1) * odd)
     return [int(seed) for seed in (mixed & (2**63 - 1)).tolist()]
-
-
-def _splitmix(x: Tensor) -> Tensor:
-    for shift, factor in zip((30, 27), _MIX, strict=True):
-        x = (x ^ _shifted(x, shift)) * factor
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Unsigned right shift: torch's is signed."""
-    kept: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
-    return kept
 
 
 def generator(seed: int) -> torch.Generator:

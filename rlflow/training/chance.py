@@ -22,7 +22,11 @@ def signed(seed: int) -> int:
 
 def splitmix(x: Tensor) -> Tensor:
     """A bijection of int64 [...] whose outputs look independent, even of neighbouring inputs."""
-    x = x + _GOLDEN
+    return finalised(x + _GOLDEN)
+
+
+def finalised(x: Tensor) -> Tensor:
+    """The finaliser alone, which leaves 0 as it is."""
     for shift, factor in _MIX:
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor  # a logical shift: torch's keeps the sign
     return x
