@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.checkpoints.folder import read_small
-from rlflow.checkpoints.process import Process, parsed
 from rlflow.errors import PlanError, RunHeld
+from rlflow.process import Process, parsed
 
 NAME = "run.lock"
 _UNABLE = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}

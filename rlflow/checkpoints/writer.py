@@ -17,8 +17,8 @@ from pathlib import Path
 from rlflow.checkpoints import durable, folder, names, tensors
 from rlflow.checkpoints.load import verify
 from rlflow.checkpoints.manifest import Entry, Manifest, encode
-from rlflow.checkpoints.process import Process
 from rlflow.checkpoints.snapshot import Snapshot
+from rlflow.process import Process
 
 SHARD = 2 << 30  # bytes of a file of tensors
 SPARE = 1 << 20  # bytes beside the files' own: headers, the manifest, the filesystem's own needs

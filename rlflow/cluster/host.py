@@ -10,10 +10,10 @@ import ray
 from numpy.typing import NDArray
 
 from rlflow.batch import Batch
-from rlflow.checkpoints.process import Process
 from rlflow.cluster import pulse  # the module: Ray carries this class over with all that it names
 from rlflow.cluster.line import listen
 from rlflow.cluster.wire import pack, unpack
+from rlflow.process import Process
 
 Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
 _actor: Any = ray.remote  # its own types know neither actors' concurrency groups nor restarts

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlflow.checkpoints.process import Process
+from rlflow.process import Process
 
 PR_SET_PDEATHSIG = 1
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlflow.errors import PlanError
+from rlflow.process import boot
 from rlflow.reshard.plan import Round
 from rlflow.reshard.transport import summed
 
@@ -127,8 +128,7 @@ def create(path: Path, size: int) -> str:
 
 def machine() -> str:
     """The same for processes that can share memory, and for no others."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
+    return f"{socket.gethostname()} {boot()}"
 
 
 def check_machines(machines: Iterable[str]) -> None:

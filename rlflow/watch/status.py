@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from rlflow.process import Process, parsed
 
 FILE = "status.json"
 STATES = ("running", "done", "failed", "interrupted")
@@ -17,7 +18,7 @@ STATES = ("running", "done", "failed", "interrupted")
 
 @dataclass(frozen=True)
 class Status:
-    """What a run is doing. ``pid``, ``born`` and ``boot`` name one process of one boot of one host: a pid alone is given again."""
+    """What a run is doing, and the process that does it."""
 
     state: str  # running, done, failed, interrupted; read also as died
     flow: str = ""
@@ -27,17 +28,13 @@ class Status:
     error: str = ""
     started: float = 0.0  # seconds since the epoch
     updated: float = 0.0
-    pid: int = 0
-    born: str = ""  # the process's start, in ticks since boot
-    boot: str = ""
-    host: str = ""
+    process: Process | None = None
 
 
 def begun(flow: str, iterations: int) -> Status:
     """The status of this process as it starts a run."""
-    now, pid = time.time(), os.getpid()
-    return Status("running", flow, 0, iterations, started=now, updated=now, pid=pid, born=born(pid) or "", boot=_boot(),
-                  host=socket.gethostname())
+    now = time.time()
+    return Status("running", flow, 0, iterations, started=now, updated=now, process=Process.this())
 
 
 def write(folder: Path, status: Status) -> None:
@@ -68,33 +65,15 @@ def _checked(found: Any) -> Status:
     if not isinstance(found, dict) or found.get("state") not in STATES:
         raise ValueError(f"found no known state, expected one of {', '.join(STATES)}")
     kinds = {"state": str, "flow": str, "iteration": int, "iterations": int, "evaluation": dict, "error": str,
-             "started": (int, float), "updated": (int, float), "pid": int, "born": str, "boot": str, "host": str}
-    values = {f.name: found[f.name] for f in fields(Status) if f.name in found}
+             "started": (int, float), "updated": (int, float)}
+    values = {name: found[name] for name in kinds if name in found}
     wrong = [name for name, value in values.items() if not isinstance(value, kinds[name])]  # type: ignore[arg-type]
     if wrong:
         raise ValueError(f"found {wrong[0]} = {values[wrong[0]]!r}")
     values["evaluation"] = {name: value for name, value in values.get("evaluation", {}).items() if isinstance(value, int | float)}
-    return Status(**values)
+    return Status(**values, process=parsed(found.get("process")))
 
 
 def gone(status: Status) -> bool:
-    """Whether the process that wrote the status has ended. Of another host nothing is known, and it counts as running."""
-    if status.host != socket.gethostname():
-        return False
-    return status.boot != _boot() or born(status.pid) != (status.born or None)
-
-
-def born(pid: int) -> str | None:
-    """When a process started, in ticks since boot; None where it is gone or only waits to be reaped."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if after_name[0] in "ZX" else after_name[19]
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    """Whether the process that wrote the status has ended. Where that cannot be told, on another machine, it counts as running."""
+    return status.process is not None and status.process.alive() is False

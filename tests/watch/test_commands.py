@@ -5,14 +5,15 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rlflow.cli.main import main
+from rlflow.process import Process
 from rlflow.watch import status
 from rlflow.watch.doctor import token_line
 from rlflow.watch.follow import follow
@@ -234,15 +235,23 @@ def test_addresses_of_the_kernel_are_read(monkeypatch):
 
 
 def test_a_process_that_is_gone_has_died_and_a_pid_given_again_is_another(tmp_path):
-    mine = status.begun("ppo", 3)
-    assert not status.gone(mine)
-    assert status.gone(replace(mine, born="1"))
-    assert status.gone(replace(mine, boot="earlier"))
-    assert not status.gone(replace(mine, host="elsewhere", pid=1, born="1"))
+    status.write(tmp_path, status.begun("ppo", 3))
+    mine = status.read(tmp_path)
+    assert mine.state == "running"
+    assert mine.process == Process.this()
+
+    def state(**changes):
+        status.write(tmp_path, replace(mine, process=replace(mine.process, **changes)))
+        return status.read(tmp_path).state
+
+    assert state(started="1") == "died"
+    assert state(boot="earlier") == "died"
+    assert state(host="elsewhere", boot="its own", pid=1, started="1") == "running"
+    assert state(space="of another container", pid=1, started="1") == "running"
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert status.born(process.pid) is None  # it only waits to be reaped
-    assert mine.host == socket.gethostname()
+        assert state(pid=process.pid, started=started) == "died"  # it only waits to be reaped
 
 
 def test_a_status_is_whole_or_not_there(tmp_path, monkeypatch):

@@ -21,12 +21,12 @@ class Process:
 
     @classmethod
     def this(cls) -> Process:
-        return cls(os.getpid(), _started(os.getpid()) or "", _boot(), _space(), socket.gethostname())
+        return cls(os.getpid(), _started(os.getpid()) or "", boot(), _space(), socket.gethostname())
 
     def alive(self) -> bool | None:
         """None where it cannot be told from here: another machine or another container."""
         elsewhere = self.host != socket.gethostname()
-        if self.boot != _boot() or (elsewhere and not self.boot):
+        if self.boot != boot() or (elsewhere and not self.boot):
             return None if elsewhere else False  # False: this machine has been started anew since
         if self.space != _space():
             return None
@@ -65,7 +65,8 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _boot() -> str:
+def boot() -> str:
+    """Which start of this machine it is; empty where no kernel tells."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
