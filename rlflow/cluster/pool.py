@@ -64,17 +64,27 @@ class Future(Generic[R]):
     def result(self) -> R:
         """Wait for all, or for the first that fails. Raises RemoteError with the rank, Late with the ranks that have not answered at the
         deadline, and Dead as soon as it is known that a worker is gone, be it another one."""
+        return self._merge(self._answers())
+
+    def _answers(self) -> list[Any]:
+        """What ``_look`` finds, which each kind of future does in its own way."""
         while True:
             if self._watcher is not None and self._watcher.verdict is not None:
                 raise Dead(self._watcher.verdict)
             left = self._limit - time.monotonic()
-            try:
-                return self._merge(ray.get(list(self.refs), timeout=min(max(left, 0.0), LOOK_SECONDS)))
-            except GetTimeoutError:
-                if left <= 0:
-                    raise self._late() from None
-            except RayError:
-                raise self._failure() from None
+            if (answers := self._look(min(max(left, 0.0), LOOK_SECONDS))) is not None:
+                return answers
+            if left <= 0:
+                raise self._late()
+
+    def _look(self, seconds: float) -> list[Any] | None:
+        """The answers if they come within so many seconds. Raises what one failed with."""
+        try:
+            return list(ray.get(list(self.refs), timeout=seconds))
+        except GetTimeoutError:
+            return None
+        except RayError:
+            raise self._failure() from None
 
     def _waiting(self) -> list[Where]:
         ready = set(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0])
@@ -114,22 +124,15 @@ class Heard(Future[R]):
 
     def result(self) -> R:
         try:
-            return self._result()
+            return super().result()
         finally:
             self._talk.close()
 
-    def _result(self) -> R:
-        while True:
-            if self._watcher is not None and self._watcher.verdict is not None:
-                raise Dead(self._watcher.verdict)
-            left = self._limit - time.monotonic()
-            self._talk.listen(min(max(left, 0.0), LOOK_SECONDS))
-            if failed := [(at, error) for at in self.at if (error := self._talk.error(at.rank)) is not None]:
-                raise self._judged(failed)
-            if not self._talk.waiting:
-                return self._merge([content(self._talk.heard[at.rank]) for at in self.at])
-            if left <= 0:
-                raise self._late()
+    def _look(self, seconds: float) -> list[Any] | None:
+        self._talk.listen(seconds)
+        if failed := [(at, error) for at in self.at if (error := self._talk.error(at.rank)) is not None]:
+            raise self._judged(failed)
+        return None if self._talk.waiting else [content(self._talk.heard[at.rank]) for at in self.at]
 
     def _waiting(self) -> list[Where]:
         return [at for at in self.at if at.rank in self._talk.waiting]

@@ -14,7 +14,7 @@ from rlflow.author import verbs
 from rlflow.batch import Axis, Batch
 from rlflow.cluster.calls import Calls
 from rlflow.cluster.message import Answer
-from rlflow.cluster.pool import LOOK_SECONDS, Dead, Future, Pool
+from rlflow.cluster.pool import LOOK_SECONDS, Future, Pool
 from rlflow.execution.engine import Chunks, whole
 
 
@@ -29,23 +29,16 @@ class Streams(Future[list[Any]]):
 
     def next(self) -> dict[int, Any]:
         """The next answer of each rank, when all are there. Raises as ``Future.result`` does."""
-        self._wait()
-        refs = [(rank, next(stream)) for rank, stream in zip(self._ranks, self.refs, strict=True)]
+        refs = list(zip(self._ranks, self._answers(), strict=True))
         answers = self.pool.future(self.what, refs, max(self._limit - time.monotonic(), LOOK_SECONDS), list).result()
         found = dict(zip(self._ranks, map(Answer.unpacked, answers), strict=True))
         self._note(found)
         return found
 
-    def _wait(self) -> None:
-        while True:
-            if self._watcher is not None and self._watcher.verdict is not None:
-                raise Dead(self._watcher.verdict)
-            left = self._limit - time.monotonic()
-            ready, waiting = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=min(max(left, 0.0), LOOK_SECONDS))
-            if not waiting:
-                return
-            if left <= 0:
-                raise self._late()
+    def _look(self, seconds: float) -> list[Any] | None:
+        """The reference of the next answer of each."""
+        _, waiting = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=seconds)
+        return None if waiting else [next(stream) for stream in self.refs]
 
 
 def chunks_of(calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis) -> Iterator[Batch]:
