@@ -227,13 +227,14 @@ def too_large(course: Course) -> Iterator[Problem]:
 def _too_large(course: Course, moment: Moment, excess: int) -> Problem:
     at_once = {part: course.sizes[part] for part in moment.needs} | dict(moment.passing)
     parts = ", ".join(f"{part} {decimal(size)}" for part, size in sorted(at_once.items()))
-    always = "".join(f", and always {part} {decimal(size)}" for part, size in sorted(course.fixed.items()))
+    always = [f"always {part} {decimal(size)}" for part, size in sorted(course.fixed.items())]
+    found = ", and ".join([parts, *always] if parts else always)
     held = at_once | dict(course.fixed)
     largest = max(held, key=lambda part: held[part])
     less = (f"a smaller cache (--{largest.role}.batch_tokens, --{largest.role}.kv_cache_memory_bytes)" if largest.what == "cache"
             else f"more ranks with a trainer that divides what it holds (--{largest.role}.trainer fsdp)")  # fmt: skip
     return Problem("memory", f"{moment.step} does not fit into a rank's memory on {course.pool}: {decimal(excess)} too much",
-                   found=parts + always, expected=f"at most {decimal(course.limit)} at once (--memory)",
+                   found=found, expected=f"at most {decimal(course.limit)} at once (--memory)",
                    remedy=f"--memory {course.limit + excess}; or {less}, or another pool for a half")
 
 

@@ -94,3 +94,10 @@ def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the
     awake = fewest(course)
     assert awake == (frozenset([small, large]), frozenset([large]))
     assert cost(course, awake) == (2, 4)
+
+
+def test_what_is_always_there_is_named_alone_or_after_what_is_needed():
+    weights, cache = Part("actor", "trainer", "weights"), {Part("actor", "generator", "cache"): 9}
+    for needs, said in ((frozenset(), "always"), (frozenset([weights]), "actor.trainer weights 5 bytes, and always")):
+        (problem,) = too_large(Course("all", (Moment("it", needs, {}),), {weights: 5}, cache, 8))
+        assert problem.found == f"{said} actor.generator cache 9 bytes"
