@@ -24,14 +24,15 @@ LATEST = 1 << 62  # no iteration is later
 
 @dataclass
 class Fleet:
-    """setups: what each rank is told, by pool. meetings: where the ranks of each pool meet. heartbeat: as of Watch. roles: of each
-    pool, for messages. A Pool stays the same object when its workers are others."""
+    """setups: what each rank is told, by pool. meetings: where the ranks of each pool meet. heartbeat: as of Watch. loading: seconds
+    that models may take. roles: of each pool, for messages. A Pool stays the same object when its workers are others."""
 
     setups: Mapping[str, list[Setup]]
     groups: Mapping[str, PlacementGroup]
     meetings: dict[str, str]
     threads: int
     heartbeat: float
+    loading: float
     roles: Mapping[str, str]
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
     wards: list[Ward] = field(default_factory=list)
@@ -40,14 +41,15 @@ class Fleet:
         self.watch = Watch(self.heartbeat)
 
     def start(self) -> None:
-        """Start all pools, loaded side by side, and watch them. Raises what keeps one from being made."""
+        """Start all pools, loaded side by side, and watch them. Raises PlanError with what keeps one from being made."""
         self.pools |= launch.make_workers(self.setups, self.groups, self.threads)
-        launch.wait_for_models(self.pools.values())
+        launch.wait_for_models(self.pools.values(), self.loading)
         self._look_after()
 
     def restart(self, lost: str) -> list[str]:
         """Start a pool anew, and those that do not answer or do not come to rest; their names. The others forget what they held and
-        what they were asked. Raises RemoteError for a worker that dies meanwhile, PlanError where a pool finds no room again."""
+        what they were asked. Raises RemoteError for a worker that dies meanwhile, PlanError where a pool finds no room
+        again or does not load."""
         names = [lost, *self._restless(name for name in self.pools if name != lost)]
         for name in names:
             self._end(name)
@@ -57,7 +59,7 @@ class Fleet:
         told = {name: [replace(setup, meeting=self.meetings[name]) for setup in self.setups[name]] for name in names}
         for name, made in launch.make_workers(told, self.groups, self.threads).items():
             self.pools[name].take_over(made)
-        launch.wait_for_models(self.pools[name] for name in names)
+        launch.wait_for_models((self.pools[name] for name in names), self.loading)
         self._look_after()
         for name, pool in self.pools.items():
             pool.call("clear", LATEST, group="control").result()

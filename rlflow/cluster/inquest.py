@@ -17,6 +17,7 @@ DUMP_SECONDS = 2.0  # how long stacks may take to be written
 LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
 FRAMES = 8  # of a stack that are shown
+METHOD = re.compile("do|make")  # of a worker's host, within which its own begins
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
@@ -111,7 +112,7 @@ def _threads(dump: str) -> Iterator[list[str]]:
     """From faulthandler's output, for each thread that runs a method of a worker, its frames within that."""
     for thread in re.split(r"\n(?=(?:Current )?[Tt]hread )", dump):
         frames = [found.groups() for line in thread.splitlines() if (found := FRAME.match(line))]
-        outer = next((i for i, (path, _, name) in enumerate(frames) if path.endswith("cluster/host.py") and name.startswith("do")), None)
+        outer = next((i for i, (path, _, name) in enumerate(frames) if path.endswith("cluster/host.py") and METHOD.match(name)), None)
         if outer is not None:
             yield [f"    {_short(path)}:{line} in {name}" for path, line, name in frames[:outer][:FRAMES]]
 

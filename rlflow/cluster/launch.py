@@ -17,17 +17,17 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from rlflow.cluster.pool import Pool, make_pool
+from rlflow.cluster.pool import Late, Pool, make_pool
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.watch import Ward, end
+from rlflow.cluster.watch import Newcomers, Ward, end
 from rlflow.cluster.worker import Worker
 from rlflow.errors import PlanError
+from rlflow.execution.apply import RemoteError
 
 STORE = 512 << 20  # bytes of shared memory for columns and weights on their way, on a local Ray
 PORTS = (20000, 30000)  # of which a pool on several machines takes one to meet at
 REACH_SECONDS = 10.0  # how long a running Ray may take to answer
 PLACED_SECONDS = 30.0  # how long a cluster may take to give what a pool needs
-STARTED_SECONDS = 600.0  # how long a worker may take to load its models
 CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards, which otherwise end with them
 
 
@@ -141,12 +141,21 @@ def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, Placeme
     return made
 
 
-def wait_for_models(pools: Iterable[Pool[Worker]]) -> None:
-    """Until all workers have loaded, and can be spoken to. Raises what kept one from it."""
-    loading = [(pool, pool.made(STARTED_SECONDS)) for pool in pools]
-    for pool, future in loading:
-        future.result()
-        pool.connect()
+def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float) -> None:
+    """Until all workers have loaded, and can be spoken to. Raises PlanError with what kept one from it."""
+    loading = []
+    for pool in pools:
+        pool.watcher = Newcomers(pool)
+        loading.append((pool, pool.made(seconds)))
+    try:
+        for pool, future in loading:
+            future.result()
+            pool.connect()
+    except RemoteError as error:
+        raise PlanError.of("worker-load", "a worker did not load its models", found=str(error),
+                           expected=f"all workers there within {seconds:g} s",
+                           remedy=f"--load-timeout {2 * seconds:g}, where it is but slow" if isinstance(error, Late) else
+                           "the same without --pools shows where it fails; who is gone may have had too little memory") from error
 
 
 def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:

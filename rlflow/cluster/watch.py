@@ -66,6 +66,26 @@ class Death:
         return f"{self.ward} {self.how}; {self.ward.under_way()}"
 
 
+@dataclass(frozen=True)
+class Newcomers:
+    """Of workers that load their models, which may keep them from answering for long: nobody is killed, but where they are is told."""
+
+    pool: Pool[Any]
+    verdict: str | None = None
+
+    def cause(self) -> None:
+        return None
+
+    def late(self, at: Iterable[Where]) -> str:
+        return "".join(map(self._told, list(at)[:SHOWN]))
+
+    def _told(self, at: Where) -> str:
+        try:
+            return f"; {at} still loads{_under(_there(_present(at, _asked_who(self.pool.actors[at.rank])), look))}"
+        except Dead as error:
+            return f"; {error}"
+
+
 @dataclass
 class Watch:
     """A thread that asks every worker for a beat, again and again. ``limit``: seconds of silence that end a worker, 0 for none: a death
@@ -84,8 +104,7 @@ class Watch:
 
     def start(self, pools: Mapping[str, Pool[Any]], roles: Mapping[str, str]) -> None:
         """Ask every worker who it is, and watch from now on. ``roles``: of each pool, for messages."""
-        asked = [(pool.at(rank), actor, actor.present.options(concurrency_group="beat").remote())
-                 for pool in pools.values() for rank, actor in enumerate(pool.actors)]  # fmt: skip
+        asked = [(pool.at(rank), actor, _asked_who(actor)) for pool in pools.values() for rank, actor in enumerate(pool.actors)]
         self.wards += [Ward(at, actor, _present(at, ref), roles.get(at.pool, "")) for at, actor, ref in asked]
         for pool in pools.values():
             pool.watcher = self
@@ -173,6 +192,10 @@ class Watch:
                 self.death = Death(ward, state, gone)
                 self.verdict = f"{self.death}{left}{_under(found)}"
                 self._changed.notify_all()
+
+
+def _asked_who(actor: Any) -> Any:
+    return actor.present.options(concurrency_group="beat").remote()
 
 
 def _present(at: Where, ref: Any) -> Presence:

@@ -38,6 +38,7 @@ class Options:
     ray_address: str | None = None  # a running Ray to join: auto or HOST:PORT; without, --pools starts one on this machine
     insecure: bool = False  # use a Ray that asks for no token
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
+    load_timeout: Annotated[float, Gt(0)] = 600.0  # seconds that workers may take to load their models
     commit_every: Annotated[int, Ge(0)] = 1  # iterations between copies that a run on pools recovers from; 0: a worker's death ends it
     weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they reach generators; alltoall between pools: Ray's store
     verify_every: Annotated[int, Ge(0)] = 16  # such transfers between comparisons of digests on all ranks; 0: never

@@ -53,7 +53,7 @@ def on_pools(
         meetings = launch.meetings(groups)
         made = make_plan(program, placement, given, evaluated)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
-        fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, roles_of(placement))
+        fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout, roles_of(placement))
         started.callback(fleet.stop)
         fleet.start()
         engine = engine_of(made, given, prompts, fleet.pools)

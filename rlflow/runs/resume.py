@@ -27,7 +27,7 @@ from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_mismatch", "canary",
-              "max_bad", "heartbeat", "commit_every", "insecure", "memory")
+              "max_bad", "heartbeat", "load_timeout", "commit_every", "insecure", "memory")
 
 
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:

@@ -1,17 +1,22 @@
 """The engine on a pool of three ranks beside the engine in this process: every kind of stage, the same columns, metrics and state."""
 
+import os
+import re
 from pathlib import Path
+from timeit import timeit
 
 import pytest
+import ray
 import torch
 
 import rlflow
-from rlflow import StageError
+from rlflow import PlanError, StageError
 from rlflow.author.load import load
 from rlflow.cluster import engine as cluster_engine
+from rlflow.cluster.launch import wait_for_models
 from rlflow.cluster.layout import Sharded
 from rlflow.cluster.line import Lines
-from rlflow.cluster.pool import Pool
+from rlflow.cluster.pool import Pool, make_pool
 
 pytestmark = pytest.mark.slow
 flows = load(Path(__file__).parent / "flows.py")
@@ -115,6 +120,9 @@ WRONG = {
 }
 
 
+SLOW = "import pathlib, time; pathlib.Path({!r}).write_text('loads'); time.sleep(600)"  # what a worker does in place of loading
+
+
 def test_what_goes_wrong_names_its_rank_and_nothing_stays(tmp_path, pooled, ray_address):
     """Last: it ends the run of this module, since a process has one at a time."""
     pooled.close()
@@ -141,11 +149,18 @@ def wrong(prompts, actor, reward):
     actor.update(batch, policy_loss)
 """)
     roles = rlflow.roles(str(tmp_path / "wrong.py"), backend="null", prompts=6, pools="all=2", ray_address=ray_address)
+    os.mkfifo(tmp_path / "pipe")
+    slow = make_pool("slow", timeit, 1, lambda rank: (SLOW.format(str(tmp_path / "pipe")),), None)
     try:
         for number, (_, message) in enumerate(WRONG.values()):
             roles.state["mode"] = float(number)
             with pytest.raises(StageError, match=message):
                 outcome(roles)
             assert held(roles) == {"all": [0, 0]}
+        assert (tmp_path / "pipe").read_text() == "loads"
+        with pytest.raises(PlanError, match=r"no answer to 'the start' from rank 0 of pool 'slow' after 0\.2 s; .* still loads\n") as late:
+            wait_for_models([slow], 0.2)
+        assert re.search(r"timeit\.py:\d+ in timeit\n.*within 0\.2 s\n.*--load-timeout 0\.4", str(late.value))
     finally:
+        ray.kill(slow.actors[0])
         roles.close()
