@@ -49,11 +49,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     if uses_packaged(values):
         task, model = packaged(flow.name)[0], given.options.model
         reporter.note(f"task: packaged '{task}': {given.options.data}, model {model} (--model or --data for others)")
-    if given.options.pools:
-        address = given.options.ray_address
-        where = f"the Ray at {address}" if address else "a Ray of its own, which takes some seconds to start"
-        reporter.note(f"pools: {given.options.pools} on {where}")
-    prepared = prepare(flow, hp, given)
+    prepared = prepare(flow, hp, given, reporter.note)
     if prepared.prompts.data.worded:
         reporter.note(prepared.prompts.data.worded)
     result = started(prepared, flow, given, reporter)

@@ -30,7 +30,7 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     flow = load_flow(flow) if isinstance(flow, str) else flow
     given, hp = resolved(flow, hp, flat(keywords))
     reporter = make_reporter(quiet, track=given.options.track)
-    return started(prepare(flow, hp, given), flow, given, reporter)
+    return started(prepare(flow, hp, given, reporter.note), flow, given, reporter)
 
 
 def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[Given, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 
 import rlflow
@@ -38,23 +39,30 @@ GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that
 
 
 def on_pools(
-    program: Program, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int], evaluated: str | None
+    program: Program, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int], evaluated: str | None,
+    note: Callable[[str], None],
 ) -> Made:
-    """Start the pools of ``--pools`` and load the models there. Raises PlanError; what was started then is ended."""
+    """Start the pools of ``--pools`` and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
+    PlanError; what was started then is ended."""
     placement = placed(program.graph, given, evaluated)
     assert placement is not None
+    began, ranks = time.monotonic(), sum(placement.pools.values())
     with ExitStack() as started:
-        if given.options.ray_address is None:
+        address = given.options.ray_address
+        note(f"pools: {given.options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
+        if address is None:
             started.enter_context(reaping(secrets.token_hex(8)))
-        launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
+        launch.start(address, ranks, given.options.insecure, room_for_commits(program, given))
         started.callback(launch.leave)
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
-        threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
+        threads = given.options.threads or max((os.cpu_count() or 1) // ranks, 1)
         meetings = launch.meetings(groups)
         made = make_plan(program, placement, given, evaluated)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
         fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout, roles_of(placement))
         started.callback(fleet.stop)
+        who = ", ".join(f"{len(told[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
+        note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
         fleet.start()
         engine = engine_of(made, given, prompts, fleet.pools)
         lanes = Lanes(room_of(placement))

@@ -45,7 +45,10 @@ from rlflow.runs.residents import resident
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
+from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted
+
+QUIET = Quiet()
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Made:
     workers: Workers | None = None
 
 
-def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
-    """Raises FlowError and PlanError."""
+def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note) -> Prepared:
+    """``note`` is told what takes long. Raises FlowError and PlanError."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
@@ -78,7 +81,7 @@ def prepare(flow: Flow, hp: Any, given: Given) -> Prepared:
     rewards = bound.Rewards(given, data)
     try:
         program = compiled(flow, hp, given, data, rewards)
-        return _assembled(program, given, training, held_out, rewards)
+        return _assembled(program, given, training, held_out, rewards, note)
     except BaseException:
         rewards.close()
         raise
@@ -125,7 +128,9 @@ def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Optio
     return Options(max(len(given.options.reward), 1), rewards.reads, data.columns)
 
 
-def _assembled(program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards) -> Prepared:
+def _assembled(
+    program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards, note: Callable[[str], None]
+) -> Prepared:
     graph, options = program.graph, given.options
     prompts = training.prompts(options.seed)
     uses = model_uses(graph)
@@ -134,7 +139,7 @@ def _assembled(program: Program, given: Given, training: Dataset, held_out: Data
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
-        made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated)
+        made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated, note)
     else:
         made = _here(program, given, prompts, updates, rewards, evaluated)
     folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}

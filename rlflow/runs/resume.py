@@ -39,7 +39,7 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Resu
                            expected=f"changes to {listed(MAY_CHANGE)} only",
                            remedy="rlflow resume RUN --fork … starts a new run with others")
     with Lock(folder):
-        flow, given, prepared = again(saved, changes)
+        flow, given, prepared = again(saved, changes, reporter)
         try:
             same_algorithm(folder, prepared)
             start = restored(folder, prepared, reporter)
@@ -53,7 +53,7 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Resu
 def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
     """A new run from the checkpoint of another, with other settings or a changed algorithm."""
     saved = read_settings(folder)
-    flow, given, prepared = again(saved, {"name": None, **changes})
+    flow, given, prepared = again(saved, {"name": None, **changes}, reporter)
     try:
         start = restored(folder, prepared, reporter)
         _iterations_left(folder, start, given)
@@ -87,7 +87,7 @@ def masked_values(saved: Mapping[str, Any]) -> list[str]:
     return [name for name, value in recorded_values(saved).items() if MASK in str(value)]
 
 
-def again(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Flow, Given, Prepared]:
+def again(saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Reporter) -> tuple[Flow, Given, Prepared]:
     """The run prepared again as it was, with changes."""
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
@@ -96,7 +96,7 @@ def again(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[Flow, G
                            expected="secrets to be given again", remedy=f"rlflow resume RUN --{missing[0]} …")
     values = {**recorded_values(saved), **changes}
     given, hp = resolved(flow, None, values, packaged_beneath=False)
-    return flow, given, prepare(flow, hp, given)
+    return flow, given, prepare(flow, hp, given, reporter.note)
 
 
 def same_algorithm(folder: Path, prepared: Prepared) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import pytest
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
+COMING = re.compile(r"""pools: all=2: starting a Ray of its own
+pools: Ray is there after \d+\.\d s; workers start and load: 2 on 'all' \(actor\)
+(.|\n)*run: """)
 REWARD = "def length(completion):\n    return float(len(completion))\n"
 
 
@@ -66,6 +70,8 @@ def test_nothing_is_left(tmp_path, how):
             if at_work:
                 assert until(lambda: list(tmp_path.glob("grpo-*/samples.jsonl")), STARTED_SECONDS), said.read_text()
             time.sleep(random.Random(seed).random() * 2)  # a moment that nobody chose
+            if at_work:
+                assert COMING.search(said.read_text()), said.read_text()
             end(process)
             assert until(lambda: process.poll() is not None, 60), "the driver goes on"
             assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (seed, marked(mark.encode()), said.read_text())
