@@ -19,7 +19,8 @@ from rlflow.rewards.process import Died, Late, WorkerProcess, in_worker
 
 CHUNK = 32  # rows of one message at most
 START = 120.0  # seconds for a worker to start and load a scorer
-GROWTH = 0.5  # seconds that rows wait for processes that are ready, before there is one more
+GROWTH = 0.5  # seconds, over all calls, that rows wait for processes that are ready, before there is one more
+STEP = 0.05  # what is shorter is no wait
 TRIES = 3  # workers that may die before a chunk's first row, or while loading
 NAN = float("nan")
 
@@ -83,6 +84,7 @@ class RewardPool:
         self.workers = workers
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
+        self._waited = 0.0
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
@@ -104,7 +106,7 @@ class RewardPool:
 
     def wait(self, call: _Call) -> Results:
         try:
-            while not call.done.wait(GROWTH):
+            while not call.done.wait(STEP):
                 self._grow(call.scorer)
         except BaseException:  # interrupted: its other rows need not be scored
             call.fail(RuntimeError("no one waits for these rewards"))
@@ -150,10 +152,12 @@ class RewardPool:
         """One process more, where all that there are have been at work: one that still loads would only be slowed down."""
         with self._lock:
             if len(self._slots) < self.workers and not self._closed.is_set() and all(slot.has(scorer) for slot in self._slots):
-                self._add()
+                self._waited += STEP
+                if self._waited >= GROWTH:
+                    self._add()
 
     def _add(self) -> None:
-        slot = _Slot(self._chunks, self._closed)
+        slot, self._waited = _Slot(self._chunks, self._closed), 0.0
         self._slots.append(slot)
         slot.start()
 
