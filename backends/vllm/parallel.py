@@ -65,6 +65,7 @@ class Seat:
         """Take the names away once all ranks have joined: the memory lives as long as they do, and nothing is left when they die."""
         if self.size > 1:
             dist.barrier()
+            _drop_queues()
         for path in glob.glob(f"{SHARED_MEMORY}/*rlflow-{self.run}-*"):
             Path(path).unlink(missing_ok=True)
 
@@ -76,3 +77,13 @@ class Seat:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, own, group=group)
         return found
+
+
+def _drop_queues() -> None:
+    """The same for the queues by which vLLM's groups send objects, which the rank that made one would unlink at its end, if it came to
+    that: workers are killed."""
+    groups = importlib.import_module("vllm.distributed.parallel_state")._groups.values()
+    for queue in (group.mq_broadcaster for found in groups if (group := found()) is not None):
+        if queue is not None and queue.buffer is not None and queue.buffer.is_creator:
+            queue.buffer.shared_memory.unlink()
+            queue.buffer.is_creator = False
