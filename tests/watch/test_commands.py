@@ -59,7 +59,8 @@ def test_runs_lists_each_with_its_state_and_last_numbers(called, runs):
     for state, name in (("running", "live"), ("failed", "broken"), ("interrupted", "stopped")):
         shutil.copytree(runs / "ppo-1", runs / name)
         status.write(runs / name, replace(status.begun("ppo", 9), state=state, iteration=2))
-    status.write(shutil.copytree(runs / "ppo-1", runs / "killed"), replace(status.begun("ppo", 9), pid=2**22 + 1))
+    gone = replace(status.begun("ppo", 9), process=replace(Process.this(), pid=2**22 + 1))
+    status.write(shutil.copytree(runs / "ppo-1", runs / "killed"), gone)
     (runs / "killed" / "metrics.jsonl").write_text("")
     judged(runs / "live", 2, 0.375)
     (runs / "not-a-run").mkdir()
