@@ -6,7 +6,6 @@ from pathlib import Path
 from timeit import timeit
 
 import pytest
-import ray
 import torch
 
 import rlflow
@@ -16,7 +15,7 @@ from rlflow.cluster import engine as cluster_engine
 from rlflow.cluster.launch import wait_for_models
 from rlflow.cluster.layout import Sharded
 from rlflow.cluster.line import Lines
-from rlflow.cluster.pool import Pool, make_pool
+from rlflow.cluster.pool import Pool
 
 pytestmark = pytest.mark.slow
 flows = load(Path(__file__).parent / "flows.py")
@@ -149,18 +148,19 @@ def wrong(prompts, actor, reward):
     actor.update(batch, policy_loss)
 """)
     roles = rlflow.roles(str(tmp_path / "wrong.py"), backend="null", prompts=6, pools="all=2", ray_address=ray_address)
-    os.mkfifo(tmp_path / "pipe")
-    slow = make_pool("slow", timeit, 1, lambda rank: (SLOW.format(str(tmp_path / "pipe")),), None)
     try:
         for number, (_, message) in enumerate(WRONG.values()):
             roles.state["mode"] = float(number)
             with pytest.raises(StageError, match=message):
                 outcome(roles)
             assert held(roles) == {"all": [0, 0]}
+
+        os.mkfifo(tmp_path / "pipe")
+        slow = Pool("slow", roles.prepared.engine.pools["all"].actors[:1])
+        slow.making = [slow.actors[0].make.options(concurrency_group="model").remote(timeit, SLOW.format(str(tmp_path / "pipe")))]
         assert (tmp_path / "pipe").read_text() == "loads"
         with pytest.raises(PlanError, match=r"no answer to 'the start' from rank 0 of pool 'slow' after 0\.2 s; .* still loads\n") as late:
             wait_for_models([slow], 0.2)
         assert re.search(r"timeit\.py:\d+ in timeit\n.*within 0\.2 s\n.*--load-timeout 0\.4", str(late.value))
     finally:
-        ray.kill(slow.actors[0])
         roles.close()
