@@ -6,6 +6,7 @@ cut side by side (outer) instead of those of one replica (inner), the parts that
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,8 @@ class Choices:
     def of(shapes: Shapes, size: int, matched: Mapping[str, int], sources: Mapping[str, Layout], targets: Mapping[str, Layout],
            nodes: Sequence[int] | None = None) -> Choices:  # fmt: skip
         """Of each trainer's layout, by dims, to each of the rollout's, by order; the plainer ones first."""
-        made = [_choice(dims, order, make_plan(source, target, nodes)) for dims, source in sources.items() for order, target in targets.items()]
+        pairs = itertools.product(sources.items(), targets.items())
+        made = [_choice(dims, order, make_plan(source, target, nodes)) for (dims, source), (order, target) in pairs]
         return Choices(shapes, next(iter(targets.values())).ranks, size, matched, tuple(sorted(made, key=cost)))
 
     @property
@@ -72,14 +74,15 @@ class Choices:
         if dims == "first":
             return "  the trainer shards all tensors along the first dimension"
         ends = sorted({".".join(name.split(".")[-2:]) for name in self.matched})
-        return (f"  the trainer shards {len(self.matched)} of {len(self.shapes)} tensors along the dimension that the rollout cuts, not the "
-                f"first: {', '.join(ends)}")  # fmt: skip
+        return (f"  the trainer shards {len(self.matched)} of {len(self.shapes)} tensors along the dimension that the rollout cuts, not "
+                f"the first: {', '.join(ends)}")  # fmt: skip
 
     def _order(self, order: str) -> str:
         outer, inner = f"r // {self.ranks // self.size}", f"r % {self.size}"
         if order == "inner":
             return f"  rank r of the sampler has part {inner} of {self.size}, not {outer}: ranks of one replica are side by side"
-        return f"  on one machine rank r of the sampler has part {outer} of {self.size}, not {inner}: ranks with the same part are side by side"
+        return (f"  on one machine rank r of the sampler has part {outer} of {self.size}, not {inner}: ranks with the same part are side "
+                "by side")  # fmt: skip
 
 
 def cost(choice: Choice) -> tuple[int, int]:
@@ -91,7 +94,9 @@ def orders(ranks: int, size: int) -> tuple[str, ...]:
     return ("inner", "outer") if 1 < size < ranks else ("inner",)
 
 
-def choices(shapes: Shapes, dtype: str, ranks: int, size: int, nodes: Sequence[int] | None = None, dim: Dim = row_parallel) -> Choices:
+def choices(
+    shapes: Shapes, dtype: str, ranks: int, size: int, nodes: Sequence[int] | None = None, dim: Dim = row_parallel
+) -> Choices:
     """FSDP2 over ``ranks`` to rollouts of tensor parallel ``size`` on the same ranks. dim: along which dimension the rollout cuts a tensor
     (``cut_dims`` of a traced layout, or the dense decoders' usual)."""
     matched = shard_dims(shapes, ranks, dim)

@@ -40,8 +40,8 @@ def matched(use: RoleUse, given: Given, where: Placement | None, adjacent: Colle
 
 def _choices(use: RoleUse, given: Given, where: Placement, size: int) -> Choices | None:
     """None where weights do not move by a plan on the ranks that they are on."""
-    pool = where.trainers.get(use.name)
-    if pool is None or where.generators[use.name] != pool or not use.trained or given.options.weights == "gather" or where.pools[pool] % size:
+    pool = where.generators[use.name]
+    if where.trainers.get(use.name) != pool or where.pools[pool] % size or not use.trained or given.options.weights == "gather":
         return None
     try:
         return ways(kept(use, given, where), where.pools[pool])
