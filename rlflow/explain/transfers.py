@@ -65,6 +65,16 @@ def ways(kept: Kept, ranks: int) -> Choices | None:
     return Choices.of(shapes, size, dims, {"first": _trained(replace(kept, dims=()), ranks), **matched}, targets)
 
 
+def least(kept: Kept, ranks: int, matches: bool, order: str) -> tuple[tuple[tuple[str, int], ...], bool]:
+    """Of these the least: the tensors that the trainer should shard along another dimension than the first, and which, and whether the
+    order of the sampler's ranks should be outer. matches: whether the trainer can; order: inner, outer, or auto for either."""
+    found = ways(kept, ranks)
+    if found is None:
+        return (), order == "outer"
+    best = next(choice for choice in found.found if order in ("auto", choice.order) and (matches or choice.dims == "first"))
+    return tuple(found.matched.items()) if best.dims == "matched" else (), best.order == "outer"
+
+
 def savings(kept: Kept, ranks: int) -> tuple[str, ...]:
     """On the same ranks: what is done so that fewer bytes move, and what could be, in words."""
     found = ways(kept, ranks)

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from rlflow.errors import PlanError
-from rlflow.explain.transfers import ways
+from rlflow.explain.memory import Kept
+from rlflow.explain.transfers import least
 from rlflow.given.backends import backend, settings
 from rlflow.given.flags import Given
 from rlflow.graph.model import RoleUse
 from rlflow.placement import HALVES, Placement
-from rlflow.reshard.choices import Choices, orders
 from rlflow.runs.kept import kept
 
 
@@ -30,31 +30,18 @@ def matched(use: RoleUse, given: Given, where: Placement | None, adjacent: Colle
     if where is None or pool is None:
         return Matched()
     trainer, generator = (_settings(use, given, half) for half in HALVES)
-    allowed = _orders(generator, where.pools[pool], pool in adjacent)
-    found = _choices(use, given, where, getattr(generator, "tensor_parallel", 1))
-    if found is None:
-        return Matched(outer=allowed[0] == "outer")
-    best = next(choice for choice in found.found if choice.order in allowed and (choice.dims == "first" or _matches(trainer)))
-    return Matched(tuple(found.matched.items()) if best.dims == "matched" else (), best.order == "outer")
+    ranks, size = where.pools[pool], getattr(generator, "tensor_parallel", 1)
+    order = getattr(generator, "rank_order", "inner") if 1 < size < ranks else "inner"
+    order = "inner" if order == "auto" and pool in adjacent else order
+    together = where.trainers.get(use.name) == pool and use.trained and given.options.weights != "gather" and ranks % size == 0
+    return Matched(*least(_kept(use, given, where) if together else Kept(None), ranks, _matches(trainer), order))
 
 
-def _choices(use: RoleUse, given: Given, where: Placement, size: int) -> Choices | None:
-    """None where weights do not move by a plan on the ranks that they are on."""
-    pool = where.generators[use.name]
-    if where.trainers.get(use.name) != pool or where.pools[pool] % size or not use.trained or given.options.weights == "gather":
-        return None
+def _kept(use: RoleUse, given: Given, where: Placement) -> Kept:
     try:
-        return ways(kept(use, given, where), where.pools[pool])
+        return kept(use, given, where)
     except PlanError:  # of a folder that cannot be read, said where it is
-        return None
-
-
-def _orders(generator: object, ranks: int, adjacent: bool) -> tuple[str, ...]:
-    """Those in which the generator's ranks may lie, the plainer one first."""
-    known, asked = orders(ranks, getattr(generator, "tensor_parallel", 1)), getattr(generator, "rank_order", "inner")
-    if asked == "auto":
-        return known[:1] if adjacent else known
-    return (asked,) if asked in known else known
+        return Kept(None)
 
 
 def _matches(trainer: object) -> bool:
