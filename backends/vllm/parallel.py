@@ -72,6 +72,11 @@ class Seat:
         finally:
             state.init_model_parallel_group = made
 
+    @property
+    def engines(self) -> list[list[int]]:
+        """The ranks of each engine of the pool."""
+        return [[self._nth(first + part) for part in range(self.size)] for first in range(0, self.ranks, self.size)]
+
     def _nth(self, number: int) -> int:
         """The rank that comes at this place when engine follows engine."""
         engine, part = divmod(number, self.size)
@@ -79,9 +84,7 @@ class Seat:
 
     def check_group(self) -> None:
         """Raises PlanError where this process shared an engine before, with other ranks."""
-        found = _state().get_tp_group().ranks
-        engines = [[self._nth(first + part) for part in range(self.size)] for first in range(0, self.ranks, self.size)]
-        own = next(ranks for ranks in engines if self.rank in ranks)
+        found, own = _state().get_tp_group().ranks, next(ranks for ranks in self.engines if self.rank in ranks)
         if found != own:
             raise PlanError.of("rank-order", "vLLM shares all engines of a process with the same ranks", found=f"one of ranks {found}",
                                expected=f"ranks {own}", remedy="one --ROLE.generator.rank_order for all roles of the pool")

@@ -39,6 +39,6 @@ def used(split: Sequence[Tensor]) -> list[int]:
 
 def asked(split: Sequence[Tensor], lies: Parallel) -> Mapping[int, Tensor]:
     """The rows with which each rank is asked that is: those of its team."""
-    kept = used(split)
+    kept = set(used(split))
     told = {rank: split[team[0]] for team in lies.teams(len(split)) if lies.collective or team[0] in kept for rank in team}
     return dict(sorted(told.items()))

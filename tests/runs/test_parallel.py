@@ -6,9 +6,11 @@ import pytest
 
 import rlflow.tasks
 from rlflow.author.load import load_flow
+from rlflow.backends.vllm.parallel import Seat
 from rlflow.cli.plan import options_of
 from rlflow.errors import PlanError
 from rlflow.given.flags import parse_flags
+from rlflow.placement import Parallel
 from rlflow.runs.api import resolved
 from rlflow.runs.prepare import placed
 from rlflow.trace.compile import compile_flow
@@ -67,6 +69,13 @@ def test_a_pool_on_several_machines_has_adjacent_ranks_and_a_trainer_that_goes_w
 def test_where_nothing_is_saved_or_it_is_asked_for_ranks_are_adjacent(lies, flag, value):
     given = {"generator": "vllm", "trainer": "deepspeed" if flag == "zero" else "fsdp", "generator.tensor_parallel": "2"} | {flag: value}
     assert lies(" ".join(f"--actor.{name} {each}" for name, each in given.items()))[0].order == "inner"
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(4, 2), (8, 4), (12, 3), (4, 4), (2, 1)])
+def test_vllm_takes_the_ranks_that_are_asked_with_the_same_rows(ranks, size):
+    for outer in (False, True):
+        teams = [list(team) for team in Parallel(size, outer=outer).teams(ranks)]
+        assert Seat(0, ranks, size, outer, "a run").engines == teams
 
 
 def test_roles_that_share_processes_have_their_ranks_in_one_order(lies):
