@@ -50,13 +50,16 @@ class Trainer:
         self.peers = Peers()
         self.network = self._network()
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
-        self.schedule = Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, spec.updates)
+        self.schedule = self._schedule() if spec.trained else Schedule(self.settings.lr)
         self.steps = 0
         self.held = Held()
         self.away = Away()
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
             checkpoint_layers(self.network.module)
+
+    def _schedule(self) -> Schedule:
+        return Schedule(self.settings.lr, self.settings.schedule, self.settings.warmup, self.spec.updates)
 
     @staticmethod
     def divided(settings: TrainerSettings) -> tuple[str, ...]:

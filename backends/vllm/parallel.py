@@ -102,6 +102,7 @@ class Seat:
         """Take the names away once all ranks have joined: the memory lives as long as they do, and nothing is left when they die."""
         if self.size > 1:
             dist.barrier()
+            _drop_queues()
         for path in glob.glob(f"{SHARED_MEMORY}/*rlflow-{self.run}-*"):
             Path(path).unlink(missing_ok=True)
 
@@ -117,3 +118,12 @@ class Seat:
 def _state() -> Any:
     """vLLM's groups, of which a process has one set."""
     return importlib.import_module("vllm.distributed.parallel_state")
+
+
+def _drop_queues() -> None:
+    """The same for the queues by which vLLM's groups send objects, which the rank that made one would unlink at its end, if it came to
+    that: workers are killed."""
+    for queue in (group.mq_broadcaster for found in _state()._groups.values() if (group := found()) is not None):
+        if queue is not None and queue.buffer is not None and queue.buffer.is_creator:
+            queue.buffer.shared_memory.unlink()
+            queue.buffer.is_creator = False

@@ -1,4 +1,7 @@
-"""RewardPool: warm worker processes that score rows. A row that hangs or crashes costs itself; the rows after it go elsewhere."""
+"""RewardPool: warm worker processes that score rows. A row that hangs or crashes costs itself; the rows after it go elsewhere.
+
+A process takes seconds of processor time to start, and most rewards less to score a batch: so there is one, until rows have waited for it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from rlflow.rewards.process import Died, Late, WorkerProcess, in_worker
 
 CHUNK = 32  # rows of one message at most
 START = 120.0  # seconds for a worker to start and load a scorer
+GROWTH = 0.5  # seconds, over all calls, that rows wait for processes that are ready, before there is one more
+STEP = 0.05  # what is shorter is no wait
 TRIES = 3  # workers that may die before a chunk's first row, or while loading
 NAN = float("nan")
 
@@ -72,12 +77,14 @@ class _Chunk:
 
 
 class RewardPool:
-    """Processes that run rewards, shared by all of a run. Starts when first used; may be used from several threads at once."""
+    """Up to ``workers`` processes that run rewards, shared by all of a run. Starts when first used; may be used from several threads at
+    once."""
 
     def __init__(self, workers: int = 2) -> None:
         self.workers = workers
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
+        self._waited = 0.0
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
@@ -99,7 +106,8 @@ class RewardPool:
 
     def wait(self, call: _Call) -> Results:
         try:
-            call.done.wait()
+            while not call.done.wait(STEP):
+                self._grow(call.scorer)
         except BaseException:  # interrupted: its other rows need not be scored
             call.fail(RuntimeError("no one waits for these rewards"))
             raise
@@ -138,9 +146,20 @@ class RewardPool:
             if not self._slots:
                 _refuse_in_worker()
                 atexit.register(self.close)
-                self._slots = [_Slot(self._chunks, self._closed) for _ in range(self.workers)]
-                for slot in self._slots:
-                    slot.start()
+                self._add()
+
+    def _grow(self, scorer: Scorer) -> None:
+        """One process more, where all that there are have been at work: one that still loads would only be slowed down."""
+        with self._lock:
+            if len(self._slots) < self.workers and not self._closed.is_set() and all(slot.has(scorer) for slot in self._slots):
+                self._waited += STEP
+                if self._waited >= GROWTH:
+                    self._add()
+
+    def _add(self) -> None:
+        slot, self._waited = _Slot(self._chunks, self._closed), 0.0
+        self._slots.append(slot)
+        slot.start()
 
 
 class _Slot(threading.Thread):
@@ -165,6 +184,11 @@ class _Slot(threading.Thread):
         with self.lock:
             if self.process is not None:
                 self.process.signal_group()
+
+    def has(self, scorer: Scorer) -> bool:
+        """Whether its process has loaded the scorer; from another thread."""
+        process = self.process
+        return process is not None and scorer.key in process.loaded
 
     def _score(self, chunk: _Chunk) -> None:
         try:

@@ -1,5 +1,6 @@
 """What is claimed of the vllm generator alone, by number of ranks: checks that every rank makes, in the process of ``contract.py``."""
 
+import importlib
 import os
 import threading
 
@@ -199,7 +200,9 @@ def ranks_that_share_an_engine_are_asked_the_same(ground):
         Seat(ground.rank, 4, 2, True, "of another role").check_group()
     embedding = next(p for name, p in one.one.module.named_parameters() if name.endswith("embed_tokens.weight"))
     assert len(embedding) == 32
-    assert not [name for name in os.listdir("/dev/shm") if one.one.engine.seat.run in name]
+    queue = importlib.import_module("vllm.distributed.parallel_state").get_tp_group().mq_broadcaster
+    left = [one.one.engine.seat.run, queue.buffer.shared_memory.name]
+    assert not [name for name in os.listdir("/dev/shm") for mark in left if mark in name]
 
 
 def ranks_with_an_engine_each_sample_other_rows_or_none(ground):

@@ -125,6 +125,7 @@ def test_the_schedule_sets_the_rate(folders):
 def test_a_schedule_that_ends_needs_to_know_when(folders):
     with pytest.raises(PlanError, match="more updates than warmup"):
         trainer(folders, schedule="cosine")
+    Trainer(ModelSpec(folders["llama"]), Trainer.Settings(schedule="cosine"))  # a frozen role, which --schedule without a role is told too
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(folders):

@@ -16,7 +16,8 @@ WORKER = Path(__file__).with_name("engine_worker.py")
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_weights_written_straight_are_those_of_the_engines_own_reload(tmp_path):
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path),
+                   "VLLM_DIST_IDENT": f"rlflow-test-{os.getpid()}"}  # names the memory that its ranks share; set by who starts them
     started = [subprocess.Popen([sys.executable, WORKER, tmp_path, str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 text=True, env=environment) for rank in range(2)]  # fmt: skip
     try:
@@ -24,6 +25,8 @@ def test_weights_written_straight_are_those_of_the_engines_own_reload(tmp_path):
     finally:
         for process in started:
             process.kill()
+        for left in Path("/dev/shm").glob(f"*{environment['VLLM_DIST_IDENT']}*"):
+            left.unlink()
     assert [process.returncode for process in started] == [0, 0], "\n".join(err[-3000:] for _, err in ended)
     for out, _ in ended:
         found = json.loads(out.splitlines()[-1])

@@ -38,6 +38,13 @@ def print_much(): print("x" * 10_000_000); print("y" * 1000, file=sys.stderr); r
 def read_input(): return float(len(sys.stdin.read()))
 def close_output(): sys.stdout.close(); os.close(1); return 1
 def child(): return subprocess.Popen(["sleep", "3600"]).pid
+def meet():
+    """Ends when two processes are in it."""
+    met = os.path.join(os.path.dirname(neighbour.__file__), "met")
+    os.makedirs(met, exist_ok=True)
+    open(os.path.join(met, str(os.getpid())), "w").close()
+    while len(os.listdir(met)) < 2: time.sleep(0.01)
+    return 1
 def tensor():
     import numpy
     return numpy.float32(0.5)
@@ -52,6 +59,7 @@ ACTIONS = {
     "nan": lambda: math.nan, "inf": lambda: -math.inf, "huge": lambda: 10**400, "text": lambda: "1.0", "list": lambda: [1.0],
     "complex": lambda: 1j, "100 MB": lambda: "x" * 100_000_000, "none": lambda: None, "odd": Number, "true": lambda: True, "int": lambda: 2,
     "numpy": tensor, "print": print_much, "stdin": read_input, "close stdout": close_output, "child": child,
+    "meet": meet,
 }
 '''
 

@@ -122,6 +122,15 @@ def test_warm_workers_are_kept(hostile):
         assert pool.processes() == before
 
 
+def test_there_is_one_process_until_rows_wait_for_it(hostile):
+    with RewardPool(2) as pool:
+        assert judged(pool, hostile, *map(str, range(64))).values.tolist() == list(range(64))
+        (first,) = pool.processes()
+        assert judged(pool, hostile, "meet", "meet").values.tolist() == [1, 1]  # neither row ends before both have begun
+        assert len(pool.processes()) == 2
+        assert first in pool.processes()
+
+
 def test_closing_leaves_no_process_behind_not_even_of_user_code(hostile):
     pool = RewardPool(2)
     child = int(judged(pool, hostile, "child").values[0])
