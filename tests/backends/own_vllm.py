@@ -192,6 +192,18 @@ def _of(ground, name):
     return type(ground)(name, ground.rank, ground.ranks, ground.models, ground.folder, ground.alone)
 
 
+def adapters_reach_the_engine_merged(ground):
+    """Of trainers whose ranks share a model."""
+    engine = KEPT["made"]
+    for version, name in enumerate(("fsdp", "deepspeed"), 2):
+        trained = Trained(_of(ground, name), "one-kv", lora=4, lr=1e-2)
+        trained.learn(trained.one)
+        engine.one.receive(trained.one.weights(), version)
+        out = engine.generate(Sampling(2, 16))
+        assert engine.mismatch(trained.one, out) < TOLERANCE
+        assert engine.mismatch(trained.reference(), out) > 100 * TOLERANCE
+
+
 def ranks_that_share_an_engine_are_asked_the_same(ground):
     one = KEPT["made"]
     assert "found different rows" in raised(lambda: one.generate(Sampling(), prompts=one.prompts.rows([ground.rank])))
@@ -225,6 +237,6 @@ CHECKS = {
         weights_that_come_between_steps_are_told_token_by_token, a_pause_lets_weights_in_and_no_row_is_lost,
         a_pause_without_end_is_told_to_who_waits)},
     2: {check.__name__: check for check in (
-        an_exported_run_is_loaded_and_scores_the_same, ranks_that_share_an_engine_are_asked_the_same,
+        an_exported_run_is_loaded_and_scores_the_same, adapters_reach_the_engine_merged, ranks_that_share_an_engine_are_asked_the_same,
         ranks_with_an_engine_each_sample_other_rows_or_none)},
 }  # fmt: skip
