@@ -6,8 +6,9 @@ import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 import rlflow
 from rlflow.cluster import launch
@@ -26,6 +27,7 @@ from rlflow.execution.ahead import Ahead
 from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
+from rlflow.graph.model import Graph
 from rlflow.graph.wire import identity
 from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
@@ -44,8 +46,8 @@ def on_pools(
 ) -> Made:
     """Start the pools of ``--pools`` and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
     PlanError; what was started then is ended."""
-    placement = placed(program.graph, given, evaluated)
-    assert placement is not None
+    lies = partial(_placed, program.graph, given, evaluated)
+    placement = lies(())
     began, ranks = time.monotonic(), sum(placement.pools.values())
     with ExitStack() as started:
         address = given.options.ray_address
@@ -55,11 +57,13 @@ def on_pools(
         launch.start(address, ranks, given.options.insecure, room_for_commits(program, given))
         started.callback(launch.leave)
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
+        placement = lies(launch.apart(groups))
         threads = given.options.threads or max((os.cpu_count() or 1) // ranks, 1)
         meetings = launch.meetings(groups)
         made = make_plan(program, placement, given, evaluated)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
-        fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout, roles_of(placement))
+        fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout, roles_of(placement), placement,
+                      lies)
         started.callback(fleet.stop)
         who = ", ".join(f"{len(told[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
@@ -73,6 +77,13 @@ def on_pools(
         started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
         workers = Workers(fleet, engine, tuple(use.name for use in made.graph.roles if use.trained), ahead)
         return Made(made, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
+
+
+def _placed(graph: Graph, given: Given, evaluated: str | None, apart: Collection[str]) -> Placement:
+    """apart: pools on several machines."""
+    placement = placed(graph, given, evaluated, apart)
+    assert placement is not None
+    return placement
 
 
 def room_for_commits(program: Program, given: Given) -> int:
