@@ -38,8 +38,12 @@ def judged(file: str, arguments: Sequence[str]) -> Report:
     flow = load_flow(file)
     given = given_flags(flow, parse_flags(arguments))
     hp = settings(flow, given.hp)
-    check_names(given, [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names])
+    check_names(given, roles_of(flow, given))
     return check(flow, hp, trace_options(given), staleness=given.options.staleness)
+
+
+def roles_of(flow: Flow, given: Given) -> list[str]:
+    return [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names]
 
 
 def given_flags(flow: Flow, flags: Mapping[str, Any]) -> Given:
