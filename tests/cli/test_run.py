@@ -89,6 +89,16 @@ def test_a_model_that_is_not_there_is_said(called):
     assert "hf download OWNER/NAME" in err
 
 
+def test_a_name_or_folder_that_is_taken_is_said_before_anything_is_loaded(tmp_path, called):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    code, out, err = called("run", "ppo", "--model", "nowhere", "--name", "mine")
+    assert (code, out) == (2, "")
+    assert "the run 'runs/mine' exists" in err
+    assert "rlflow resume runs/mine" in err
+    assert "no run can be written to 'file'" in called("run", "ppo", "--model", "nowhere", "--out", "file")[2]
+
+
 def test_pools_without_ray_say_what_installs_it_and_plans_need_none(called, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     code, _, err = called("run", "ppo", *NULL, "--pools", "all=2")
