@@ -16,13 +16,23 @@ GENERATORS, REST = "rollout", "train"  # two pools of these names need no flags
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a half of a role lies on the ranks of its pool. tensor: how many adjacent ranks compute the same rows together, as one
-    data-parallel rank. collective: every rank takes part in every call, since each holds a part of the weights. dims: tensors that a
-    trainer shards along another dimension than the first, and which."""
+    """How a half of a role lies on the ranks of its pool. tensor: how many ranks compute the same rows together, as one data-parallel
+    rank: adjacent ones, or with ``outer`` of n such teams every n-th. collective: every rank takes part in every call, since each holds
+    a part of the weights. dims: tensors that a trainer shards along another dimension than the first, and which."""
 
     tensor: int = 1
     collective: bool = False
     dims: tuple[tuple[str, int], ...] = ()
+    outer: bool = False
+
+    @property
+    def order(self) -> str:
+        return "outer" if self.outer else "inner"
+
+    def teams(self, ranks: int) -> list[range]:
+        """The ranks of each team, of a pool of so many."""
+        count = ranks // self.tensor
+        return [range(k, ranks, count) if self.outer else range(k * self.tensor, (k + 1) * self.tensor) for k in range(count)]
 
 
 @dataclass(frozen=True)

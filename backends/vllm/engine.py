@@ -53,7 +53,7 @@ class Engine:
     """One rank's worker of an engine."""
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings, architectures: Iterable[str]) -> None:
-        self.seat = Seat.taken(settings.tensor_parallel)
+        self.seat = Seat.taken(settings.tensor_parallel, spec.outer)
         with prepared(spec.device, **self.seat.variables(spec.device)):
             self.vllm = imported(spec.device)
             keep_groups()
@@ -62,8 +62,10 @@ class Engine:
                 leave_memory()
                 keep_weights_live()
                 self.seat.name_segments()
-            self.llm = self._started(spec, settings)
+            with self.seat.grouping():
+                self.llm = self._started(spec, settings)
         self.seat.drop_segments()
+        self.seat.check_group()
         self.direct = live(self.module)
         self.version = 0
         self._names = itertools.count()

@@ -31,8 +31,8 @@ COLDEST = 0.01  # vLLM samples no colder than that, and would take it in place o
 class Generator:
     """Samples responses; whoever trains the model sends its weights with ``receive``.
 
-    With ``tensor_parallel`` above 1 that many adjacent ranks share an engine and are called with the same rows. Other ranks of the pool
-    have engines that know nothing of this one: they may sample when it does not.
+    With ``tensor_parallel`` above 1 that many ranks share an engine and are called with the same rows: adjacent ones, or of n engines every
+    n-th (``ModelSpec.outer``). Other ranks of the pool have engines that know nothing of this one: they may sample when it does not.
     """
 
     Settings = GeneratorSettings

@@ -1,10 +1,12 @@
-"""Ranks that share an engine: neighbours in the pool, each with a process of its own and a part of every weight."""
+"""Ranks that share an engine, each with a process of its own and a part of every weight."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +21,17 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True)
 class Seat:
-    """This rank among those of the pool. Ranks [k·size, (k+1)·size) share engine k; engines know nothing of each other."""
+    """This rank among those of the pool. Of n engines, which know nothing of each other, engine k is shared by the ranks
+    [k·size, (k+1)·size), or with ``outer`` by k, k + n, k + 2n, … Their parts of the model are in this order."""
 
     rank: int
     ranks: int
     size: int
+    outer: bool
     run: str  # the same on all ranks of the pool, and of no other
 
     @staticmethod
-    def taken(size: int) -> Seat:
+    def taken(size: int, outer: bool = False) -> Seat:
         """From torch's default group; every rank of the pool has to ask. Raises PlanError where engines of that size do not fill it."""
         grouped = dist.is_available() and dist.is_initialized()
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
@@ -38,7 +42,7 @@ class Seat:
         name = [secrets.token_hex(8)]
         if ranks > 1:
             dist.broadcast_object_list(name, src=0)
-        return Seat(rank, ranks, size, name[0])
+        return Seat(rank, ranks, size, outer, name[0])
 
     @property
     def launcher(self) -> str:
@@ -51,6 +55,39 @@ class Seat:
             return {}
         index = torch.cuda.current_device() if device == "cuda" else self.rank
         return {"RANK": str(self.rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": str(index)}
+
+    @contextlib.contextmanager
+    def grouping(self) -> Iterator[None]:
+        """A time in which vLLM makes its groups, which it would make of adjacent ranks, of those that share an engine here. A process has
+        one set of them: an engine that finds them there takes them as they are, and is refused by ``check_group``."""
+        state = _state()
+        made = state.init_model_parallel_group
+
+        def of_engines(groups: list[list[int]], *args: Any, **known: Any) -> Any:
+            return made([[self._nth(number) for number in group] for group in groups], *args, **known)
+
+        state.init_model_parallel_group = of_engines
+        try:
+            yield
+        finally:
+            state.init_model_parallel_group = made
+
+    @property
+    def engines(self) -> list[list[int]]:
+        """The ranks of each engine of the pool."""
+        return [[self._nth(first + part) for part in range(self.size)] for first in range(0, self.ranks, self.size)]
+
+    def _nth(self, number: int) -> int:
+        """The rank that comes at this place when engine follows engine."""
+        engine, part = divmod(number, self.size)
+        return engine + part * (self.ranks // self.size) if self.outer else number
+
+    def check_group(self) -> None:
+        """Raises PlanError where this process shared an engine before, with other ranks."""
+        found, own = _state().get_tp_group().ranks, next(ranks for ranks in self.engines if self.rank in ranks)
+        if found != own:
+            raise PlanError.of("rank-order", "vLLM shares all engines of a process with the same ranks", found=f"one of ranks {found}",
+                               expected=f"ranks {own}", remedy="one --ROLE.generator.rank_order for all roles of the pool")
 
     def name_segments(self) -> None:
         """Let this pool's engines share memory under names of their own. vLLM names it by ranks alone, so that two pools on a machine,
@@ -73,17 +110,20 @@ class Seat:
         """What each rank of this engine has, in rank order; it waits for all of them."""
         if self.size == 1:
             return [own]
-        group = importlib.import_module("vllm.distributed.parallel_state").get_tp_group().cpu_group
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, own, group=group)
+        dist.all_gather_object(found, own, group=_state().get_tp_group().cpu_group)
         return found
+
+
+def _state() -> Any:
+    """vLLM's groups, of which a process has one set."""
+    return importlib.import_module("vllm.distributed.parallel_state")
 
 
 def _drop_queues() -> None:
     """The same for the queues by which vLLM's groups send objects, which the rank that made one would unlink at its end, if it came to
     that: workers are killed."""
-    groups = importlib.import_module("vllm.distributed.parallel_state")._groups.values()
-    for queue in (group.mq_broadcaster for found in groups if (group := found()) is not None):
+    for queue in (group.mq_broadcaster for found in _state()._groups.values() if (group := found()) is not None):
         if queue is not None and queue.buffer is not None and queue.buffer.is_creator:
             queue.buffer.shared_memory.unlink()
             queue.buffer.is_creator = False

@@ -88,7 +88,9 @@ class Workers:
         """Start the pool of a dead worker anew; names of the pools that were started."""
         if self.ahead is not None:
             self.ahead.drop()
-        return self.fleet.restart(death.pool)
+        names = self.fleet.restart(death.pool)
+        self.engine.placement = self.fleet.placement  # they may be on other machines
+        return names
 
     def restore(self, commit: Commit) -> None:
         """Put all pools back to a commit. The stream of prompts stands where it did then."""

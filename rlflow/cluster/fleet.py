@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rlflow.cluster.pool import Pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.watch import Ward, Watch, end
 from rlflow.cluster.worker import Worker
+from rlflow.placement import Placement
 
 BUSY_SECONDS = 30.0  # how long a pool may go on with what nobody waits for any more, before it is started anew as well
 LATEST = 1 << 62  # no iteration is later
@@ -25,7 +26,8 @@ LATEST = 1 << 62  # no iteration is later
 @dataclass
 class Fleet:
     """setups: what each rank is told, by pool. meetings: where the ranks of each pool meet. heartbeat: as of Watch. roles: of each
-    pool, for messages. A Pool stays the same object when its workers are others."""
+    pool, for messages. placement: how halves lie on their pools; placed: the same where some are on several machines. A Pool stays the
+    same object when its workers are others."""
 
     setups: Mapping[str, list[Setup]]
     groups: Mapping[str, PlacementGroup]
@@ -33,6 +35,8 @@ class Fleet:
     threads: int
     heartbeat: float
     roles: Mapping[str, str]
+    placement: Placement
+    placed: Callable[[Collection[str]], Placement]
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
     wards: list[Ward] = field(default_factory=list)
 
@@ -54,7 +58,9 @@ class Fleet:
         launch.wait_for_room({name: self.groups[name] for name in names})
         self._forget_meetings(names)
         self.meetings |= launch.meetings({name: self.groups[name] for name in names})
-        told = {name: [replace(setup, meeting=self.meetings[name]) for setup in self.setups[name]] for name in names}
+        self.placement = self.placed(launch.apart(self.groups))
+        told = {name: [replace(setup, meeting=self.meetings[name], placement=self.placement) for setup in self.setups[name]]
+                for name in names}
         for name, made in launch.make_workers(told, self.groups, self.threads).items():
             self.pools[name].take_over(made)
         launch.wait_for_models(self.pools[name] for name in names)

@@ -159,12 +159,22 @@ def meetings(groups: Mapping[str, PlacementGroup]) -> dict[str, str]:
     return {pool: _meeting(group, f"{tempfile.gettempdir()}/rlflow-{run}-{pool}.meeting") for pool, group in groups.items()}
 
 
+def apart(groups: Mapping[str, PlacementGroup]) -> set[str]:
+    """Pools that are on several machines."""
+    return {pool for pool, group in groups.items() if len(set(_nodes(group).values())) > 1}
+
+
+def _nodes(group: PlacementGroup) -> dict[int, str]:
+    """The node of each rank."""
+    return dict(placement_group_table(group)["bundles_to_node_id"])
+
+
 def ray_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def _meeting(group: PlacementGroup, file: str) -> str:
-    nodes = placement_group_table(group)["bundles_to_node_id"]
+    nodes = _nodes(group)
     if len(set(nodes.values())) == 1:
         return file
     address = next(node["NodeManagerAddress"] for node in ray_nodes() if node["NodeID"] == nodes[0])

@@ -21,14 +21,15 @@ def teams(split: Sequence[Tensor], lies: Parallel) -> list[Tensor]:
     """The rows of each team from those of each rank."""
     if lies.tensor == 1:
         return list(split)
-    return [torch.cat(list(split[first : first + lies.tensor])).sort().values for first in range(0, len(split), lies.tensor)]
+    return [torch.cat([split[rank] for rank in team]).sort().values for team in lies.teams(len(split))]
 
 
 def first_ranks(rows: Sequence[Tensor], lies: Parallel) -> list[Tensor]:
     """The rows of each rank from those of each team."""
     if lies.tensor == 1:
         return list(rows)
-    return [team if number == 0 else NONE for team in rows for number in range(lies.tensor)]
+    held = {team[0]: own for team, own in zip(lies.teams(len(rows) * lies.tensor), rows, strict=True)}
+    return [held.get(rank, NONE) for rank in range(len(rows) * lies.tensor)]
 
 
 def used(split: Sequence[Tensor]) -> list[int]:
@@ -38,5 +39,6 @@ def used(split: Sequence[Tensor]) -> list[int]:
 
 def asked(split: Sequence[Tensor], lies: Parallel) -> Mapping[int, Tensor]:
     """The rows with which each rank is asked that is: those of its team."""
-    firsts = range(0, len(split), lies.tensor) if lies.collective else used(split)
-    return {rank: split[first] for first in firsts for rank in range(first, first + lies.tensor)}
+    kept = set(used(split))
+    told = {rank: split[team[0]] for team in lies.teams(len(split)) if lies.collective or team[0] in kept for rank in team}
+    return dict(sorted(told.items()))

@@ -68,8 +68,9 @@ class Worker:
         models = [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
         device = device_of(setup.given.options.device)
         dims = {use.name: setup.placement.lies(use.name, "trainer").dims for use in models}
+        outer = [use.name for use in models if setup.placement.lies(use.name, "generator").outer]
         keeper = Keeper(setup.course)
-        made = make_models(graph, models, setup.given, device, setup.updates, self._wanted, keeper.loaded, dims)
+        made = make_models(graph, models, setup.given, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
         judges = [use for use in graph.roles if use.name in used and use not in models]
         scorers: dict[str, Any] = {use.name: self.rewards.scorer(use.name) for use in judges}
         engine = Engine(made, scorers, setup.given.options.seed, _no_data, reward_timeout=setup.given.options.reward_timeout, keeper=keeper)
@@ -279,9 +280,9 @@ class Worker:
             run = f"{Path(self.setup.meeting).name}-{role}"
             self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
         if role in self.moving:
-            moved = self.moving[role](version)
+            moved, lies = self.moving[role](version), self.setup.placement.lies(role, "generator")
             model.sampled_version = version
-            return moved
+            return moved | ({"order": lies.order} if lies.tensor > 1 else {})
         model.synchronise()
         return {}
 

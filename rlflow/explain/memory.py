@@ -91,8 +91,8 @@ class Kept:
 
     shares, divided: over how many ranks the trainer divides what. flat: as parts of flattened tensors; tensor: after as many ranks have cut
     them for tensor parallelism; dims: those that it cuts along another dimension than the first. copied: whether its optimizer has a
-    float32 copy of its own of what learns. sampler_shares: over how many the generator divides its weights; cache_bytes: of its cache,
-    where that is set in bytes (0: it is not)."""
+    float32 copy of its own of what learns. sampler_shares: over how many the generator divides its weights, and outer whether these
+    are not adjacent ranks; cache_bytes: of its cache, where that is set in bytes (0: it is not)."""
 
     facts: ModelFacts | None
     head: str = "logprobs"
@@ -109,6 +109,7 @@ class Kept:
     flat: bool = False
     tensor: int = 1
     dims: tuple[tuple[str, int], ...] = ()
+    outer: bool = False
 
     @property
     def weight_bytes(self) -> int | None:

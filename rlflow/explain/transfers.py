@@ -5,8 +5,10 @@ As dense decoders are usually cut: what an engine really does is traced when it 
 
 from __future__ import annotations
 
-from rlflow.explain.memory import Kept, ModelFacts
-from rlflow.reshard.choices import advice, applied, worthwhile
+from dataclasses import replace
+
+from rlflow.explain.memory import Kept
+from rlflow.reshard.choices import Choices, orders, shard_dims
 from rlflow.reshard.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
 from rlflow.reshard.layout import Layout
 from rlflow.reshard.plan import Plan
@@ -47,18 +49,33 @@ def _trained(kept: Kept, ranks: int) -> Layout:
 def _sampled(kept: Kept, ranks: int) -> Layout:
     assert kept.facts is not None
     shapes, size = kept.facts.shapes, kept.sampler_shares
-    return tensor_parallel(shapes, kept.dtype, size, ranks) if size > 1 else replicated(shapes, kept.dtype, ranks)
+    return tensor_parallel(shapes, kept.dtype, size, ranks, outer=kept.outer) if size > 1 else replicated(shapes, kept.dtype, ranks)
+
+
+def ways(kept: Kept, ranks: int) -> Choices | None:
+    """What trainer and sampler on the same ranks can do so that fewer bytes move; None where nothing moves, or by no plan. Weights that lie
+    whole or in parts of flattened tensors, or are cut by tensor parallelism first, leave the choice to the sampler."""
+    if not _movable(kept) or "weights" not in kept.divided:
+        return None
+    assert kept.facts is not None
+    shapes, size = kept.facts.shapes, kept.sampler_shares
+    dims = {} if kept.flat or kept.tensor > 1 or size == 1 else shard_dims(shapes, ranks)
+    matched = {"matched": _trained(replace(kept, dims=tuple(dims.items())), ranks)} if dims else {}
+    targets = {order: _sampled(replace(kept, outer=order == "outer"), ranks) for order in orders(ranks, size)}
+    return Choices.of(shapes, size, dims, {"first": _trained(replace(kept, dims=()), ranks), **matched}, targets)
+
+
+def least(kept: Kept, ranks: int, matches: bool, order: str) -> tuple[tuple[tuple[str, int], ...], bool]:
+    """Of these the least: the tensors that the trainer should shard along another dimension than the first, and which, and whether the
+    order of the sampler's ranks should be outer. matches: whether the trainer can; order: inner, outer, or auto for either."""
+    found = ways(kept, ranks)
+    if found is None:
+        return (), order == "outer"
+    best = next(choice for choice in found.found if order in ("auto", choice.order) and (matches or choice.dims == "first"))
+    return tuple(found.matched.items()) if best.dims == "matched" else (), best.order == "outer"
 
 
 def savings(kept: Kept, ranks: int) -> tuple[str, ...]:
     """On the same ranks: what is done so that fewer bytes move, and what could be, in words."""
-    if kept.facts is None or "weights" not in kept.divided or kept.flat or kept.tensor > 1:
-        return ()
-    shapes, size = kept.facts.shapes, kept.sampler_shares
-    return tuple(applied(shapes, kept.dtype, ranks, size, dict(kept.dims)) if kept.dims else advice(shapes, kept.dtype, ranks, size))
-
-
-def matched_dims(facts: ModelFacts, dtype: str, ranks: int, size: int) -> tuple[tuple[str, int], ...]:
-    """The tensors that a trainer on the ranks of a sampler of tensor parallel ``size`` should shard along another dimension than the first,
-    and which; nothing where that saves no bytes."""
-    return tuple(worthwhile(facts.shapes, dtype, ranks, size).items())
+    found = ways(kept, ranks)
+    return tuple(found.told("matched" if kept.dims else "first", "outer" if kept.outer else "inner")) if found else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,15 +90,16 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
 def make_models(
     graph: Graph, uses: list[RoleUse], given: Given, device: str, updates: Mapping[str, int], placed: Placed | None = None,
     loaded: Loaded = lambda role, half, made: None, dims: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
+    outer: Collection[str] = (),
 ) -> dict[str, Model]:
     """A Model for each role that is one; with ``placed`` the halves that it names alone, one after another. dims: of each role what is
-    sharded along another dimension than the first."""
+    sharded along another dimension than the first. outer: roles of whose generator ranks that are not adjacent share a model."""
     made = {}
     for use in uses:
         folder, (trainer, generator) = _planned(use, given)
         options, need = given.options, placed(use) if placed else halves(graph, use)
         spec = ModelSpec(folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
-                         (dims or {}).get(use.name, ()))
+                         (dims or {}).get(use.name, ()), use.name in outer)
         chosen = given.role(use.name)
         model = made[use.name] = Model()
         for module, half, needed in zip((trainer, generator), HALVES, need, strict=True):

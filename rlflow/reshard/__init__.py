@@ -11,7 +11,7 @@ Names and coordinates are those of the Hugging Face checkpoint, whatever engine 
     boxes       which elements: half-open ranges per dimension
     layout      which rank holds which boxes of which tensor; the layouts that follow from shapes alone (``kinds``)
     planner     every missing byte from exactly one rank, in bounded buckets; ``plan`` is the result, with its statistics
-    choices     layouts of the trainer that save bytes, in words
+    choices     layouts of trainer and sampler that save bytes, and why, in words
     shards      pieces of live tensors: plain, DTensor, ZeRO-3
     trace       where an engine's own ``load_weights`` puts what it is given; ``proof`` compares with the engine's full reload
     transport   all-to-all over a torch group; ``segment`` shared memory of one machine; ``gather`` the reference

@@ -1,4 +1,4 @@
-"""Layouts that save bytes: which dimension the trainer shards, and which ranks make up a replica of the rollout, told in words.
+"""Layouts that save bytes: which dimension the trainer shards, and which ranks make up a replica of the rollout; and why, in words.
 
 A trainer that is sharded along the dimension along which the rollout cuts holds a part of what it needs itself. And with the ranks of one
 cut side by side (outer) instead of those of one replica (inner), the parts that a rank lacks lie on ranks that need the same.
@@ -6,14 +6,15 @@ cut side by side (outer) instead of those of one replica (inner), the parts that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlflow.reshard.boxes import lengths
 from rlflow.reshard.kinds import Cut, Dim, Shapes, row_parallel, sharded, tensor_parallel
 from rlflow.reshard.layout import Layout, Spread
 from rlflow.reshard.plan import Plan, readable
-from rlflow.reshard.planner import BUCKET, make_plan
+from rlflow.reshard.planner import make_plan
 
 
 @dataclass(frozen=True)
@@ -28,23 +29,91 @@ class Choice:
     across: int  # of the total, from machine to machine
 
 
-def choices(shapes: Shapes, dtype: str, ranks: int, size: int, nodes: Sequence[int] | None = None, dim: Dim = row_parallel,
-            bucket: int = BUCKET) -> list[Choice]:  # fmt: skip
-    """FSDP2 over ``ranks`` to rollouts of tensor parallel ``size`` on the same ranks, the fewest bytes first. dim: along which dimension
-    the rollout cuts a tensor (``cut_dims`` of a traced layout, or the dense decoders' usual)."""
+@dataclass(frozen=True)
+class Choices:
+    """All choices for a model on so many ranks, of which ``size`` make up a replica of the rollout: the fewest bytes first, of equals the
+    plainer one. matched: the tensors that "matched" shards along another dimension than the first, and which (``shard_dims``)."""
+
+    shapes: Shapes
+    ranks: int
+    size: int
+    matched: Mapping[str, int]
+    found: tuple[Choice, ...]
+
+    @staticmethod
+    def of(shapes: Shapes, size: int, matched: Mapping[str, int], sources: Mapping[str, Layout], targets: Mapping[str, Layout],
+           nodes: Sequence[int] | None = None) -> Choices:  # fmt: skip
+        """Of each trainer's layout, by dims, to each of the rollout's, by order; the plainer ones first."""
+        pairs = itertools.product(sources.items(), targets.items())
+        made = [_choice(dims, order, make_plan(source, target, nodes)) for (dims, source), (order, target) in pairs]
+        return Choices(shapes, next(iter(targets.values())).ranks, size, matched, tuple(sorted(made, key=cost)))
+
+    @property
+    def best(self) -> Choice:
+        return self.found[0]
+
+    def told(self, dims: str, order: str) -> list[str]:
+        """In words: what this choice saves against the plain one, and what the best would save beside that."""
+        by_name = {(choice.dims, choice.order): choice for choice in self.found}
+        plain, done = by_name["first", "inner"], by_name[dims, order]
+        lines = []
+        if cost(done) < cost(plain):
+            lines += [f"so that a transfer brings {_less(done, plain)}:", *self._ways(done, plain)]
+        if cost(self.best) < cost(done):
+            lines += [f"a transfer can bring {_less(self.best, done)}, where", *self._ways(self.best, done)]
+        return lines
+
+    def _ways(self, one: Choice, other: Choice) -> Iterator[str]:
+        """In what a choice differs from another."""
+        if one.dims != other.dims:
+            yield self._dims(one.dims)
+        if one.order != other.order:
+            yield self._order(one.order)
+
+    def _dims(self, dims: str) -> str:
+        if dims == "first":
+            return "  the trainer shards all tensors along the first dimension"
+        ends = sorted({".".join(name.split(".")[-2:]) for name in self.matched})
+        return (f"  the trainer shards {len(self.matched)} of {len(self.shapes)} tensors along the dimension that the rollout cuts, not "
+                f"the first: {', '.join(ends)}")  # fmt: skip
+
+    def _order(self, order: str) -> str:
+        outer, inner = f"r // {self.ranks // self.size}", f"r % {self.size}"
+        if order == "inner":
+            return f"  rank r of the sampler has part {inner} of {self.size}, not {outer}: ranks of one replica are side by side"
+        return (f"  on one machine rank r of the sampler has part {outer} of {self.size}, not {inner}: ranks with the same part are side "
+                "by side")  # fmt: skip
+
+
+def cost(choice: Choice) -> tuple[int, int]:
+    return choice.inbound, choice.total
+
+
+def orders(ranks: int, size: int) -> tuple[str, ...]:
+    """Those that differ, the plainer one first."""
+    return ("inner", "outer") if 1 < size < ranks else ("inner",)
+
+
+def choices(
+    shapes: Shapes, dtype: str, ranks: int, size: int, nodes: Sequence[int] | None = None, dim: Dim = row_parallel
+) -> Choices:
+    """FSDP2 over ``ranks`` to rollouts of tensor parallel ``size`` on the same ranks. dim: along which dimension the rollout cuts a tensor
+    (``cut_dims`` of a traced layout, or the dense decoders' usual)."""
     matched = shard_dims(shapes, ranks, dim)
     sources = {"first": sharded(shapes, dtype, [Cut(range(ranks), ranks)]),
                "matched": sharded(shapes, dtype, [Cut(range(ranks), ranks, lambda name, shape: matched.get(name, 0))])}  # fmt: skip
-    made = []
-    for dims, source in sources.items():
-        for order in ("inner", "outer") if 1 < size < ranks else ("inner",):
-            target = tensor_parallel(shapes, dtype, size, ranks, outer=order == "outer", dim=dim)
-            made.append(_choice(dims, order, make_plan(source, target, nodes, bucket)))
-    return sorted(made, key=lambda choice: (choice.inbound, choice.total))  # stable: the plainer one first
+    targets = {order: tensor_parallel(shapes, dtype, size, ranks, outer=order == "outer", dim=dim) for order in orders(ranks, size)}
+    return Choices.of(shapes, size, matched, sources, targets, nodes)
 
 
 def _choice(dims: str, order: str, plan: Plan) -> Choice:
     return Choice(dims, order, int(plan.stats.inbound.max(initial=0)), int(plan.stats.inbound.sum()), plan.stats.across)
+
+
+def _less(one: Choice, other: Choice) -> str:
+    if one.inbound == other.inbound:
+        return f"{readable(one.total)} to all ranks together, not {readable(other.total)}"
+    return f"{readable(one.inbound)} to the rank that receives most, not {readable(other.inbound)}"
 
 
 def shard_dims(shapes: Shapes, ranks: int, dim: Dim = row_parallel) -> dict[str, int]:
@@ -64,41 +133,3 @@ def cut_dims(target: Layout) -> dict[str, int]:
 def _cut_dim(spread: Spread) -> int | None:
     sizes = [lengths(box) for boxes in spread.boxes for box in boxes]
     return next((dim for dim, whole in enumerate(spread.shape) if any(size[dim] < whole for size in sizes)), None)
-
-
-def advice(shapes: Shapes, dtype: str, ranks: int, size: int, nodes: Sequence[int] | None = None, dim: Dim = row_parallel) -> list[str]:
-    """The best choice in words, against the plain one (dimension 0, ranks of a replica side by side). Nothing where that is the best."""
-    found = choices(shapes, dtype, ranks, size, nodes, dim)
-    plain = next(choice for choice in found if (choice.dims, choice.order) == ("first", "inner"))
-    best = found[0]
-    if best.inbound == plain.inbound:
-        return []
-    lines = [f"a transfer can bring {readable(best.inbound)} to the rank that receives most, not {readable(plain.inbound)}:"]
-    if best.dims == "matched":
-        lines.append(_dims_line(shard_dims(shapes, ranks, dim), shapes))
-    if best.order == "outer":
-        lines.append(f"  put ranks that hold the same part of the model side by side: rank r has part r // {ranks // size} of {size}, "
-                     f"not r % {size}, which engines here do not offer")  # fmt: skip
-    return lines
-
-
-def worthwhile(shapes: Shapes, dtype: str, ranks: int, size: int) -> dict[str, int]:
-    """The dimensions of ``shard_dims``, where they save bytes with the ranks of a replica side by side; else nothing."""
-    found = {choice.dims: choice.inbound for choice in choices(shapes, dtype, ranks, size) if choice.order == "inner"}
-    return shard_dims(shapes, ranks) if found["matched"] < found["first"] else {}
-
-
-def applied(shapes: Shapes, dtype: str, ranks: int, size: int, dims: Mapping[str, int]) -> list[str]:
-    """What matched dimensions save, in words, and what else would."""
-    found = {(choice.dims, choice.order): choice.inbound for choice in choices(shapes, dtype, ranks, size)}
-    lines = [f"so that a transfer brings {readable(found['matched', 'inner'])} to the rank that receives most, not "
-             f"{readable(found['first', 'inner'])}:", _dims_line(dims, shapes, "the trainer shards")]  # fmt: skip
-    if found.get(("matched", "outer"), found["matched", "inner"]) < found["matched", "inner"]:
-        lines.append(f"  {readable(found['matched', 'outer'])} if ranks with the same part of the model were side by side, which engines "
-                     "here do not offer")  # fmt: skip
-    return lines
-
-
-def _dims_line(matched: Mapping[str, int], shapes: Shapes, verb: str = "shard") -> str:
-    ends = sorted({".".join(name.split(".")[-2:]) for name in matched})
-    return f"  {verb} {len(matched)} of {len(shapes)} tensors along the dimension that the rollout cuts, not the first: {', '.join(ends)}"

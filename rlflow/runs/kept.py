@@ -27,11 +27,12 @@ def kept(use: RoleUse, given: Given, where: Placement | None = None) -> Kept:
     placed = where is not None and use.name in where.trainers
     ranks = where.pools[where.trainers[use.name]] if where is not None and placed else 1
     dims = where.lies(use.name, "trainer").dims if where is not None and placed else ()
+    outer = where is not None and where.lies(use.name, "generator").outer
     return Kept(facts(folder), use.head, use.trained, given.options.dtype, trainer.lora if use.trained else 0,
                 trainer.lora_targets == "attention", getattr(generator, "batch_tokens", 0), ranks, trainers.Trainer.divided(trainer),
                 getattr(generator, "tensor_parallel", 1), _cache_bytes(generators, generator, given),
                 bool(getattr(trainers.Trainer, "copied", False)), bool(getattr(trainers.Trainer, "flat", False)),
-                getattr(trainer, "tensor_parallel", 1), dims)
+                getattr(trainer, "tensor_parallel", 1), dims, outer)
 
 
 def _cache_bytes(module: Any, chosen: Any, given: Given) -> int:

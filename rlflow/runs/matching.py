@@ -1,37 +1,52 @@
-"""Layouts of trainers that save bytes: what is decided of them before a run starts."""
+"""Layouts of trainers and samplers that save bytes: what is decided of them before a run starts."""
 
 from __future__ import annotations
 
-from rlflow.explain.memory import ModelFacts
-from rlflow.explain.transfers import matched_dims
-from rlflow.given.backends import backend, model_folder, settings
+from collections.abc import Collection
+from typing import NamedTuple
+
+from rlflow.errors import PlanError
+from rlflow.explain.memory import Kept
+from rlflow.explain.transfers import least
+from rlflow.given.backends import backend, settings
 from rlflow.given.flags import Given
 from rlflow.graph.model import RoleUse
 from rlflow.placement import HALVES, Placement
+from rlflow.runs.kept import kept
 
 
-def matched(use: RoleUse, given: Given, where: Placement | None) -> tuple[tuple[str, int], ...]:
-    """The tensors that a role's trainer is to shard along the dimension that its sampler on the same ranks cuts, and which; nothing
-    where that saves no bytes, or the trainer does not do it (``match_sampler``)."""
-    pool = where.trainers.get(use.name) if where is not None else None
-    folder = model_folder(use, given)
-    if where is None or pool is None or where.generators.get(use.name) != pool or folder is None:
-        return ()
+class Matched(NamedTuple):
+    """dims: the tensors that a role's trainer is to shard along the dimension that its sampler on the same ranks cuts, and which. outer:
+    whether ranks that share a replica of the sampler are not adjacent."""
+
+    dims: tuple[tuple[str, int], ...] = ()
+    outer: bool = False
+
+
+def matched(use: RoleUse, given: Given, where: Placement | None, adjacent: Collection[str] = ()) -> Matched:
+    """What saves bytes, of what the backends do (``match_sampler``, ``rank_order``). adjacent: pools on which the ranks of a replica are
+    adjacent where nobody says otherwise."""
+    pool = where.generators.get(use.name) if where is not None else None
+    if where is None or pool is None:
+        return Matched()
     trainer, generator = (_settings(use, given, half) for half in HALVES)
-    size, ranks = getattr(generator, "tensor_parallel", 1), where.pools[pool]
-    if size == 1 or ranks % size or not _can(trainer):
-        return ()
+    ranks, size = where.pools[pool], getattr(generator, "tensor_parallel", 1)
+    order = getattr(generator, "rank_order", "inner") if 1 < size < ranks else "inner"
+    order = "inner" if order == "auto" and pool in adjacent else order
+    together = where.trainers.get(use.name) == pool and use.trained and given.options.weights != "gather" and ranks % size == 0
+    return Matched(*least(_kept(use, given, where) if together else Kept(None), ranks, _matches(trainer), order))
+
+
+def _kept(use: RoleUse, given: Given, where: Placement) -> Kept:
     try:
-        facts = ModelFacts.of(folder)
-    except Exception:  # said where the folder is read
-        return ()
-    return matched_dims(facts, given.options.dtype, ranks, size)
+        return kept(use, given, where)
+    except PlanError:  # of a folder that cannot be read, said where it is
+        return Kept(None)
 
 
-def _can(trainer: object) -> bool:
-    """It shards whole tensors, and is asked to. Adapters go as whole tensors anyway."""
-    asked = getattr(trainer, "match_sampler", False) and getattr(trainer, "shard", "none") == "full"
-    return asked and getattr(trainer, "tensor_parallel", 1) == 1 and not getattr(trainer, "lora", 0)
+def _matches(trainer: object) -> bool:
+    """It shards whole tensors, and is asked to do so as the sampler."""
+    return getattr(trainer, "match_sampler", False) and getattr(trainer, "shard", "none") == "full"
 
 
 def _settings(use: RoleUse, given: Given, half: str) -> object:

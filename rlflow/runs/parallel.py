@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from rlflow.errors import PlanError, Problem
@@ -10,35 +10,55 @@ from rlflow.given.backends import backend, settings
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.placement import HALVES, Parallel, Placement
-from rlflow.runs.matching import matched
+from rlflow.runs.matching import Matched, matched
 from rlflow.trace.compile import all_nodes
 
 
-def lying(placement: Placement | None, graph: Graph, uses: list[RoleUse], given: Given) -> Placement | None:
-    """The placement with what backends say of their halves; None for one process. Raises PlanError where it does not fit."""
+def lying(
+    placement: Placement | None, graph: Graph, uses: list[RoleUse], given: Given, adjacent: Collection[str] = ()
+) -> Placement | None:
+    """The placement with what backends say of their halves; None for one process. adjacent: pools whose tensor-parallel samplers have
+    adjacent ranks, as those on several machines. Raises PlanError where it does not fit."""
     pools = placement.pools if placement is not None else {}
     found: dict[tuple[str, str], Parallel] = {}
     problems: list[Problem] = []
     for use in uses:
+        chosen = matched(use, given, placement, adjacent)
         for half in HALVES:
             pool = (placement.trainers if half == "trainer" else placement.generators).get(use.name) if placement is not None else None
             if placement is None or pool is not None:
-                lies = found[use.name, half] = parallel(use, half, given, placement)
+                lies = found[use.name, half] = parallel(use, half, given, chosen)
                 problems += _unfit(use.name, half, lies, pool, pools)
+                problems += _not_adjacent(use.name, pool, adjacent) if lies.outer else ()
     problems += _lone_stages(graph, found)
     if problems:
         raise PlanError(*problems)
+    if placement is not None and (mixed := _mixed(placement, found)):
+        return lying(placement, graph, uses, given, {*adjacent, *mixed})
     return replace(placement, parallel={key: lies for key, lies in found.items() if lies != Parallel()}) if placement is not None else None
 
 
-def parallel(use: RoleUse, half: str, given: Given, where: Placement | None = None) -> Parallel:
-    """What the backend of a role's half says of it, and what the other half has it do."""
+def parallel(use: RoleUse, half: str, given: Given, chosen: Matched) -> Parallel:
+    """What the backend of a role's half says of it, and what was chosen for it beside the other half."""
     module, name = backend(given.backend(use.name, half)), half.capitalize()
     if not hasattr(module, name):  # said where settings are checked
         return Parallel()
     made = settings(module, name, use.name, given.role(use.name))
     return Parallel(getattr(made, "tensor_parallel", 1), bool(getattr(getattr(module, name), "collective", False)),
-                    matched(use, given, where) if half == "trainer" else ())
+                    chosen.dims if half == "trainer" else (), chosen.outer and half == "generator")
+
+
+def _mixed(placement: Placement, found: Mapping[tuple[str, str], Parallel]) -> set[str]:
+    """Pools whose tensor-parallel samplers would have their ranks in different orders: they share processes, and these have one."""
+    lie = {(pool, found[role, "generator"].outer) for role, pool in placement.generators.items() if found[role, "generator"].tensor > 1}
+    return {pool for pool, outer in lie if outer and (pool, False) in lie}
+
+
+def _not_adjacent(role: str, pool: str | None, adjacent: Collection[str]) -> Iterator[Problem]:
+    if pool in adjacent:
+        yield Problem("rank-order", f"ranks of pool '{pool}' that sample for role '{role}' together have to be adjacent",
+                      found=f"--{role}.generator.rank_order outer", remedy=f"--{role}.generator.rank_order auto",
+                      expected="a pool on one machine, on which all tensor-parallel samplers lie alike")
 
 
 def _unfit(role: str, half: str, lies: Parallel, pool: str | None, pools: Mapping[str, int]) -> Iterator[Problem]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 import rlflow
 from rlflow.cluster import launch
@@ -25,6 +26,7 @@ from rlflow.execution.ahead import Ahead
 from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
+from rlflow.graph.model import Graph
 from rlflow.graph.wire import identity
 from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
@@ -41,19 +43,20 @@ def on_pools(
     program: Program, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int], evaluated: str | None
 ) -> Made:
     """Start the pools of ``--pools`` and load the models there. Raises PlanError; what was started then is ended."""
-    placement = placed(program.graph, given, evaluated)
-    assert placement is not None
+    lies = partial(_placed, program.graph, given, evaluated)
+    placement = lies(())
     with ExitStack() as started:
         if given.options.ray_address is None:
             started.enter_context(reaping(secrets.token_hex(8)))
         launch.start(given.options.ray_address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
         started.callback(launch.leave)
         groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
+        placement = lies(launch.apart(groups))
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         meetings = launch.meetings(groups)
         made = make_plan(program, placement, given, evaluated)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
-        fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, roles_of(placement))
+        fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, roles_of(placement), placement, lies)
         started.callback(fleet.stop)
         fleet.start()
         engine = engine_of(made, given, prompts, fleet.pools)
@@ -65,6 +68,13 @@ def on_pools(
         started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
         workers = Workers(fleet, engine, tuple(use.name for use in made.graph.roles if use.trained), ahead)
         return Made(made, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
+
+
+def _placed(graph: Graph, given: Given, evaluated: str | None, apart: Collection[str]) -> Placement:
+    """apart: pools on several machines."""
+    placement = placed(graph, given, evaluated, apart)
+    assert placement is not None
+    return placement
 
 
 def room_for_commits(program: Program, given: Given) -> int:

@@ -4,7 +4,7 @@ model is loaded."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -110,14 +110,14 @@ def _sampling(graph: Graph, use: RoleUse, evaluated: str | None) -> Halves:
     return Halves(half.trainer, half.generator or use.name == evaluated)
 
 
-def placed(graph: Graph, given: Given, evaluated: str | None = None) -> Placement | None:
-    """Where the halves of the roles go, None for one process."""
+def placed(graph: Graph, given: Given, evaluated: str | None = None, apart: Collection[str] = ()) -> Placement | None:
+    """Where the halves of the roles go, None for one process. apart: pools that are known to be on several machines."""
     if not given.options.pools:
         refuse_stray([use.name for use in model_uses(graph)], given)
         return lying(None, graph, model_uses(graph), given)
     needs = {use.name: _sampling(graph, use, evaluated) for use in model_uses(graph)}
     placement = place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})
-    return lying(placement, graph, model_uses(graph), given)
+    return lying(placement, graph, model_uses(graph), given, apart)
 
 
 def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:

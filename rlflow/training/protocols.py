@@ -24,7 +24,8 @@ Mean = Literal["tokens", "rows", "row-tokens"] | float
 class ModelSpec:
     """What a role needs of its model. folder: a Hugging Face model folder (None: the backend needs none). trained: whether an
     optimizer is needed. updates: optimizer steps expected over the run, for schedules that end (0: unknown). dims: tensors that a trainer
-    which shards should cut along another dimension than the first, and which."""
+    which shards should cut along another dimension than the first, and which. outer: ranks of a generator that share a model are not
+    adjacent: of n such teams each has every n-th."""
 
     folder: Path | None
     head: Head = "logprobs"
@@ -34,6 +35,7 @@ class ModelSpec:
     seed: int = 0
     updates: int = 0
     dims: tuple[tuple[str, int], ...] = ()
+    outer: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Trainer(Protocol):
 
 
 class Generator(Protocol):
-    """Samples from a model that someone else trains. ``collective`` and ``tensor_parallel`` say of it what they say of a trainer."""
+    """Samples from a model that someone else trains. ``collective`` and ``tensor_parallel`` say of it what they say of a trainer. Where its
+    settings have ``rank_order`` (auto, inner, outer) too, it takes ranks that are not adjacent where ``ModelSpec.outer`` says so."""
 
     def __init__(self, spec: ModelSpec, settings: Any) -> None: ...
 

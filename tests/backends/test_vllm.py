@@ -13,7 +13,8 @@ CHECKS = {
         "an_error_reaches_the_caller_and_the_engine_goes_on", "what_is_written_in_place_is_sampled_from",
         "weights_that_come_between_steps_are_told_token_by_token", "a_pause_lets_weights_in_and_no_row_is_lost",
         "a_pause_without_end_is_told_to_who_waits"),
-    2: ("an_exported_run_is_loaded_and_scores_the_same", "adapters_reach_the_engine_merged", "ranks_that_share_an_engine_are_asked_the_same",
+    2: ("an_exported_run_is_loaded_and_scores_the_same", "adapters_reach_the_engine_merged",
+        "ranks_that_share_an_engine_are_asked_the_same",
         "ranks_with_an_engine_each_sample_other_rows_or_none"),
 }  # fmt: skip
 

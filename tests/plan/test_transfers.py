@@ -45,9 +45,36 @@ def test_on_one_pool_the_trainer_is_cut_as_the_sampler_unless_it_is_told_not_to(
     assert apart.advice == ()
 
 
+def test_on_more_ranks_than_a_replica_has_those_with_the_same_part_are_side_by_side(planned_as):
+    """Where that moves less, and nobody says otherwise; what trains is cut to go with it."""
+    line = f"{LINE} --pools all=4"
+    [outer], [inner] = (planned_as(f"{line} {flags}").weights for flags in ("", "--actor.generator.rank_order inner"))
+    assert (outer.each, outer.bytes) == (min(outer.each, inner.each), min(outer.bytes, inner.bytes)) != (inner.each, inner.bytes)
+    beside = "  on one machine rank r of the sampler has part r // 2 of 2, not r % 2: ranks with the same part are side by side"
+    assert outer.advice[0].startswith("so that a transfer brings ")
+    assert inner.advice[0].startswith("a transfer can bring ")
+    assert outer.advice[2] == inner.advice[2] == beside
+    [asked] = planned_as(f"{line} --actor.generator.rank_order outer").weights
+    assert asked == outer
+    [first] = planned_as(f"{line} --actor.match_sampler false").weights
+    assert outer.each < first.each < inner.each
+    [whole] = planned_as(f"{line} --weights gather").weights or [None]
+    assert whole is None
+
+
+def test_every_trainer_that_holds_parts_has_its_sampler_lie_as_moves_least(planned_as):
+    """ZeRO-3, and FSDP2 after tensor parallelism; one whose ranks hold all of it has nothing to save."""
+    for flags in ("--actor.trainer deepspeed", "--actor.trainer fsdp --actor.trainer.tensor_parallel 2"):
+        line = f"{LINE.replace('--actor.trainer fsdp', flags)} --pools all=4"
+        [chosen], *others = [planned_as(f"{line} --actor.generator.rank_order {order}").weights for order in ("auto", "inner", "outer")]
+        assert (chosen.each, chosen.bytes) == min((each.each, each.bytes) for [each] in others)
+    [held] = planned_as(f"{LINE.replace('fsdp', 'local')} --pools all=4").weights
+    assert (held.bytes, held.advice) == (0, ())
+
+
 def test_zero_3_cuts_flattened_tensors_and_has_a_copy_of_what_learns(planned_as, facts):
     found = planned_as(f"{LINE.replace('fsdp', 'deepspeed')} --pools all=4")
-    target = tensor_parallel(facts.shapes, "float32", 2, 4)
+    target = tensor_parallel(facts.shapes, "float32", 2, 4, outer=True)
     assert found.weights[0].each == make_plan(flat(facts.shapes, "float32", 4), target).stats.inbound.max()
     held = {entry.what: entry.bytes for entry in found.memory if entry.half == "trainer"}
     assert held["optimizer"] == 3 * held["gradient"] == 3 * facts.parameters  # 4 bytes, a fourth of them
