@@ -22,7 +22,9 @@ from rlflow.cluster.setup import DataShape, FlowSource, Setup
 from rlflow.cluster.worker import Worker
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
+from rlflow.errors import PlanError
 from rlflow.execution.ahead import Ahead
+from rlflow.execution.apply import RemoteError
 from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import device_of
 from rlflow.given.flags import Given
@@ -58,7 +60,7 @@ def on_pools(
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
         fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, roles_of(placement), placement, lies)
         started.callback(fleet.stop)
-        fleet.start()
+        _start(fleet)
         engine = engine_of(made, given, prompts, fleet.pools)
         lanes = Lanes(room_of(placement))
         started.callback(lanes.close)
@@ -68,6 +70,15 @@ def on_pools(
         started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
         workers = Workers(fleet, engine, tuple(use.name for use in made.graph.roles if use.trained), ahead)
         return Made(made, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
+
+
+def _start(fleet: Fleet) -> None:
+    """Raises PlanError for a worker that does not come up; its own PlanErrors come as they are."""
+    try:
+        fleet.start()
+    except RemoteError as error:
+        raise PlanError.of("pool-start", "the pools did not start", found=str(error), expected="workers that live and load their models",
+                           remedy="rlflow plan says what each rank holds, rlflow doctor what memory there is") from error
 
 
 def _placed(graph: Graph, given: Given, evaluated: str | None, apart: Collection[str]) -> Placement:

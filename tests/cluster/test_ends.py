@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from rlflow.cluster.pool import Dead
+from rlflow.errors import PlanError
+from rlflow.runs.pools import _start
+
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
 REWARD = "def length(completion):\n    return float(len(completion))\n"
@@ -72,3 +76,12 @@ def test_nothing_is_left(tmp_path, how):
         finally:
             process.kill()
             process.wait()
+
+
+def test_a_worker_that_dies_while_it_loads_is_said_without_a_traceback():
+    class Dying:
+        def start(self):
+            raise Dead("rank 0 of pool 'all' is gone while 'the start' ran there")
+
+    with pytest.raises(PlanError, match=r"(?s)did not start.*rank 0 of pool 'all' is gone"):
+        _start(Dying())
