@@ -25,8 +25,18 @@ def require(module: str, extra: str, install: str = "") -> Any:
         package = module.partition(".")[0]
         if (missing.name or "").partition(".")[0] != package:  # the package is there, and broken: its own message says more
             raise
-        raise PlanError.of("missing-package", f"the package '{package}' is not installed", expected=f"{package}, of the extra '{extra}'",
-                           remedy=install or f"pip install 'rlflow-dag[{extra}]'") from missing
+        raise _lacking(package, extra, install) from missing
+
+
+def ask(package: str, extra: str) -> None:
+    """Without importing it. Raises PlanError with the extra's install line where the package is missing."""
+    if not _found(package):
+        raise _lacking(package, extra)
+
+
+def _lacking(package: str, extra: str, install: str = "") -> PlanError:
+    return PlanError.of("missing-package", f"the package '{package}' is not installed", expected=f"{package}, of the extra '{extra}'",
+                        remedy=install or f"pip install 'rlflow-dag[{extra}]'")
 
 
 def missing(backend: str, device: str) -> Problem | None:

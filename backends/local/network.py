@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, modeling_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
@@ -151,7 +152,7 @@ class Network:
 
     def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
         """The same with these weights; None: those of the model as they are."""
-        with quiet():
+        with quiet(), unwrapped():
             self.module.save_pretrained(folder, state_dict=tensors)
         if head:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD)
@@ -184,11 +185,12 @@ def parts(spec: ModelSpec, settings: TrainerSettings | None, load: Load) -> tupl
     adapters = settings if settings is not None and settings.lora and spec.trained else None
     if adapters:
         lora.peft_package()  # missed before the weights are read
-    config = _config(spec)
     if spec.trained and spec.dtype == "float16":
         raise PlanError.of("dtype", "float16 cannot be trained without loss scaling", found="float16", expected="bfloat16 or float32")
     dtype = torch.float32 if computes_low(spec) and not adapters else getattr(torch, spec.dtype)
-    module = _scorer(spec, config, dtype, load) if spec.head == "scores" else _language_model(spec, dtype, load)
+    with readable(spec):
+        config = _config(spec)
+        module = _scorer(spec, config, dtype, load) if spec.head == "scores" else _language_model(spec, dtype, load)
     module.eval().requires_grad_(spec.trained and not adapters)
     head = _head(module, spec)
     if adapters:
@@ -234,6 +236,21 @@ def _config(spec: ModelSpec) -> Any:
     return AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=False)
 
 
+@contextlib.contextmanager
+def readable(spec: ModelSpec) -> Iterator[None]:
+    """What transformers and safetensors say of a folder that they cannot read, as a PlanError."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        raise PlanError.of("model-folder", f"the model folder '{spec.folder}' cannot be loaded", found=_first_sentence(error),
+                           expected="config.json of a model that the installed transformers knows, and whole weights as safetensors",
+                           remedy="download or save the folder again, or name another with --model") from error
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+
+
 def load_whole(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any) -> Any:
     """A model of an Auto class ``kind`` whose every weight, but those ``allowed`` to be new, is in the folder."""
     options |= {"dtype": dtype, "local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
@@ -266,6 +283,18 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Without the search of `save_pretrained` for wrappers, of which a model here has none: where accelerate and DeepSpeed are installed it
+    imports both, which takes seconds and prints a line."""
+    search = modeling_utils.unwrap_model
+    modeling_utils.unwrap_model = lambda model, recursive=False: model
+    try:
+        yield
+    finally:
+        modeling_utils.unwrap_model = search
 
 
 def _language_model(spec: ModelSpec, dtype: torch.dtype, load: Load) -> Any:

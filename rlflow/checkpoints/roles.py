@@ -39,7 +39,8 @@ def roles_of(tensors: Groups) -> list[str]:
 def no_role(role: str | None, tensors: Groups) -> PlanError:
     roles = roles_of(tensors)
     message = f"the checkpoint has no role '{role}'" if role else f"the checkpoint has {'several roles' if roles else 'no role'}"
-    return PlanError.of("checkpoint-role", message, found=", ".join(roles) or "none", expected="one of its roles", remedy="name one")
+    return PlanError.of("checkpoint-role", message, found=", ".join(roles) or "none", expected="one of its roles",
+                        remedy=f"name one: --role {next(iter(roles), 'ROLE')}")
 
 
 def model_files(folder: Path, role: str) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from rlflow.author.settings import override
 from rlflow.check.check import Report, check
 from rlflow.errors import PlanError
 from rlflow.extras import missing
-from rlflow.given.flags import Given, parse_flags, read_toml, sorted_out
+from rlflow.given.flags import Given, parse_flags, read_toml, refuse_stray, sorted_out
 from rlflow.given.names import module_name, source_files, unknown_names
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.text import reads
@@ -38,8 +38,14 @@ def judged(file: str, arguments: Sequence[str]) -> Report:
     flow = load_flow(file)
     given = given_flags(flow, parse_flags(arguments))
     hp = settings(flow, given.hp)
-    check_names(given, [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names])
+    check_names(given, roles_of(flow, given))
+    if not given.options.pools:
+        refuse_stray(roles_of(flow, given), given)
     return check(flow, hp, trace_options(given), staleness=given.options.staleness)
+
+
+def roles_of(flow: Flow, given: Given) -> list[str]:
+    return [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names]
 
 
 def given_flags(flow: Flow, flags: Mapping[str, Any]) -> Given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlflow.author.load import load_flow
-from rlflow.cli.check import given_flags, settings, trace_options
+from rlflow.cli.check import check_names, given_flags, roles_of, settings, trace_options
 from rlflow.errors import PlanError, nearest
 from rlflow.given.flags import parse_flags
 from rlflow.graph.diff import diff, same_shape
@@ -19,6 +19,7 @@ def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
                            nearest=nearest(format, FORMATS), remedy="choose one of them")
     flow = load_flow(file)
     given = given_flags(flow, parse_flags(arguments))
+    check_names(given, roles_of(flow, given))
     print(FORMATS[format](compile_flow(flow, settings(flow, given.hp), trace_options(given)).graph))
     return 0
 

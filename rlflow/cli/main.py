@@ -13,13 +13,25 @@ from rlflow.errors import FlowError, PlanError, RunHeld, StageError
 
 app = typer.Typer(
     name="rlflow",
-    help="Reinforcement-learning algorithms for language models as checked, overlapped dataflow graphs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 WITH_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 File = Annotated[str, typer.Argument(help="FILE, FILE::flow, or the name of an installed algorithm", show_default=False)]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import rlflow
+
+        print(f"rlflow {rlflow.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(version: Annotated[bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)] = False) -> None:
+    """Reinforcement-learning algorithms for language models as checked, overlapped dataflow graphs."""
 
 
 @app.command(context_settings=WITH_FLAGS)
@@ -36,7 +48,7 @@ def graph(
     file: File,
     format: Annotated[str, typer.Option("--format", help="text, mermaid, dot or json")] = "text",
 ) -> None:
-    """Print the graph of one iteration. Takes --hp.NAME."""
+    """Print the graph of one iteration. Takes the flags of `run`, of which --hp.NAME and --reward shape it."""
     from rlflow.cli.graphs import print_graph
 
     raise typer.Exit(print_graph(file, format, context.args))
@@ -137,9 +149,9 @@ def main() -> None:
     """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held · 130 interrupted."""
     share_cores()
     try:
-        code = app(standalone_mode=False)
-    except typer.Abort:
-        code = 130
+        code = called()
+    except BrokenPipeError:  # `rlflow plan … | head`
+        code = unread()
     except KeyboardInterrupt as stop:
         code = _told(stop, 130)
     except RunHeld as error:
@@ -150,7 +162,24 @@ def main() -> None:
         code = _told(error, 1)
     except Exception as error:
         code = _usage(error)
-    leave(code if isinstance(code, int) else 0)
+    leave(code)
+
+
+def called() -> int:
+    """The command that was asked for. Past typer's own `main`, which keeps to itself what a stopped run says of going on."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("rlflow", sys.argv[1:]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def unread() -> int:
+    """Nobody reads what is printed, so the rest goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def share_cores() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from pathlib import Path
 
 from rlflow.errors import PlanError
@@ -56,9 +57,9 @@ def {name}(prompts, actor, reward, hp=Settings()):
 def write_new(target: Path) -> int:
     """Write the file. Raises PlanError where it exists, cannot be written, or its name is no Python name."""
     path = target if target.suffix == ".py" else target.with_name(target.name + ".py")
-    if not path.stem.isidentifier():
-        raise PlanError.of("new-name", f"'{path.stem}' cannot name a flow", found=path.stem, expected="letters, digits and '_'",
-                           remedy="choose another name")
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        raise PlanError.of("new-name", f"'{path.stem}' cannot name a flow", found=path.stem,
+                           expected="letters, digits and '_', no word of Python's", remedy="choose another name")
     try:
         with path.open("x") as file:
             file.write(TEMPLATE.format(name=path.stem, title=path.stem.replace("_", " ").capitalize()))

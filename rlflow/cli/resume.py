@@ -16,10 +16,11 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool) -> int:
     quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
 
     from rlflow.runs import resume
+    from rlflow.watch.history import find_run
     from rlflow.watch.reporter import make_reporter
 
     reporter = make_reporter(quiet, as_json, flags.get("track", ()))
-    result = (resume.fork if fork else resume.resume)(Path(run), flags, reporter)
+    result = (resume.fork if fork else resume.resume)(find_run(run), flags, reporter)
     told(result, reporter)
     if as_json:
         print(json.dumps(result.as_json()))
@@ -29,8 +30,11 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool) -> int:
 def export_model(run: str, out: str, role: str | None) -> int:
     """Write a plain Hugging Face folder from a run's newest good checkpoint."""
     from rlflow.checkpoints.export import export
+    from rlflow.checkpoints.names import MANIFEST
+    from rlflow.watch.history import find_run
 
-    loaded = export(Path(run), Path(out), role)
+    source = Path(run)  # a checkpoint of a run will do
+    loaded = export(source if (source / MANIFEST).is_file() else find_run(run), Path(out), role)
     for path, reason in loaded.rejected:
         print(f"{path.name} is damaged and not used: {reason}")
     print(f"wrote {out} from {loaded.path}")

@@ -39,12 +39,14 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     quiet, as_json = bool(values.pop("quiet", False)), bool(values.pop("json", False))
 
     from rlflow.runs.api import resolved, uses_packaged
+    from rlflow.runs.directory import check_free
     from rlflow.runs.packaged import packaged
     from rlflow.runs.prepare import prepare
     from rlflow.runs.session import started
     from rlflow.watch.reporter import make_reporter
 
     given, hp = resolved(flow, None, values)
+    check_free(Path(given.options.out), given.options.name)
     reporter = make_reporter(quiet, as_json, given.options.track)
     if uses_packaged(values):
         task, model = packaged(flow.name)[0], given.options.model

@@ -18,6 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rlflow.cluster.pool import Late, Pool, make_pool
+from rlflow.cluster.reaper import MARK
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.watch import Newcomers, Ward, end
 from rlflow.cluster.worker import Worker
@@ -37,14 +38,19 @@ def token_file() -> Path:
 
 def guard_token() -> None:
     """Ray's token for this machine's user, readable by nobody else, before Ray makes one that is. Ray itself turns authentication on
-    where RAY_AUTH_MODE says nothing."""
+    where RAY_AUTH_MODE says nothing. Raises PlanError where it has no place."""
     if os.environ.get("RAY_AUTH_MODE", "token") != "token" or "RAY_AUTH_TOKEN" in os.environ:
         return
     path = token_file()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
-    path.chmod(0o600)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        path.chmod(0o600)
+    except OSError as error:
+        raise PlanError.of("ray-token", f"Ray's token cannot be kept in '{path}'", found=str(error.strerror),
+                           expected="a file that this user alone reads and writes",
+                           remedy="set RAY_AUTH_TOKEN_PATH to a file that can be written") from error
 
 
 def start(address: str | None, ranks: int, insecure: bool = False, commits: int = 0) -> None:
@@ -164,7 +170,7 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
 
 def meetings(groups: Mapping[str, PlacementGroup]) -> dict[str, str]:
     """Where the ranks of each pool meet: in a file of the machine that they are on, or at an address of the first one's."""
-    run = secrets.token_hex(8)
+    run = f"{os.environ.get(MARK, 'joined')}-{secrets.token_hex(8)}"  # the mark, so that the reaper finds them
     return {pool: _meeting(group, f"{tempfile.gettempdir()}/rlflow-{run}-{pool}.meeting") for pool, group in groups.items()}
 
 

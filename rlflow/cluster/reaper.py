@@ -1,4 +1,5 @@
-"""A process beside the driver that outlives it by seconds: of a local Ray whose driver was killed it ends what does not end by itself.
+"""A process beside the driver that outlives it by seconds: of a local Ray whose driver was killed it ends what does not end by itself, and
+takes away the files at which ranks met.
 
 Workers and the controller end with the driver. Ray's agents would look for the controller for another minute.
 Run as ``python -m rlflow.cluster.reaper MARK``; the end of standard input is the driver's end.
@@ -11,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +48,8 @@ def main(mark: str) -> None:
         if not found:
             break
         time.sleep(1.0)  # what was being started meanwhile
+    for path in Path(tempfile.gettempdir()).glob(f"rlflow-{mark}-*.meeting"):
+        path.unlink(missing_ok=True)
 
 
 def marked(mark: bytes) -> Iterator[int]:

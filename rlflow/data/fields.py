@@ -198,4 +198,4 @@ def _missing_field(raw: Raw, name: str, expected: str, column: str = "") -> Plan
     close = nearest(name, names)
     return PlanError.of("data-field", f"the record has no field '{name}'", place=raw.place, found=f"fields {listed(names)}",
                         expected=expected, nearest=close,
-                        remedy=f"map it: fields={{'{column or name}': '{close or '<a field of the file>'}'}}")
+                        remedy=f"map it: --data.{column or name} {close or 'FIELD'}")

@@ -73,15 +73,16 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
     problems: list[Problem] = []
     for use in uses:
         _, modules = _planned(use, given)
-        problems += unknown_names(use.name, given.role(use.name), known_names(modules), given.every_role)
         needed = Halves(use.trained or not use.generates, use.generates)
+        halfless = [no_half(module, half, use.name) for half, module, need in zip(HALVES, modules, needed, strict=True)
+                    if need and not hasattr(module, half)]  # fmt: skip
+        # the settings of a half that is not there are unknown, too, which would say no more
+        problems += halfless or unknown_names(use.name, given.role(use.name), known_names(modules), given.every_role)
         for half, module, need in zip(HALVES, modules, needed, strict=True):
             if hasattr(module, half):
                 settings(module, half, use.name, given.role(use.name))
                 lacking = missing(given.backend(use.name, half.lower()), given.options.device) if need else None
                 problems += [lacking] if lacking else []
-            elif need:
-                problems.append(no_half(module, half, use.name))
     if problems:
         raise PlanError(*dict.fromkeys(problems))
 
@@ -142,7 +143,8 @@ def _planned(use: RoleUse, given: Given) -> tuple[Path | None, tuple[Any, Any]]:
         siblings = [str(p.parent) for p in folder.parent.glob("*/config.json")] if folder.parent.is_dir() else []
         raise PlanError.of("model-folder", f"'{folder}' is no Hugging Face model folder", found="no config.json there",
                            expected="a folder with config.json and weights", nearest=nearest(str(folder), siblings),
-                           remedy=f"name another folder with --model or --{use.name}.model")
+                           remedy=f"name another folder with --model or --{use.name}.model; nothing is downloaded: "
+                                  f"hf download {folder if len(folder.parts) == 2 else 'OWNER/NAME'} --local-dir FOLDER")
     return folder, modules
 
 

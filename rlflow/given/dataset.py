@@ -10,7 +10,7 @@ from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
 from rlflow.data.source import open_data
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, listed
 from rlflow.given.flags import Given
 
 TEXT_OPTIONS = ("system", "template", "split")
@@ -39,7 +39,19 @@ def open_dataset(flow: Flow, given: Given) -> Dataset:
         else:
             task[name] = number(value)
     columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
-    return open_data(given.options.data, tokenizer=tokenizer(given), fields=fields or None, columns=columns, task=task or None, **options)
+    data = open_data(given.options.data, tokenizer=tokenizer(given), fields=fields or None, columns=columns, task=task or None, **options)
+    holds_responses(flow, data, given.options.data)
+    return data
+
+
+def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
+    """Raises PlanError where the flow learns from responses of the data, and they have none or are of the other shape."""
+    wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
+    for name, needed in wanted.items():
+        if name in flow.data and name not in data.columns:
+            raise PlanError.of("data-field", f"flow '{flow.name}' learns from records with {' and '.join(needed)}, which {source} has not",
+                               found=f"fields read: {listed(data.fields.values())}", expected=f"the fields prompt, {', '.join(needed)}",
+                               remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}")
 
 
 def tokenizer(given: Given) -> Any:

@@ -127,6 +127,17 @@ def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
     return Given(override(Options(), options, ""), hp, data, by_role, every, dict(values))
 
 
+def refuse_stray(roles: Iterable[str], given: Given) -> None:
+    """Without pools. Raises PlanError for flags that only mean something with them: the run would not be what they say."""
+    names = ("pool", "trainer.pool", "generator.pool")
+    stray = [f"--{name}" for name in names if name in given.every_role]
+    stray += [f"--{role}.{name}" for role in roles for name in names if name in given.roles.get(role, {})]
+    stray += ["--ray-address"] if given.options.ray_address else []
+    if stray:
+        raise PlanError.of("no-pools", f"{stray[0]} is given, but there are no pools", found=listed(stray),
+                           expected="--pools beside it; without it a run is in one process", remedy="--pools all=2, or leave it out")
+
+
 def _nowhere(name: str, head: str, roles: list[str]) -> Problem:
     known = ["hp", "data", *roles]
     return Problem("unknown-flag", f"--{name} belongs to nothing in this flow", found=head,

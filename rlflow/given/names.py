@@ -32,7 +32,7 @@ def source_files(backend: str) -> list[Path]:
 
 def no_backend(name: str) -> PlanError:
     return PlanError.of("backend", f"there is no backend '{name}'", found=name, expected=f"one of {listed(SHIPPED)}, or a dotted module",
-                        nearest=nearest(name, SHIPPED), remedy="--backend local")
+                        nearest=nearest(name, SHIPPED), remedy="choose one of them; rlflow doctor says which can be used here")
 
 
 def unknown_names(role: str, given: Mapping[str, Any], settings: Iterable[str], every: Mapping[str, Any]) -> list[Problem]:

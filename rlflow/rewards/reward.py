@@ -131,5 +131,5 @@ def _task(data: Judged | None) -> Scorer:
     if data is None or data.scorer is None:
         raise PlanError.of("reward-task", "the data has no scorer of its own, and no answer to compare with",
                            found=listed(data.columns) if data else "no data", expected="a column 'answer', or a reasoning-gym task",
-                           remedy="name a reward: --reward file.py:function, or map the field: fields={'answer': '<a field of the file>'}")
+                           remedy="name a reward: --reward file.py:function, or map the field: --data.answer FIELD")
     return data.scorer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlflow.author.flow import Flow
@@ -13,6 +14,7 @@ from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
 from rlflow.given.flags import Given, flat, sorted_out
 from rlflow.rewards.spec import from_function
+from rlflow.runs.directory import check_free
 from rlflow.runs.loop import Prepared, Result
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare
@@ -29,6 +31,7 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     given, hp = resolved(flow, hp, flat(keywords))
+    check_free(Path(given.options.out), given.options.name)
     reporter = make_reporter(quiet, track=given.options.track)
     return started(prepare(flow, hp, given, reporter.note), flow, given, reporter)
 

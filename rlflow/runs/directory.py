@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -30,9 +31,7 @@ GRAPH = "graph.msgpack"
 def create(out: Path, name: str | None, flow: str) -> Path:
     """A new folder in ``out``: ``name``, or the flow's name and the next free number. Raises PlanError for a name that is taken or
     would lie elsewhere."""
-    if name is not None and not NAME.fullmatch(name):
-        raise PlanError.of("run-name", "a run's name is a single folder name", found=repr(name),
-                           expected="letters, digits, '.', '_' and '-'", remedy="choose another --name")
+    check_free(out, name)
     try:
         out.mkdir(parents=True, exist_ok=True)
         if name is not None:
@@ -40,11 +39,27 @@ def create(out: Path, name: str | None, flow: str) -> Path:
             return out / name
         return _numbered(out, flow)
     except FileExistsError:
-        raise PlanError.of("run-exists", f"the run '{out / (name or '')}' exists", found="a folder or file of that name",
-                           expected="a new name", remedy="choose another --name, or leave it out") from None
+        raise _exists(out / (name or "")) from None
     except OSError as error:
         raise PlanError.of("run-folder", f"no run can be written to '{out}'", found=str(error.strerror),
                            expected="a folder that can be written", remedy="choose another --out") from error
+
+
+def check_free(out: Path, name: str | None) -> None:
+    """Before anything is loaded. Raises PlanError for a name that is taken or would lie elsewhere, and for an ``out`` that is a file."""
+    if name is not None and not NAME.fullmatch(name):
+        raise PlanError.of("run-name", "a run's name is a single folder name", found=repr(name),
+                           expected="letters, digits, '.', '_' and '-'", remedy="choose another --name")
+    if os.path.lexists(out) and not out.is_dir():
+        raise PlanError.of("run-folder", f"no run can be written to '{out}'", found="a file", expected="a folder, or a new one's name",
+                           remedy="choose another --out")
+    if name is not None and os.path.lexists(out / name):
+        raise _exists(out / name)
+
+
+def _exists(folder: Path) -> PlanError:
+    return PlanError.of("run-exists", f"the run '{folder}' exists", found="a folder or file of that name", expected="a new name",
+                        remedy=f"choose another --name, or leave it out; rlflow resume {folder} goes on with a run that was stopped")
 
 
 def _numbered(out: Path, flow: str) -> Path:

@@ -14,7 +14,7 @@ from rlflow.explain.explanation import Explanation, explain, here
 from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, short_repeats, stream_problems, unused_pools
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.given.backends import Halves, backend, check_settings, halves
-from rlflow.given.flags import Given
+from rlflow.given.flags import Given, refuse_stray
 from rlflow.graph.model import Graph
 from rlflow.passes import plan
 from rlflow.placement import HALVES, Placement, parse_pools, place
@@ -75,6 +75,8 @@ def placed(
     try:
         if given.options.pools is not None:
             placement, warnings = _placed(graph, needs, sampling, given)
+        else:
+            refuse_stray(list(needs), given)
     except PlanError as error:
         raise PlanError(*found, *error.problems) from None
     if found := [*found, *overlap_problems(graph, placement, staleness)]:

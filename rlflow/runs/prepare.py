@@ -26,10 +26,11 @@ from rlflow.execution.keeper import Keeper
 from rlflow.execution.lanes import Lanes
 from rlflow.explain.explanation import here
 from rlflow.explain.fits import overlap_problems, stream_problems
+from rlflow.extras import ask
 from rlflow.given import rewards as bound
 from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder
 from rlflow.given.dataset import divided, open_dataset
-from rlflow.given.flags import Given
+from rlflow.given.flags import Given, refuse_stray
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
 from rlflow.passes import plan
@@ -76,6 +77,8 @@ def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUI
     device_of(given.options.device)
     check_settings(model_uses(report.program.graph), given)
     check_fits(report.program, given)
+    if given.options.pools:
+        ask("ray", "cluster")
     data = open_dataset(flow, given)
     training, held_out = divided(data, given.options.held_out)
     rewards = bound.Rewards(given, data)
@@ -113,6 +116,7 @@ def _sampling(graph: Graph, use: RoleUse, evaluated: str | None) -> Halves:
 def placed(graph: Graph, given: Given, evaluated: str | None = None, apart: Collection[str] = ()) -> Placement | None:
     """Where the halves of the roles go, None for one process. apart: pools that are known to be on several machines."""
     if not given.options.pools:
+        refuse_stray([use.name for use in model_uses(graph)], given)
         return lying(None, graph, model_uses(graph), given)
     needs = {use.name: _sampling(graph, use, evaluated) for use in model_uses(graph)}
     placement = place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})

@@ -24,7 +24,8 @@ def summary(result: Result) -> str:
     parts.append(bounded(result.totals))
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
-    parts.append(f"{result.iterations} iterations in {result.seconds:.1f} s; everything is in {result.folder}")
+    many = "s" * (result.iterations != 1)
+    parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.folder}")
     return "\n".join(parts)
 
 

@@ -46,7 +46,7 @@ OPTIONAL = (
     Package(("math-verify",), "the reward 'math'", TASKS),
     Package(("datasets",), "Hugging Face data folders", TASKS),
     Package(("peft",), "low-rank adapters, --ROLE.lora", "'rlflow-dag[lora]'"),
-    Package(("ray",), "pools of workers", "ray"),
+    Package(("ray",), "pools of workers", "'rlflow-dag[cluster]'"),
     Package(("tensorboard",), "--track tensorboard", TRACKERS),
     Package(("wandb",), "--track wandb", TRACKERS),
     Package(("mlflow", "mlflow-skinny"), "--track mlflow", TRACKERS),

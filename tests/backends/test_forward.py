@@ -1,9 +1,11 @@
 """What a Trainer computes for a padded batch is what a plain Hugging Face forward gives for each row alone."""
 
+import shutil
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config, modeling_utils
 
 from rlflow import loss
 from rlflow.backends.local import Trainer
@@ -105,6 +107,26 @@ def test_an_empty_prompt_is_refused(folders):
 def test_a_model_is_asked_only_for_what_its_head_gives(folders):
     with pytest.raises(ValueError, match="'values' from a model with the head 'logprobs'"):
         Trainer(ModelSpec(folders["gpt2"])).forward(batch(), ("values",))
+
+
+def test_saving_searches_no_wrapper_around_the_model(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(modeling_utils, "extract_model_from_parallel", None, raising=False)  # accelerate's, which imports DeepSpeed
+    Trainer(ModelSpec(folders["llama"])).save(tmp_path / "saved")
+    assert (tmp_path / "saved" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("file", "text", "says"), [
+    ("model.safetensors", "short", "header"),
+    ("model.safetensors", None, "no file named model.safetensors"),
+    ("config.json", '{"model_type": "unheard-of"}', "unheard-of"),
+])  # fmt: skip
+def test_a_folder_that_cannot_be_read_is_a_plan_error(folders, tmp_path, file, text, says):
+    folder = shutil.copytree(folders["llama"], tmp_path / "damaged")
+    (folder / file).unlink()
+    if text is not None:
+        (folder / file).write_text(text)
+    with pytest.raises(PlanError, match=rf"damaged' cannot be loaded\n +found: .*{says}"):
+        Trainer(ModelSpec(folder))
 
 
 def test_folders_that_cannot_serve_are_plan_errors(folders, tmp_path):

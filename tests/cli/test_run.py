@@ -9,19 +9,20 @@ from functools import partial
 
 import pytest
 
+import rlflow
 from rlflow.cli.main import main
 
 NULL = ["--backend", "null", "--iterations", "3", "--prompts", "4", "--hp.max_tokens", "4"]
 
 
-def rlflow(*words, cwd, **options):
+def in_process(*words, cwd, **options):
     command = [sys.executable, "-m", "rlflow.cli.main", *words]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **options)
 
 
 @pytest.mark.slow
 def test_a_run_leaves_a_directory_that_can_be_read(tmp_path):
-    done = rlflow("run", "ppo", *NULL, "--json", cwd=tmp_path)
+    done = in_process("run", "ppo", *NULL, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert last.keys() == {"accuracy_before", "accuracy_after", "greedy_before", "greedy_after", "iterations", "seconds", "run", "bounds"}
@@ -63,6 +64,8 @@ def called(monkeypatch, capsys, tmp_path):
     (["--actor.forwrad_seconds", "1"], "forward_seconds"),
     (["--name", "../elsewhere"], "single folder name"),
     (["--staleness", "1"], "one pool"),
+    (["--pool", "all=2"], "--pool is given, but there are no pools"),
+    (["--ray-address", "127.0.0.1:1"], "no pools"),
     (["--actor.trainer", "nul"], "no backend"),
     (["--seed"], "no value"),
     (["--config", "missing.toml"], "cannot be read"),
@@ -80,9 +83,62 @@ def test_what_does_not_fit_is_said_in_a_few_lines_and_exits_2(tmp_path, called, 
 
 
 def test_a_model_that_is_not_there_is_said(called):
-    code, _, err = called("run", "ppo", "--model", "nowhere", "--data", "chain_sum")
+    code, _, err = called("run", "ppo", "--model", "OWNER/NAME", "--data", "chain_sum")
     assert code == 2
-    assert "'nowhere' is no Hugging Face model folder" in err
+    assert "'OWNER/NAME' is no Hugging Face model folder" in err
+    assert "hf download OWNER/NAME" in err
+
+
+def test_a_name_or_folder_that_is_taken_is_said_before_anything_is_loaded(tmp_path, called):
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    code, out, err = called("run", "ppo", "--model", "nowhere", "--name", "mine")
+    assert (code, out) == (2, "")
+    assert "the run 'runs/mine' exists" in err
+    assert "rlflow resume runs/mine" in err
+    assert "no run can be written to 'file'" in called("run", "ppo", "--model", "nowhere", "--out", "file")[2]
+
+
+def test_pools_without_ray_say_what_installs_it_and_plans_need_none(called, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, err = called("run", "ppo", *NULL, "--pools", "all=2")
+    assert (code, err.splitlines()) == (2, [
+        "the package 'ray' is not installed", "  expected: ray, of the extra 'cluster'", "  remedy:   pip install 'rlflow-dag[cluster]'",
+    ])  # fmt: skip
+    assert called("plan", "ppo", *NULL, "--pools", "all=2")[0] == 0
+
+
+@pytest.mark.parametrize(("flow", "fields"), [("sft", "--data.completion FIELD"), ("dpo", "--data.chosen FIELD --data.rejected FIELD")])
+def test_data_without_the_responses_that_a_flow_learns_from_are_refused(tmp_path, called, flow, fields):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    code, _, err = called("run", flow, "--backend", "null", "--data", "prompts.jsonl")
+    assert code == 2
+    assert f"flow '{flow}' learns from records with" in err
+    assert fields in err
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["graph", "ppo", "--hp.clip", "0.1", "--nonsense", "1"], "no flag --nonsense"),
+    (["new", "class"], "cannot name a flow"),
+    (["resume", "nowhere"], "there is no run 'nowhere'"),
+    (["export", "nowhere", "out"], "there is no run 'nowhere'"),
+    (["rn"], "Did you mean 'run'"),
+], ids=" ".join)
+def test_other_commands_refuse_what_does_not_fit(called, words, says):
+    code, out, err = called(*words)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_the_version_is_said(called):
+    assert called("--version") == (0, f"rlflow {rlflow.__version__}\n", "")
+
+
+def test_what_nobody_reads_is_no_error(tmp_path):
+    words = [sys.executable, "-c", "import sys; sys.argv = ['rlflow', 'graph', 'ppo']; from rlflow.cli.main import main; main()"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 1)
 
 
 @pytest.mark.slow
@@ -102,7 +158,7 @@ def test_a_stage_that_raises_exits_1_with_its_place_and_shapes(tmp_path):
         "    batch |= broken(batch)\n"
         "    actor.update(batch, policy_loss)\n"
     )
-    done = rlflow("run", "own.py", *NULL[:6], cwd=tmp_path)
+    done = in_process("run", "own.py", *NULL[:6], cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "own.py:12: stage 'broken' failed in iteration 0 on 8 rows: ZeroDivisionError" in done.stderr
     assert "scores: row float32 [8]" in done.stderr
@@ -123,6 +179,7 @@ def test_ctrl_c_stops_with_130_and_leaves_no_process(tmp_path):
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err
+    assert err.startswith("stopped"), err  # and how to go on, where it has begun
     assert "Traceback" not in err
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)

@@ -1,16 +1,21 @@
-"""However a run on pools ends, none of its processes is left, and so none of its shared memory, which has no name to outlast them."""
+"""However a run on pools ends, none of its processes and files is left, and so none of its shared memory, which has no name to outlast
+them."""
 
+import contextlib
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
 
 import pytest
+
+from rlflow.cluster.reaper import MARK as MARK_OF_RAY
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
@@ -31,6 +36,16 @@ def marked(mark):
         except OSError:
             continue
     return found
+
+
+def met(mark):
+    """Files at which ranks of a run with this mark met, by the mark that its Ray has."""
+    for pid in [text.partition(" ")[0] for text in marked(mark)]:
+        with contextlib.suppress(OSError):
+            found = dict(item.partition(b"=")[::2] for item in Path("/proc", pid, "environ").read_bytes().split(b"\0"))
+            if MARK_OF_RAY.encode() in found:
+                return f"rlflow-{found[MARK_OF_RAY.encode()].decode()}-*.meeting"
+    return None
 
 
 def until(condition, seconds):
@@ -69,12 +84,15 @@ def test_nothing_is_left(tmp_path, how):
             assert until(lambda: len(marked(mark.encode())) > 2, STARTED_SECONDS), said.read_text()
             if at_work:
                 assert until(lambda: list(tmp_path.glob("grpo-*/samples.jsonl")), STARTED_SECONDS), said.read_text()
+            files = until(lambda: met(mark.encode()), STARTED_SECONDS)
+            assert not at_work or list(Path(tempfile.gettempdir()).glob(files))
             time.sleep(random.Random(seed).random() * 2)  # a moment that nobody chose
             if at_work:
                 assert COMING.search(said.read_text()), said.read_text()
             end(process)
             assert until(lambda: process.poll() is not None, 60), "the driver goes on"
             assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (seed, marked(mark.encode()), said.read_text())
+            assert not list(Path(tempfile.gettempdir()).glob(files))
         finally:
             process.kill()
             process.wait()

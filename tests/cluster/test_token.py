@@ -22,6 +22,15 @@ def test_a_ray_without_a_token_must_be_asked_for(monkeypatch):
     assert "--insecure" in str(refused.value)
 
 
+def test_a_token_without_a_place_is_said(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "file" / "auth_token"))
+    with pytest.raises(PlanError, match=r"(?s)auth_token'.*RAY_AUTH_TOKEN_PATH"):
+        launch.guard_token()
+
+
 @pytest.mark.parametrize("rights", [0o644, 0o600])
 def test_the_token_is_made_private(tmp_path, monkeypatch, rights):
     path = tmp_path / "ray" / "auth_token"

@@ -125,7 +125,7 @@ def test_numbers_without_a_dtype_are_float32(jsonl):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"fields": {"prompt": "questoin"}}, r"no field 'questoin'(.|\n)*nearest: +question(.|\n)*fields=\{'prompt': 'question'\}"),
+        ({"fields": {"prompt": "questoin"}}, r"no field 'questoin'(.|\n)*nearest: +question(.|\n)*--data\.prompt question"),
         ({"fields": {"promt": "question"}}, r"'promt' is no column(.|\n)*nearest: +prompt"),
         ({"columns": {"tests": text}}, r"no field 'tests'(.|\n)*found: +fields question, answer, level"),
         ({"columns": {"level": row("bool")}}, "is int 3"),

@@ -37,6 +37,9 @@ def test_a_backend_that_does_not_train_is_refused_as_a_trainer(judged, use, valu
     with pytest.raises(PlanError, match="the backend 'vllm' has no Trainer") as refused:
         judged(use, **values)
     assert f"--{use.name}.trainer local" in str(refused.value)
+    with pytest.raises(PlanError) as alone:
+        judged(use, lr="1e-3", **values)  # which the half that is wanted would have
+    assert len(alone.value.problems) == 1
 
 
 def test_a_half_that_a_role_does_not_use_may_be_missing(judged):
