@@ -94,9 +94,16 @@ def again(saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Report
     if missing:
         raise PlanError.of("resume-secret", f"the run does not keep --{missing[0]}, which is a secret", found=listed(missing),
                            expected="secrets to be given again", remedy=f"rlflow resume RUN --{missing[0]} …")
-    values = {**recorded_values(saved), **changes}
-    given, hp = resolved(flow, None, values, packaged_beneath=False)
+    recorded = recorded_values(saved)
+    if not changes.get("pools", "as before"):
+        recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
+    given, hp = resolved(flow, None, {**recorded, **changes}, packaged_beneath=False)
     return flow, given, prepare(flow, hp, given, reporter.note)
+
+
+def _of_pools(flag: str) -> bool:
+    """Whether a flag says something only beside --pools."""
+    return flag in ("pools", "ray_address") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
 
 
 def same_algorithm(folder: Path, prepared: Prepared) -> None:

@@ -1,5 +1,4 @@
-"""Flows for pools: one with a stage of every kind (modes, chance, groups, text, metrics, a mode of its own), one with a long tail, and one
-of two models that sample."""
+"""A flow with a stage of every kind, for pools: modes, chance, groups, text, metrics, and a mode of its own."""
 
 from dataclasses import dataclass
 
@@ -110,31 +109,3 @@ def long_tailed(prompts, actor, reward, hp=Long()):
     batch |= actor.logprobs(batch)
     batch |= less_mean(batch)
     actor.update(batch, policy_loss, minibatch=16)
-
-
-@dataclass(frozen=True)
-class Short:
-    samples: int = 2
-    max_tokens: int = 8
-
-
-@stage(gives="weights")
-def trusted(logprobs, sampled_logprobs):
-    return torch.ones_like(logprobs), {"mismatch_max": (logprobs - sampled_logprobs).abs()}
-
-
-@loss
-def weighted_loss(new, advantages, weights):
-    return -weights * new.logprobs * advantages, {}
-
-
-@flow
-def rivals(prompts, one, other, reward, hp=Short()):
-    """Two models that sample and learn, each from its own rows."""
-    for actor in (one, other):
-        batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
-        batch |= reward(batch)
-        batch |= actor.logprobs(batch)
-        batch |= trusted(batch)
-        batch |= less_mean(batch)
-        actor.update(batch, weighted_loss, minibatch=16)
