@@ -121,9 +121,12 @@ def _state() -> Any:
 
 
 def _drop_queues() -> None:
-    """The same for the queues by which vLLM's groups send objects, which the rank that made one would unlink at its end, if it came to
-    that: workers are killed."""
+    """The same for the memory and the sockets of the queues by which vLLM's groups send objects, which the rank that made one would unlink
+    at its end, if it came to that: workers are killed."""
     for queue in (group.mq_broadcaster for found in _state()._groups.values() if (group := found()) is not None):
         if queue is not None and queue.buffer is not None and queue.buffer.is_creator:
             queue.buffer.shared_memory.unlink()
             queue.buffer.is_creator = False
+            for address in (queue.handle.local_subscribe_addr, queue.handle.local_notify_addr):
+                if address is not None:
+                    Path(address.removeprefix("ipc://")).unlink(missing_ok=True)

@@ -215,6 +215,9 @@ def ranks_that_share_an_engine_are_asked_the_same(ground):
     queue = importlib.import_module("vllm.distributed.parallel_state").get_tp_group().mq_broadcaster
     left = [one.one.engine.seat.run, queue.buffer.shared_memory.name]
     assert not [name for name in os.listdir("/dev/shm") for mark in left if mark in name]
+    sockets = [queue.handle.local_subscribe_addr, queue.handle.local_notify_addr] if ground.rank == 0 else []
+    assert not any(os.path.exists(address.removeprefix("ipc://")) for address in sockets)
+    assert one.one.healthy()
 
 
 def ranks_with_an_engine_each_sample_other_rows_or_none(ground):
