@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from rlflow.backends.local import settings as local
+from rlflow.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -17,3 +18,9 @@ class TrainerSettings(local.TrainerSettings):
     shard: Literal["full", "none"] = "full"  # none keeps the whole model on each rank (data parallel): faster, if it fits
     tensor_parallel: Annotated[int, Ge(1)] = 1  # adjacent ranks that share each matrix product; more fits wider layers, and talks more
     match_sampler: bool = True  # shard weights along the dimension that a tensor-parallel sampler on the same ranks cuts: a sync moves less
+
+    def __post_init__(self) -> None:
+        """Raises PlanError for what does not go together, so that it is said before anything starts."""
+        if self.tensor_parallel > 1 and self.lora:
+            raise PlanError.of("tensor-parallel", "adapters are not split by tensor parallelism", found=f"--lora {self.lora}",
+                               expected="adapters or tensor parallelism", remedy="--tensor-parallel 1, or --lora 0")

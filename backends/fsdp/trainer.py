@@ -117,7 +117,4 @@ def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
         found = "one process without a torch group" if alone else "--shard none"
         raise PlanError.of("tensor-parallel", "tensor_parallel needs a pool of ranks that share a model", found=found,
                            expected="--pools all=N with as many ranks, and --shard full", remedy="--tensor-parallel 1")
-    if settings.tensor_parallel > 1 and settings.lora:
-        raise PlanError.of("tensor-parallel", "adapters are not split by tensor parallelism", found=f"--lora {settings.lora}",
-                           expected="adapters or tensor parallelism", remedy="--tensor-parallel 1, or --lora 0")
     return None if alone or settings.shard == "none" else Ranks.of(spec.device, settings.tensor_parallel)

@@ -88,6 +88,8 @@ def override(settings: Any, given: Mapping[str, Any], prefix: str) -> Any:
         raise PlanError(*problems)
     try:
         return type(settings)(**parsed)
+    except PlanError:  # says all
+        raise
     except Exception as error:  # whatever a __post_init__ raises
         raise PlanError.of("setting-range", f"the settings do not fit together: {error}", found=str(parsed), expected="settings that "
                            f"{type(settings).__name__} accepts", remedy=f"change --{prefix}…") from error

@@ -71,6 +71,11 @@ def test_where_nothing_is_saved_or_it_is_asked_for_ranks_are_adjacent(lies, flag
     assert lies(" ".join(f"--actor.{name} {each}" for name, each in given.items()))[0].order == "inner"
 
 
+def test_adapters_beside_tensor_parallelism_are_refused_before_anything_starts(lies):
+    with pytest.raises(PlanError, match=r"^adapters are not split by tensor parallelism\n  found: +--lora 4\n"):
+        lies(f"{TEAMS} --actor.trainer.tensor_parallel 2 --actor.lora 4")
+
+
 @pytest.mark.parametrize(("ranks", "size"), [(4, 2), (8, 4), (12, 3), (4, 4), (2, 1)])
 def test_vllm_takes_the_ranks_that_are_asked_with_the_same_rows(ranks, size):
     for outer in (False, True):
