@@ -25,6 +25,7 @@ from rlflow.cluster.worker import Worker
 from rlflow.errors import PlanError
 from rlflow.execution.apply import RemoteError
 
+Groups = dict[str, PlacementGroup]  # of each pool
 STORE = 512 << 20  # bytes of shared memory for columns and weights on their way, on a local Ray
 PORTS = (20000, 30000)  # of which a pool on several machines takes one to meet at
 REACH_SECONDS = 10.0  # how long a running Ray may take to answer
@@ -101,7 +102,7 @@ def reach(address: str) -> None:
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
 
 
-def place_pools(pools: Mapping[str, int], gpus: bool) -> dict[str, PlacementGroup]:
+def place_pools(pools: Mapping[str, int], gpus: bool) -> Groups:
     """A placement group for each pool, a bundle for each rank. Raises PlanError where the cluster has no room."""
     have = resources("cluster_resources")
     kind, each = ("GPU", {"GPU": 1.0, "CPU": 1.0}) if gpus else ("CPU", {"CPU": 1.0})

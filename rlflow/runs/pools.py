@@ -46,21 +46,13 @@ def on_pools(
 ) -> Made:
     """Start the pools of ``--pools`` and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
     PlanError; what was started then is ended."""
-    lies = partial(_placed, program.graph, given, evaluated)
-    placement = lies(())
-    began, ranks = time.monotonic(), sum(placement.pools.values())
+    lies, began = partial(_placed, program.graph, given, evaluated), time.monotonic()
     with ExitStack() as started:
-        address = given.options.ray_address
-        note(f"pools: {given.options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
-        if address is None:
-            started.enter_context(reaping(secrets.token_hex(8)))
-        launch.start(address, ranks, given.options.insecure, room_for_commits(program, given))
-        started.callback(launch.leave)
-        groups = launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
+        groups = _room(program, given, lies(()), started, note)
         placement = lies(launch.apart(groups))
-        threads = given.options.threads or max((os.cpu_count() or 1) // ranks, 1)
-        meetings = launch.meetings(groups)
         made = make_plan(program, placement, given, evaluated)
+        threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
+        meetings = launch.meetings(groups)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
         fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout, roles_of(placement), placement,
                       lies)
@@ -68,15 +60,31 @@ def on_pools(
         who = ", ".join(f"{len(told[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
         fleet.start()
-        engine = engine_of(made, given, prompts, fleet.pools)
-        lanes = Lanes(room_of(placement))
-        started.callback(lanes.close)
-        ahead = sampling_ahead(made, engine, lanes, given, prompts)
-        if ahead is not None:
-            started.callback(ahead.close)
-        started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
-        workers = Workers(fleet, engine, tuple(use.name for use in made.graph.roles if use.trained), ahead)
-        return Made(made, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
+        return _made(made, given, prompts, fleet, started)
+
+
+def _room(program: Program, given: Given, placement: Placement, started: ExitStack, note: Callable[[str], None]) -> launch.Groups:
+    """Room for each pool, on a Ray that is started or joined."""
+    address = given.options.ray_address
+    note(f"pools: {given.options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
+    if address is None:
+        started.enter_context(reaping(secrets.token_hex(8)))
+    launch.start(address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
+    started.callback(launch.leave)
+    return launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
+
+
+def _made(plan: Plan, given: Given, prompts: Prompts, fleet: Fleet, started: ExitStack) -> Made:
+    """What a run needs of pools that are up."""
+    engine = engine_of(plan, given, prompts, fleet.pools)
+    lanes = Lanes(room_of(fleet.placement))
+    started.callback(lanes.close)
+    ahead = sampling_ahead(plan, engine, lanes, given, prompts)
+    if ahead is not None:
+        started.callback(ahead.close)
+    started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
+    workers = Workers(fleet, engine, tuple(use.name for use in plan.graph.roles if use.trained), ahead)
+    return Made(plan, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
 
 
 def _placed(graph: Graph, given: Given, evaluated: str | None, apart: Collection[str]) -> Placement:
