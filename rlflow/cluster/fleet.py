@@ -79,8 +79,10 @@ class Fleet:
 
     def stop(self) -> None:
         """End everything."""
-        launch.stop(self.pools, self.groups, self.wards)
-        self._forget_meetings(self.meetings)
+        try:
+            launch.stop(self.pools, self.groups, self.wards)
+        finally:
+            self._forget_meetings(self.meetings)
 
     def _look_after(self) -> None:
         self.watch = Watch(self.heartbeat)

@@ -33,6 +33,7 @@ def reaping(mark: str) -> Iterator[None]:
         finally:
             os.environ.pop(MARK, None)
             process.kill()
+            forget_meetings(mark)  # a second ctrl-C may have kept others from it
 
 
 def main(mark: str) -> None:
@@ -48,6 +49,11 @@ def main(mark: str) -> None:
         if not found:
             break
         time.sleep(1.0)  # what was being started meanwhile
+    forget_meetings(mark)
+
+
+def forget_meetings(mark: str) -> None:
+    """Remove the files in which ranks met."""
     for path in Path(tempfile.gettempdir()).glob(f"rlflow-{mark}-*.meeting"):
         path.unlink(missing_ok=True)
 
