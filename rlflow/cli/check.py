@@ -38,9 +38,10 @@ def judged(file: str, arguments: Sequence[str]) -> Report:
     flow = load_flow(file)
     given = given_flags(flow, parse_flags(arguments))
     hp = settings(flow, given.hp)
-    check_names(given, roles_of(flow, given))
+    roles = roles_of(flow, given)
+    check_names(given, roles)
     if not given.options.pools:
-        refuse_stray(roles_of(flow, given), given)
+        refuse_stray(roles, given)
     return check(flow, hp, trace_options(given), staleness=given.options.staleness)
 
 
