@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Annotated
 import typer
 
 from rlflow.errors import FlowError, PlanError, RunHeld, StageError
+from rlflow.watch import terminal
+from rlflow.watchdog import launcher
+from rlflow.watchdog.signals import ending_at_once
 
 app = typer.Typer(
     name="rlflow",
@@ -145,9 +149,24 @@ def doctor() -> None:
     raise typer.Exit(print_doctor())
 
 
+RUNS = ("run", "resume")  # commands that may take long, and run other people's code
+
+
 def main() -> None:
     """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held · 130 interrupted."""
     share_cores()
+    terminal.open_all()
+    runs = sys.argv[1:2] in ([name] for name in RUNS)
+    if runs and (code := launcher.apart()) is not None:
+        leave(code)
+    with terminal.steady(), ending_at_once() if runs else contextlib.nullcontext():
+        code = exit_code()
+        launcher.done(code)
+        leave(code)
+
+
+def exit_code() -> int:
+    """Of the command that was asked for. Says what went wrong."""
     try:
         code = called()
     except BrokenPipeError:  # `rlflow plan … | head`
@@ -162,7 +181,7 @@ def main() -> None:
         code = _told(error, 1)
     except Exception as error:
         code = _usage(error)
-    leave(code)
+    return code
 
 
 def called() -> int:

@@ -25,10 +25,11 @@ LATEST = 1 << 62  # no iteration is later
 
 @dataclass
 class Fleet:
-    """setups: what each rank is told, by pool. meetings: where the ranks of each pool meet. heartbeat: as of Watch. loading: seconds
-    that models may take. roles: of each pool, for messages. placement: how halves lie on their pools; placed: the same where some are on
-    several machines. A Pool stays the same object when its workers are others."""
+    """name: of the run, in names of files. setups: what each rank is told, by pool. meetings: where the ranks of each pool meet.
+    heartbeat: as of Watch. loading: seconds that models may take. roles: of each pool, for messages. placement: how halves lie on their
+    pools; placed: the same where some are on several machines. A Pool stays the same object when its workers are others."""
 
+    name: str
     setups: Mapping[str, list[Setup]]
     groups: Mapping[str, PlacementGroup]
     meetings: dict[str, str]
@@ -59,7 +60,7 @@ class Fleet:
             self._end(name)
         launch.wait_for_room({name: self.groups[name] for name in names})
         self._forget_meetings(names)
-        self.meetings |= launch.meetings({name: self.groups[name] for name in names})
+        self.meetings |= launch.meetings({name: self.groups[name] for name in names}, self.name)
         self.placement = self.placed(launch.apart(self.groups))
         told = {name: [replace(setup, meeting=self.meetings[name], placement=self.placement) for setup in self.setups[name]]
                 for name in names}

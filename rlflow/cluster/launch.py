@@ -18,7 +18,6 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rlflow.cluster.pool import Late, Pool, make_pool
-from rlflow.cluster.reaper import MARK
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.watch import Newcomers, Ward, end
 from rlflow.cluster.worker import Worker
@@ -169,9 +168,10 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
     return (ranks[rank],)
 
 
-def meetings(groups: Mapping[str, PlacementGroup]) -> dict[str, str]:
-    """Where the ranks of each pool meet: in a file of the machine that they are on, or at an address of the first one's."""
-    run = f"{os.environ.get(MARK, 'joined')}-{secrets.token_hex(8)}"  # the mark, so that the reaper finds them
+def meetings(groups: Mapping[str, PlacementGroup], name: str) -> dict[str, str]:
+    """Where the ranks of each pool meet: in a file of the machine that they are on, or at an address of the first one's. name: of the run,
+    by which the watchdog finds files."""
+    run = f"{name}-{secrets.token_hex(8)}"
     return {pool: _meeting(group, f"{tempfile.gettempdir()}/rlflow-{run}-{pool}.meeting") for pool, group in groups.items()}
 
 

@@ -27,11 +27,13 @@ from rlflow.runs.directory import Records
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
 from rlflow.runs.recovery import Recovery, Workers
 from rlflow.watch.reporter import Reporter
+from rlflow.watchdog.beside import Watchdog
 
 
 @dataclass
 class Prepared:
-    """Everything that a run needs, made before its first iteration. ``folders``: the model folder of each role that has one."""
+    """Everything that a run needs, made before its first iteration. ``folders``: the model folder of each role that has one. ``stop`` ends
+    what was started, but for the watchdog."""
 
     plan: Plan
     engine: Engine
@@ -42,10 +44,18 @@ class Prepared:
     settings: Mapping[str, Any]
     folders: Mapping[str, Path]
     reasons: Callable[[], Mapping[str, str]]
-    close: Callable[[], None]
+    stop: Callable[[], None]
+    watchdog: Watchdog
     ahead: Ahead | None = None
     workers: Workers | None = None
     canary: Canary | None = None
+
+    def close(self) -> None:
+        """End everything that was started."""
+        try:
+            self.stop()
+        finally:
+            self.watchdog.close()
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted
+from rlflow.watchdog.beside import Watchdog
 
 QUIET = Quiet()
 
@@ -81,12 +82,13 @@ def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUI
         ask("ray", "cluster")
     data = open_dataset(flow, given)
     training, held_out = divided(data, given.options.held_out)
-    rewards = bound.Rewards(given, data)
+    rewards, watchdog = bound.Rewards(given, data), Watchdog.start()
     try:
         program = compiled(flow, hp, given, data, rewards)
-        return _assembled(program, given, training, held_out, rewards, note)
+        return _assembled(program, given, training, held_out, rewards, watchdog, note)
     except BaseException:
         rewards.close()
+        watchdog.close()
         raise
 
 
@@ -133,7 +135,8 @@ def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Optio
 
 
 def _assembled(
-    program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards, note: Callable[[str], None]
+    program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards, watchdog: Watchdog,
+    note: Callable[[str], None],
 ) -> Prepared:
     graph, options = program.graph, given.options
     prompts = training.prompts(options.seed)
@@ -143,18 +146,19 @@ def _assembled(
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
-        made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated, note)
+        traced = compile_options(given, training, rewards)
+        made = pools.on_pools(program, given, training, traced, prompts, updates, evaluated, watchdog, note)
     else:
         made = _here(program, given, prompts, updates, rewards, evaluated)
     folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}
 
-    def close() -> None:
+    def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score
         made.close()
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
                     evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
-                    made.reasons, close, made.ahead, made.workers, canary(uses, made.engine, training, given))
+                    made.reasons, stop, watchdog, made.ahead, made.workers, canary(uses, made.engine, training, given))
 
 
 def _here(

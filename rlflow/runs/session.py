@@ -9,14 +9,15 @@ from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import StageError
-from rlflow.execution.apply import RemoteError, Stopped
+from rlflow.execution.apply import RemoteError, Stopped, ending
 from rlflow.given.flags import Given
 from rlflow.runs import directory, state
 from rlflow.runs.directory import Records
 from rlflow.runs.loop import Loop, Prepared, Result, Start
 from rlflow.runs.report import bounded
-from rlflow.runs.signals import StopSignals
+from rlflow.watch import terminal
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
+from rlflow.watchdog.signals import StopSignals
 
 
 class Interrupted(KeyboardInterrupt):
@@ -36,6 +37,21 @@ def started(prepared: Prepared, flow: Flow, given: Given, reporter: Reporter) ->
 
 def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
     """Run from ``start`` in a folder whose lock is held. Raises Interrupted, StageError, PlanError."""
+
+    def ask() -> None:
+        if not signals.over:
+            prepared.executor.stopping = True
+            reporter.note("stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)")
+
+    signals = StopSignals(ask, prepared.watchdog.signals)
+    try:
+        with terminal.steady(), signals:
+            return _carried_on(prepared, folder, reporter, start, signals)
+    finally:
+        prepared.watchdog.close()
+
+
+def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start, signals: StopSignals) -> Result:
     placement = prepared.plan.placement
     records = Records(folder, start.iteration, reporter.note, placement.pools if placement else ())
     writer = Writer(folder, prepared.options.keep, on_failure=partial(alarm, reporter))
@@ -43,14 +59,11 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, prepared.options.iterations, prepared.settings,
                            len(evaluation.prompts) if evaluation else 0, start.iteration))
-
-    def ask() -> None:
-        prepared.executor.stopping = True
-        reporter.note("stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)")
-
+    prepared.watchdog.watch(folder)
+    prepared.executor.board = prepared.watchdog.board
     ended, error = "failed", ""
     try:
-        with StopSignals(ask):
+        with prepared.watchdog.marking():
             records.settings(prepared.settings, prepared.plan.graph)
             result = loop.run(start)
             _saved(writer, folder)
@@ -69,12 +82,16 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
     except Exception as raised:
         error = str(raised)
         raise
+    except BaseException as raised:  # such as SystemExit of a backend's
+        error = ending(raised)
+        raise StageError("(none)", prepared.engine.iteration, 0, error) from raised
     finally:
+        signals.over = True
         try:
             writer.close()
             records.bounds(bounded(loop.totals), loop.totals.as_json())
             records.close()
-            prepared.close()
+            prepared.stop()
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
             reporter.close(ended, error)  # type: ignore[arg-type]
 

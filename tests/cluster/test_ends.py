@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rlflow.cluster.reaper import MARK as MARK_OF_RAY
+from rlflow.watchdog import kin
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
@@ -39,12 +39,12 @@ def marked(mark):
 
 
 def met(mark):
-    """Files at which ranks of a run with this mark met, by the mark that its Ray has."""
+    """Files at which ranks of a run with this mark met, by the mark of what it started."""
     for pid in [text.partition(" ")[0] for text in marked(mark)]:
         with contextlib.suppress(OSError):
             found = dict(item.partition(b"=")[::2] for item in Path("/proc", pid, "environ").read_bytes().split(b"\0"))
-            if MARK_OF_RAY.encode() in found:
-                return f"rlflow-{found[MARK_OF_RAY.encode()].decode()}-*.meeting"
+            if kin.MARK.encode() in found:
+                return f"rlflow-{found[kin.MARK.encode()].decode().partition('/')[0]}-*.meeting"
     return None
 
 
