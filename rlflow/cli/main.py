@@ -172,7 +172,7 @@ def exit_code() -> int:
     except BrokenPipeError:  # `rlflow plan … | head`
         code = unread()
     except KeyboardInterrupt as stop:
-        code = _told(stop, 130)
+        code = _told(stop, 130)  # one that has begun says what is saved
     except RunHeld as error:
         code = _told(error, 3)
     except (FlowError, PlanError) as error:
@@ -211,7 +211,7 @@ def leave(code: int) -> None:
     """Exit. After a failure a stage may still be running in a thread that nothing can stop, and Python would wait or abort."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if code in (0, 2):
+    if code in (0, 2) and not launcher.leaves_at_once():
         sys.exit(code)
     os._exit(code)
 
@@ -219,7 +219,7 @@ def leave(code: int) -> None:
 def _told(error: BaseException, code: int) -> int:
     from rlflow.watch.secrets import masked
 
-    print(masked(str(error)) or "stopped", file=sys.stderr)  # what a reward or stage raised may tell a key
+    print(masked(str(error)) or "stopped before the run began", file=sys.stderr)  # what a reward or stage raised may tell a key
     return code
 
 

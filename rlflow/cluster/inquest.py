@@ -15,7 +15,7 @@ from rlflow.watchdog import kin, stacks
 
 LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
-METHOD = re.compile("do|make")  # of a worker's host, within which its own begins
+METHOD = re.compile("do|make|_run")  # of a worker's host, within which its own begins
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlflow.checkpoints.writer import Writer
 from rlflow.data.prompts import Prompts
 from rlflow.execution import threads
 from rlflow.execution.ahead import Ahead
-from rlflow.execution.apply import SkipIteration, Stopped
+from rlflow.execution.apply import RemoteError, SkipIteration, Stopped
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.given.options import Options
@@ -166,9 +166,9 @@ class Loop:
 
     def step(self, iteration: int) -> None:
         """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
+        cursor, self.prepared.engine.iteration = self.prepared.prompts.state(), iteration
+        self._end_where_lost(iteration, cursor)
         self.recovery.commit(iteration)
-        cursor = self.prepared.prompts.state()
-        self.prepared.engine.iteration = iteration
         try:
             if self.prepared.executor.stopping:
                 raise Stopped
@@ -181,6 +181,13 @@ class Loop:
             self.evaluate(done)
         if options.save_every and done % options.save_every == 0 and done < options.iterations:
             self.save(done, self.prepared.prompts.state())
+
+    def _end_where_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
+        """While workers still answer without what started them, the run can be saved. Raises RemoteError."""
+        lost = self.prepared.workers.lost() if self.prepared.workers else None
+        if lost is not None:
+            self.save(iteration, cursor)
+            raise RemoteError(lost)
 
     def outcome(self, iteration: int) -> Outcome:
         prepared = self.prepared

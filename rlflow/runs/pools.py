@@ -13,6 +13,7 @@ import rlflow
 from rlflow.cluster import launch
 from rlflow.cluster.carrier import Carrier
 from rlflow.cluster.commit import Workers
+from rlflow.cluster.controllers import Controllers
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.models import RemoteModel, RemoteTrainer
@@ -47,14 +48,14 @@ def on_pools(
     PlanError; what was started then is ended."""
     lies, began = partial(_placed, program.graph, given, evaluated), time.monotonic()
     with ExitStack() as started:
-        groups = _room(program, given, lies(()), started, watchdog, note)
+        groups, controllers = _room(program, given, lies(()), started, watchdog, note)
         placement = lies(launch.apart(groups))
         made = make_plan(program, placement, given, evaluated)
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         meetings = launch.meetings(groups, watchdog.name)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
         fleet = Fleet(watchdog.name, told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout,
-                      roles_of(placement), placement, lies)
+                      roles_of(placement), placement, lies, controllers)
         started.callback(fleet.stop)
         who = ", ".join(f"{len(told[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
@@ -64,14 +65,14 @@ def on_pools(
 
 def _room(
     program: Program, given: Given, placement: Placement, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
-) -> launch.Groups:
+) -> tuple[launch.Groups, Controllers]:
     """Room for each pool, on a Ray that is started or joined."""
     address = given.options.ray_address
     note(f"pools: {given.options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
     with watchdog.marking():
-        launch.start(address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
-    started.callback(launch.leave)
-    return launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
+        controllers = launch.start(address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
+    started.callback(launch.leave, controllers)
+    return launch.place_pools(placement.pools, device_of(given.options.device) == "cuda"), controllers
 
 
 def _made(plan: Plan, given: Given, prompts: Prompts, fleet: Fleet, started: ExitStack) -> Made:

@@ -76,15 +76,16 @@ def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Sta
     except KeyboardInterrupt:
         ended = "interrupted"
         raise Interrupted(f"stopped at once; {_saved(writer, folder)}") from None
-    except RemoteError as raised:  # between stages: an evaluation, a save
-        error = str(raised)
-        raise StageError("(none)", prepared.engine.iteration, 0, error) from raised
     except Exception as raised:
-        error = str(raised)
-        raise
+        failure = _failure(raised, prepared.engine.iteration, _how_to_go_on(writer, folder, start))
+        error = str(failure)
+        if failure is raised:
+            raise
+        raise failure from raised
     except BaseException as raised:  # such as SystemExit of a backend's
-        error = ending(raised)
-        raise StageError("(none)", prepared.engine.iteration, 0, error) from raised
+        failure = _failure(RemoteError(ending(raised)), prepared.engine.iteration, _how_to_go_on(writer, folder, start))
+        error = str(failure)
+        raise failure from raised
     finally:
         signals.over = True
         try:
@@ -94,6 +95,23 @@ def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Sta
             prepared.stop()
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
             reporter.close(ended, error)  # type: ignore[arg-type]
+
+
+def _failure(raised: Exception, iteration: int, then: str) -> Exception:
+    """What a run says that ends so; what comes from workers between stages, of an evaluation or a save, as the run's own."""
+    failure = StageError("", iteration, 0, str(raised)) if isinstance(raised, RemoteError) else raised
+    if isinstance(failure, StageError):
+        failure.then = then
+    return failure
+
+
+def _how_to_go_on(writer: Writer, folder: Path, start: Start) -> str:
+    """For a run that failed; nothing where there is nothing to go on from."""
+    writer.wait(600.0)
+    if writer.saved is None and not start.iteration:
+        return ""
+    newest = f"saved as {writer.saved.name}; " if writer.saved is not None else ""
+    return f"{newest}go on with: rlflow resume {folder}"
 
 
 def _saved(writer: Writer, folder: Path) -> str:

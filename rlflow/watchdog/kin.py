@@ -73,9 +73,16 @@ def marked(name: str) -> list[int]:
 
 def left_alone(pid: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        command = file.read()
-        return any(name in command for name in LEFT_ALONE)
+        words = file.read()
+        return any(name in words for name in LEFT_ALONE)
     return False
+
+
+def command(pid: int) -> str:
+    """The first word of a process's command line; empty where it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().partition(b"\0")[0].decode(errors="replace")
+    return ""
 
 
 def descendants(pid: int) -> list[Known]:

@@ -24,11 +24,22 @@ VANISHED = 1  # exit code for a process that ended with 0 and did not say that i
 SEEN, DONE, VERDICT = b"i", b"d", b"v"  # through the pipe: a SIGINT has been had; a code, at the exit; a code, of what was killed
 
 _pipe: int | None = None  # in the process that runs
+_at_once = False
 
 
 def pipe() -> int:
     """The descriptor by which the launcher is told; -1 where there is none."""
     return -1 if _pipe is None else _pipe
+
+
+def leave_at_once() -> None:
+    """Have this process end without what libraries do at its end: they would wait for who is gone."""
+    global _at_once
+    _at_once = True
+
+
+def leaves_at_once() -> bool:
+    return _at_once
 
 
 def seen(number: int) -> None:

@@ -4,6 +4,7 @@ it now."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def ending_at_once() -> Iterator[None]:
 
     def received(number: int, frame: FrameType | None) -> NoReturn:
         launcher.seen(number)
-        raise KeyboardInterrupt("stopped before the run began: nothing is left of it")
+        raise KeyboardInterrupt
 
     before = {number: signal.signal(number, received) for number in heard()}
     try:
@@ -62,6 +63,31 @@ def ending_at_once() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def own_terminations() -> Iterator[None]:
+    """For a library that puts handlers of its own in SIGTERM's place, which leave the program, print pages, or are lost in its code: what
+    stood there before comes back, and a SIGTERM that came meanwhile is what it would have been, the end of what is being prepared."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, (seen, written) = signal.getsignal(signal.SIGTERM), os.pipe()
+    for file in (seen, written):
+        os.set_blocking(file, False)
+    wakeup = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGTERM, before)
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(seen, 1 << 10)
+        os.close(seen)
+        os.close(written)
+        if signal.SIGTERM in numbers:
+            raise KeyboardInterrupt
 
 
 def heard() -> list[signal.Signals]:
