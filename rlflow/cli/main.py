@@ -179,6 +179,8 @@ def exit_code() -> int:
         code = _told(error, 2)
     except StageError as error:
         code = _told(error, 1)
+    except OSError as error:
+        code = _told(_system(error), 2)
     except Exception as error:
         code = _usage(error)
     return code
@@ -221,6 +223,13 @@ def _told(error: BaseException, code: int) -> int:
 
     print(masked(str(error)) or "stopped before the run began", file=sys.stderr)  # what a reward or stage raised may tell a key
     return code
+
+
+def _system(error: OSError) -> PlanError:
+    """What the system refused: a full disk, a limit, a folder that is gone."""
+    what = error.strerror or str(error)
+    return PlanError.of("system", f"the system refused a file: {what}", found=str(error.filename or "a file without a name"),
+                        expected="room, and the rights to read and write it")
 
 
 def _usage(error: Exception) -> int:

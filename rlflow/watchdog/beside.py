@@ -37,14 +37,18 @@ class Watchdog:
         self.process: int | None = None  # of the watchdog, once it has said so
         self._over, self._told = threading.Event(), b""
         self._files: list[int] = []
+        self._commands = -1
         self._thread: threading.Thread | None = None
 
     @classmethod
     def start(cls) -> Watchdog:
-        """One for this process."""
+        """One for this process. Where there is no room for it, of processes or memory, a run goes on without."""
         dog = cls()
         if sys.platform == "linux":
-            dog._open()
+            try:
+                dog._open()
+            except (OSError, RuntimeError):  # RuntimeError: no thread can be started
+                dog._shut()
         return dog
 
     def _open(self) -> None:
@@ -53,8 +57,7 @@ class Watchdog:
         self._files = [self._heard, self._commands, self._seen, self.signals]
         for file in (self._commands, self.signals):
             os.set_blocking(file, False)
-        self._child = self._spawned()
-        self._thread = threading.Thread(target=self._beat, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._beat, args=(self._spawned(),), name="watchdog", daemon=True)
         self._thread.start()
         self.refuse_exits()
 
@@ -64,25 +67,26 @@ class Watchdog:
         os._exit = _leave
 
     def _spawned(self) -> subprocess.Popen[bytes]:
-        files, own = [self.board.file or 0, self._heard, self._seen, launcher.pipe()], kin.stat(self.pid)
+        assert self.board.file is not None
+        files, own = [self.board.file, self._heard, self._seen, launcher.pipe()], kin.stat(self.pid)
         told = [str(Path(__file__).parents[1]), str(self.pid), own.started if own else "", self.name, *map(str, files)]
         return subprocess.Popen([sys.executable, "-I", "-S", "-c", CODE, *told], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 start_new_session=True, bufsize=0, pass_fds=[file for file in files if file >= 0])  # fmt: skip
 
-    def _beat(self) -> None:
+    def _beat(self, child: subprocess.Popen[bytes]) -> None:
         """In a thread: say that threads run, and start the watchdog anew where it is killed."""
-        for _ in range(STARTS):
-            child = self._child
+        for start in range(STARTS):
+            if start:
+                child = self._spawned()
+                self._say(self._told)
             assert child.stdout is not None
-            child.wait()  # it goes on as nobody's child
-            self.process = int(child.stdout.readline() or 0)
-            while not select.select([child.stdout], [], [], BEAT_SECONDS)[0]:
-                self.board.beat()
-            child.stdout.close()
+            with child.stdout:
+                child.wait()  # it goes on as nobody's child
+                self.process = int(child.stdout.readline() or 0)
+                while not select.select([child.stdout], [], [], BEAT_SECONDS)[0]:
+                    self.board.beat()
             if self._over.is_set():
                 return
-            self._child = self._spawned()
-            self._say(self._told)
 
     def watch(self, folder: Path) -> None:
         """A run begins, in this folder."""
@@ -96,14 +100,17 @@ class Watchdog:
         self._over.set()
         self._say(_line({"end": True}))
         self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive() or not self.process:  # it has been killed too often, or has not ended
-            kin.end_all(lambda: kin.marked(self.name))
-        watched.remove(self)
+        kin.end_all(lambda: kin.marked(self.name))  # where it has been killed too often, or has not ended in time
+        self._shut()
+
+    def _shut(self) -> None:
+        if self in watched:
+            watched.remove(self)
         if not watched:
             os._exit = _exit
-        for file in (*self._files, self.board.file or 0):
+        for file in (*self._files, *([] if self.board.file is None else [self.board.file])):
             os.close(file)
-        self._thread, self.signals, self.board = None, -1, Board()
+        self._files, self._thread, self.signals, self._commands, self.board = [], None, -1, -1, Board()
 
     def mark(self) -> None:
         """Processes that are started from now on are of the run."""

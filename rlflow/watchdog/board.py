@@ -40,10 +40,14 @@ class Board:
 
     @classmethod
     def new(cls) -> Board:
-        """In memory without a name, which goes with the last process that has it (Linux)."""
+        """In memory without a name, which goes with the last process that has it (Linux). Raises OSError."""
         file = os.memfd_create("rlflow-board")
-        os.ftruncate(file, SIZE)
-        return cls(file)
+        try:
+            os.ftruncate(file, SIZE)
+            return cls(file)
+        except OSError:
+            os.close(file)
+            raise
 
     # -- who works ---------------------------------------------------------------------------------------------------------------
 

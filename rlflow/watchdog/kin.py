@@ -151,7 +151,8 @@ def here_alone() -> Iterator[None]:
         yield
     except BaseException as error:
         if os.getpid() != pid:
-            _leave(error.code if isinstance(error, SystemExit) else 1)
+            left = [each for each in (error, error.__cause__) if isinstance(each, SystemExit)]  # which may have been made an error's cause
+            _leave(left[0].code if left else 1)
         raise
     finally:
         if os.getpid() != pid:

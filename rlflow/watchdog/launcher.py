@@ -142,10 +142,10 @@ class Launcher:
 
     def _code(self, status: int) -> int:
         code, said = os.waitstatus_to_exitcode(status), dict(self._heard)
-        if code >= 0:
-            return code if code or DONE in said else VANISHED
         if VERDICT in said:
             return said[VERDICT]
+        if code >= 0:
+            return code if code or DONE in said else VANISHED
         _die_by(-code)
         return 128 - code
 
