@@ -341,3 +341,14 @@ def test_only_responses_that_were_cut_are_penalised():
     scores = torch.tensor([1.0, 1.0, math.nan, 0.5])
     batch = Batch.of({"scores": scores, "finish": ["length", "stop", "length", "length"]})
     assert stop_penalty(batch, coef=0.5)["scores"].tolist() == pytest.approx([0.5, 1.0, NAN, 0.25], nan_ok=True)
+
+
+def test_a_negative_coefficient_is_the_score_of_a_response_that_was_cut():
+    batch = Batch.of({"scores": torch.tensor([1.0, 1.0, -3.0, math.nan, -1.0]), "finish": ["length", "stop", "length", "length", "stop"]})
+    assert stop_penalty(batch, coef=-0.5)["scores"].tolist() == pytest.approx([-0.5, 1.0, -0.5, NAN, -1.0], nan_ok=True)
+
+
+@pytest.mark.parametrize("coef", [1.0001, math.inf, NAN])
+def test_a_coefficient_that_would_reward_being_cut_is_refused(coef):
+    with pytest.raises(ValueError, match=r"found coef=.*, expected a number of at most 1"):
+        stop_penalty.function(torch.ones(1), ["length"], coef=coef)
