@@ -28,7 +28,7 @@ from rlflow.explain.explanation import here
 from rlflow.explain.fits import overlap_problems, stream_problems
 from rlflow.extras import ask
 from rlflow.given import rewards as bound
-from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder
+from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder, numbers
 from rlflow.given.dataset import divided, open_dataset
 from rlflow.given.flags import Given, refuse_stray
 from rlflow.graph.model import Graph, Op, RoleUse
@@ -171,7 +171,7 @@ def _here(
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models
     models = lanes.do("control", partial(make_models, graph, uses, given, device, updates, loaded=keeper.loaded))
     engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                    reward_timeout=options.reward_timeout, keeper=keeper)
+                    reward_timeout=options.reward_timeout, keeper=keeper, dtype=numbers(options.dtype))
     scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
     lanes.do("control", partial(rewards.load_models, device))
     return Made(made, engine, lanes, rewards.reasons, lanes.close)
