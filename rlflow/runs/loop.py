@@ -26,6 +26,7 @@ from rlflow.runs.canary import Canary, strange
 from rlflow.runs.directory import Records
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
 from rlflow.runs.recovery import Recovery, Workers
+from rlflow.spans import flat
 from rlflow.watch.reporter import Reporter
 
 
@@ -109,7 +110,7 @@ class Loop:
         self.prepared, self.records, self.writer, self.reporter, self.take = prepared, records, writer, reporter, take
         self.options = prepared.options
         self.guard = Guard(prepared.options, prepared.reasons)
-        self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness)
+        self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness, prepared.plan.within)
         self.start = Start()
         self.last: dict[str, float] = {}
         self.skipped = 0
@@ -202,7 +203,7 @@ class Loop:
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
-        self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome))
+        self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome, self.prepared.plan))
         odd = strange(canaries, self.options.max_mismatch)
         for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd):
             self.reporter.note(f"iteration {iteration + 1}: {what}")
@@ -231,9 +232,10 @@ class Loop:
         return self.compute(partial(self.prepared.evaluation.answers, 10)) if self.prepared.evaluation else []
 
 
-def stage_seconds(outcome: Outcome) -> dict[str, float]:
+def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
+    """Seconds by node, of a `repeat` without those of its body."""
     seconds: dict[str, float] = {}
-    for span in outcome.spans:
+    for span in flat(outcome.spans, plan.within):
         seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start
     return seconds
 
