@@ -55,6 +55,25 @@ def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_bo
     assert [moment.step for moment in dapo.moments] == ["weights of actor", "actor.generate", "actor.logprobs", "actor.update"]
 
 
+def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_models_and_others_do_not(planned_as):
+    """Where parts move, nothing with a model may run beside another one; a reward of processes may."""
+    limited = planned_as(f"trained_reward {SMALL} --memory 20MB")
+    assert {(pair.first, pair.second): pair.lane for pair in limited.pairs}["judge", "actor.logprobs"] == "model"
+    assert any(course.moves for course in limited.residency)
+    free = planned_as(f"trained_reward {SMALL}")
+    assert {(pair.first, pair.second): pair.lane for pair in free.pairs}["judge", "actor.logprobs"] is None
+    of_processes = planned_as(f"grpo {SMALL} --memory 19.5MB")
+    assert {(pair.first, pair.second): pair.lane for pair in of_processes.pairs}["reward", "actor.logprobs"] is None
+
+
+@pytest.mark.parametrize(("held_out", "beside"), [
+    (0, {"saving actor"}), (16, {"saving actor", "weights of actor", "the evaluation"}),
+])  # fmt: skip
+def test_an_evaluation_is_a_moment_between_iterations_where_there_is_one(planned_as, held_out, beside):
+    [course] = planned_as(f"grpo {SMALL.replace('--held-out 0', f'--held-out {held_out}')} --memory 19.5MB").residency
+    assert {moment.step for moment in course.beside} == beside
+
+
 def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):
     whole = {(held.half, held.what): held.bytes for held in planned_as(f"ppo {SMALL}").memory if held.role == "critic"}
     course = planned_as(f"ppo {SMALL} --memory 20MB --critic.trainer deepspeed --critic.zero 1").residency[0]
