@@ -113,6 +113,7 @@ def faults(rank):
     found["never"] = said(lambda: silent.run(2))
     moved = resharder(rank)
     moved.run(1)
+    moved.run(2)  # what is bound to either buffer is bound
     moved.relocate(pieces(SOURCE, rank, 4))
     moved.run(4)
     found["relocated"] = right(moved.target, 4)

@@ -61,7 +61,8 @@ def test_a_rank_alone_waits_for_nobody_and_keeps_its_gradients():
 
 
 @pytest.mark.parametrize(
-    ("bucket", "sizes"), [(64 << 20, [[0, 1, 2], [3], [4]]), (44, [[0, 1, 2], [3], [4]]), (40, [[0, 1], [2], [3], [4]]), (1, [[0], [1], [2], [3], [4]])]
+    ("bucket", "sizes"),
+    [(1 << 20, [[0, 1, 2], [3], [4]]), (44, [[0, 1, 2], [3], [4]]), (40, [[0, 1], [2], [3], [4]]), (1, [[0], [1], [2], [3], [4]])],
 )
 def test_buckets_hold_one_dtype_up_to_their_size_in_order(monkeypatch, bucket, sizes):
     monkeypatch.setattr(peers, "BUCKET", bucket)
