@@ -195,7 +195,7 @@ def _short(places: Sequence[str]) -> Iterator[str]:
 def refused(name: str, found: Sequence[Fault], judged: int, room: Room) -> PlanError:
     """The error for data with such records: the first few in full, then all in a line. ``judged``: how many records were."""
     too_long = any(fault.cause == "too_long" for fault in found)
-    shorter = f", --data.max_prompt {room.prompt} drops what is too long" if too_long and room.prompt and room.prompt > 0 else ""
+    shorter = f", --data.max_prompt {room.prompt} drops what is too long" if too_long and room.prompt else ""
     kinds: dict[str, Problem] = {}
     for fault in found:
         kinds.setdefault(fault.problem.message, fault.problem)

@@ -38,6 +38,10 @@ class Counting(ByteEncoder):
         self.given = max([self.given, *map(len, worded)])
         return super().prompts(worded)
 
+    def responses(self, texts):
+        self.given = max([self.given, *map(len, texts)])
+        return super().responses(texts)
+
 
 def test_each_cause_is_found_with_its_line(tokenizer):
     data = asked("2+2=", "", " \n", ({"role": "tool", "content": "x"},), "y" * 60, encoder=open_encoder(tokenizer), room=Room(40))
@@ -82,6 +86,22 @@ def test_a_text_that_must_be_too_long_is_never_encoded():
     assert {i: (fault.cause, fault.tokens) for i, fault in faults.items()} == {
         1: ("too_long", 2_500_000), 2: ("too_long", 11), 3: ("too_long", 20)}
     assert encoder.given == 20  # which may be ten tokens, and is encoded to know
+
+
+def test_neither_is_a_response_that_must_be_too_long_beside_its_prompt():
+    encoder = Counting()
+    long = asked("abcd", room=Room(None, 10), encoder=encoder, responses=("x" * 17,))
+    assert {i: (fault.cause, fault.tokens) for i, fault in long.faulty([0]).items()} == {0: ("too_long", 11)}
+    assert encoder.given == 0
+    assert asked("abcd", room=Room(None, 10), encoder=encoder, responses=("x" * 5,)).faulty([0]) == {}
+    assert encoder.given == 5
+
+
+def test_the_error_of_rows_that_are_too_long_names_no_limit_of_prompts():
+    data = asked("abcd", room=Room(None, 10), responses=("x" * 17,))
+    told = str(refused("d.jsonl", list(data.faulty([0]).values()), 1, data.room))
+    assert "expected: at most 10 tokens of a prompt and its response" in told
+    assert "max_prompt" not in told
 
 
 def test_what_is_encoded_at_once_is_limited_by_its_text():

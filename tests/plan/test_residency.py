@@ -10,6 +10,29 @@ from rlflow.errors import PlanError
 from rlflow.residency import prove
 
 FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+JUDGED = '''
+from rlflow import compare, flow, loss
+
+
+@loss
+def policy_loss(new, logprobs, advantages):
+    return -(new.logprobs - logprobs).exp() * advantages, {}
+
+
+@loss(new="scores", rows="group")
+def spread_loss(new, scores):
+    return (new.scores - scores).square(), {}
+
+
+@flow
+def judged(prompts, actor, judge):
+    batch = actor.generate(prompts, samples=2, max_tokens=8)
+    batch |= judge(batch)
+    batch |= actor.logprobs(batch)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss)
+    judge.update(batch, spread_loss, mean="rows")
+'''
 SMALL = f"--model {FOLDER} --data chain_sum --held-out 0 --batch_tokens 1024"
 
 
@@ -55,12 +78,14 @@ def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_bo
     assert [moment.step for moment in dapo.moments] == ["weights of actor", "actor.generate", "actor.logprobs", "actor.update"]
 
 
-def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_models_and_others_do_not(planned_as):
+def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_models_and_others_do_not(planned_as, tmp_path):
     """Where parts move, nothing with a model may run beside another one; a reward of processes may."""
-    limited = planned_as(f"trained_reward {SMALL} --memory 20MB")
+    path = tmp_path / "judged.py"
+    path.write_text(JUDGED)
+    limited = planned_as(f"{path} {SMALL} --memory 20MB")
     assert {(pair.first, pair.second): pair.lane for pair in limited.pairs}["judge", "actor.logprobs"] == "model"
     assert any(course.moves for course in limited.residency)
-    free = planned_as(f"trained_reward {SMALL}")
+    free = planned_as(f"{path} {SMALL}")
     assert {(pair.first, pair.second): pair.lane for pair in free.pairs}["judge", "actor.logprobs"] is None
     of_processes = planned_as(f"grpo {SMALL} --memory 19.5MB")
     assert {(pair.first, pair.second): pair.lane for pair in of_processes.pairs}["reward", "actor.logprobs"] is None
