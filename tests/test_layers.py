@@ -6,6 +6,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+HERE = Path(__file__).parents[1]
 ROOTS = {"rlflow": "rlflow", "backends": "rlflow.backends", "algorithms": "rlflow.algorithms"}
 MAY_IMPORT = {
     "errors": "",
@@ -59,9 +60,10 @@ BACKENDS_MAY = {"execution.chance"}  # of a layer that they may not know otherwi
 
 def sources():
     for root, package in ROOTS.items():
-        for path in sorted(Path(root).rglob("*.py")):
-            names = [package, *path.relative_to(root).with_suffix("").parts]
-            yield path, ".".join(names).removesuffix(".__init__").removeprefix("rlflow").removeprefix("."), ast.parse(path.read_text())
+        for path in sorted((HERE / root).rglob("*.py")):
+            names = [package, *path.relative_to(HERE / root).with_suffix("").parts]
+            module = ".".join(names).removesuffix(".__init__").removeprefix("rlflow").removeprefix(".")
+            yield path.relative_to(HERE), module, ast.parse(path.read_text())
 
 
 SOURCES = list(sources())
@@ -90,6 +92,10 @@ def ours(tree: ast.Module):
     for name, top in imports(tree):
         if name.partition(".")[0] == "rlflow":
             yield name.removeprefix("rlflow").removeprefix("."), top
+
+
+def test_there_are_sources_of_every_layer():
+    assert {layer(module) for _, module, _ in SOURCES} == set(MAY_IMPORT)
 
 
 def test_imports_go_one_way():

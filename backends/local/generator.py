@@ -190,7 +190,7 @@ def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
 def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:
     lengths = drawn.lengths
     tokens, logprobs = flatten(drawn.tokens, lengths), flatten(drawn.logprobs, lengths)
-    temperature = torch.full((len(lengths),), sampling.temperature or 1.0)
+    temperature = torch.full((len(lengths),), sampling.temperature or 1.0, dtype=logprobs.dtype)  # it divides logits
     token_level = {
         "tokens": tokens,
         "mask": torch.ones(len(tokens), dtype=torch.bool),
@@ -198,4 +198,4 @@ def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:
         "policy_version": torch.full((len(tokens),), version, dtype=torch.int64),
     }
     columns = {name: Data(Kind(Level.TOKEN, str(x.dtype).removeprefix("torch.")), x, lengths) for name, x in token_level.items()}
-    return columns | {"temperature": Data(standard_kind("temperature"), temperature)}
+    return columns | {"temperature": Data(Kind(Level.ROW, str(temperature.dtype).removeprefix("torch.")), temperature)}

@@ -184,7 +184,7 @@ def total(parts: Sequence[Held]) -> str:
 def times(found: Explanation) -> Iterator[str]:
     time = found.time
     yield f"an iteration takes {time.makespan:g}; no schedule takes less than {time.bound:g}"
-    yield "decided by " + ", ".join(dict.fromkeys(step.node for step in time.critical))
+    yield "decided by " + ", ".join(time.decided_by)
     yield "busy: " + ", ".join(f"{lane} {share:.0%}" for lane, share in time.busy.items())
 
 

@@ -6,6 +6,7 @@ import os
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,9 +64,13 @@ def _no_use(setting: str, why: str) -> PlanError:
 
 
 class Encoder(Protocol):
-    """Turns wordings and responses into token ids. chats: whether it has a chat template."""
+    """Turns wordings and responses into token ids. chats: whether it has a chat template. longest: characters that one token stands for
+    at most."""
 
     chats: bool
+
+    @property
+    def longest(self) -> int: ...
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]: ...
     def responses(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -76,6 +81,7 @@ class ByteEncoder:
     """UTF-8 bytes as token ids, and END: for runs without a model."""
 
     chats = False
+    longest = 1
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
         return [list(_plain(item).encode()) for item in worded]
@@ -104,6 +110,10 @@ class TokenizerEncoder:
         self.folder = Path(folder)
         self.tokenizer = _load(self.folder)
         self.chats = bool(getattr(self.tokenizer, "chat_template", None))
+
+    @cached_property
+    def longest(self) -> int:
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
         """Plain text gets the tokenizer's own first tokens (BOS); a chat template writes its own."""
@@ -148,8 +158,13 @@ class TokenizerEncoder:
                             remedy="give each turn of the assistant as a completion of its own, with what came before in its prompt")
 
     def _encode(self, texts: Sequence[Any], special: bool) -> list[list[int]]:
-        ids = self.tokenizer(list(texts), add_special_tokens=special)["input_ids"] if texts else []
-        return [list(row) for row in ids]
+        if not texts:
+            return []
+        try:
+            return [list(row) for row in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]]
+        except Exception as error:  # a tokenizer is the model's own: what it cannot encode is not for us to say
+            raise PlanError.of("tokenizer", f"the tokenizer of {self.folder} refuses a text: {type(error).__name__}: {error}",
+                               found=repr(str(texts[0])[:60]), expected="texts that it can encode") from error
 
     def _open_ended(self, ids: list[int]) -> list[int]:
         """Without the end-of-sequence token that some tokenizers put after a text: the response is still to come."""

@@ -148,6 +148,11 @@ def _planned(use: RoleUse, given: Given) -> tuple[Path | None, tuple[Any, Any]]:
     return folder, modules
 
 
+def numbers(dtype: str) -> torch.dtype:
+    """The dtype of what a run computes beside its models, such as scores: float64 in a float64 run, else float32."""
+    return torch.float64 if dtype == "float64" else torch.float32
+
+
 def device_of(name: str) -> str:
     """auto → cuda where there is one. Raises PlanError for cuda without a GPU."""
     if name == "auto":

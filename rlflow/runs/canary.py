@@ -3,6 +3,7 @@ that what differs are kernels and dtypes, or a weight that did not arrive."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ def canary(uses: list[RoleUse], engine: Engine, data: Dataset, given: Given) -> 
     roles = tuple(use.name for use in uses if compared(use, given))
     if not roles:
         return None
-    rows = canary_rows(data.batch(range(min(ROWS, len(data)))))
+    rows = canary_rows(data.batch(list(itertools.islice(data.usable(), ROWS))))
     return Canary(engine, roles, rows, given.options.canary) if len(rows) else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,10 @@ from rlflow.runs.canary import Canary, strange
 from rlflow.runs.directory import Records
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
 from rlflow.runs.recovery import Recovery, Workers
+from rlflow.spans import flat
 from rlflow.watch.reporter import Reporter
+
+TOLD = 20  # records left out that are told with their places
 
 
 @dataclass
@@ -109,10 +112,10 @@ class Loop:
         self.prepared, self.records, self.writer, self.reporter, self.take = prepared, records, writer, reporter, take
         self.options = prepared.options
         self.guard = Guard(prepared.options, prepared.reasons)
-        self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness)
+        self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness, prepared.plan.within)
         self.start = Start()
         self.last: dict[str, float] = {}
-        self.skipped = 0
+        self.skipped = self.told = 0
         self.evaluated: dict[int, Accuracy] = {}
         self.recovery = Recovery(self)
 
@@ -175,7 +178,10 @@ class Loop:
     def outcome(self, iteration: int) -> Outcome:
         prepared = self.prepared
         if prepared.ahead is None:
-            return prepared.executor.run(prepared.plan, prepared.prompts.take(self.options.prompts))
+            cursor = prepared.prompts.state()
+            outcome = prepared.executor.run(prepared.plan, prepared.prompts.take(self.options.prompts))
+            outcome.metrics |= prepared.prompts.left_out(cursor)
+            return outcome
         try:
             sampled = prepared.ahead.advance(iteration)
             return prepared.executor.run(prepared.plan, sampled.prompts, sampled)
@@ -202,11 +208,20 @@ class Loop:
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
-        self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome))
+        self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome, self.prepared.plan))
         odd = strange(canaries, self.options.max_mismatch)
-        for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd):
+        for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd, *self.passed_over()):
             self.reporter.note(f"iteration {iteration + 1}: {what}")
         self.guard.check(iteration, self.last, outcome.summary)
+
+    def passed_over(self) -> Iterator[str]:
+        """Records that were drawn and cannot be used, each once; after many they are counted only."""
+        for fault in self.prepared.prompts.untold():
+            self.told += 1
+            if self.told <= TOLD:
+                yield str(fault)
+            if self.told == TOLD:
+                yield "further records that are left out are counted only, as data/left_out_* of the metrics"
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
         self.writer.submit(self.compute(partial(self.take, replace(self.start, iteration=iteration), cursor)))
@@ -231,9 +246,10 @@ class Loop:
         return self.compute(partial(self.prepared.evaluation.answers, 10)) if self.prepared.evaluation else []
 
 
-def stage_seconds(outcome: Outcome) -> dict[str, float]:
+def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
+    """Seconds by node, of a `repeat` without those of its body."""
     seconds: dict[str, float] = {}
-    for span in outcome.spans:
+    for span in flat(outcome.spans, plan.within):
         seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start
     return seconds
 

@@ -25,7 +25,7 @@ from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.lanes import Lanes
-from rlflow.given.backends import device_of
+from rlflow.given.backends import device_of, numbers
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph
 from rlflow.graph.wire import identity
@@ -149,7 +149,8 @@ def engine_of(
     }
     names = {id(function): name for name, function in program.functions.items()}
     return ClusterEngine(models, {}, given.options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                         reward_timeout=given.options.reward_timeout, grace=GRACE, pools=pools, placement=placement, names=names,
+                         reward_timeout=given.options.reward_timeout, dtype=numbers(given.options.dtype), grace=GRACE, pools=pools,
+                         placement=placement, names=names,
                          judging=judging(graph, placement), limited=[course.pool for course in made.residency if course.moving])
 
 

@@ -28,8 +28,8 @@ from rlflow.explain.explanation import here
 from rlflow.explain.fits import overlap_problems, stream_problems
 from rlflow.extras import ask
 from rlflow.given import rewards as bound
-from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder
-from rlflow.given.dataset import divided, open_dataset
+from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder, numbers
+from rlflow.given.dataset import open_dataset
 from rlflow.given.flags import Given, refuse_stray
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
@@ -43,6 +43,7 @@ from rlflow.runs.loop import Prepared
 from rlflow.runs.parallel import lying
 from rlflow.runs.recovery import Workers
 from rlflow.runs.residents import resident
+from rlflow.runs.screening import screened
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
@@ -65,8 +66,9 @@ class Made:
     workers: Workers | None = None
 
 
-def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note) -> Prepared:
-    """``note`` is told what takes long. Raises FlowError and PlanError."""
+def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note, begun: bool = False) -> Prepared:
+    """``note`` is told what takes long. begun: whether the run has begun before, so that no record stops it. Raises FlowError and
+    PlanError."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
@@ -80,11 +82,11 @@ def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUI
     if given.options.pools:
         ask("ray", "cluster")
     data = open_dataset(flow, given)
-    training, held_out = divided(data, given.options.held_out)
     rewards = bound.Rewards(given, data)
     try:
         program = compiled(flow, hp, given, data, rewards)
-        return _assembled(program, given, training, held_out, rewards, note)
+        prompts, held_out = screened(data, program.graph, model_uses(program.graph), given, note, begun)
+        return _assembled(program, given, prompts, held_out, rewards, note)
     except BaseException:
         rewards.close()
         raise
@@ -133,10 +135,9 @@ def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Optio
 
 
 def _assembled(
-    program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards, note: Callable[[str], None]
+    program: Program, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, note: Callable[[str], None]
 ) -> Prepared:
-    graph, options = program.graph, given.options
-    prompts = training.prompts(options.seed)
+    graph, options, training = program.graph, given.options, prompts.data
     uses = model_uses(graph)
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
     evaluated = evaluated_role(graph, held_out, rewards, given)
@@ -171,7 +172,7 @@ def _here(
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models
     models = lanes.do("control", partial(make_models, graph, uses, given, device, updates, loaded=keeper.loaded))
     engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                    reward_timeout=options.reward_timeout, keeper=keeper)
+                    reward_timeout=options.reward_timeout, keeper=keeper, dtype=numbers(options.dtype))
     scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
     lanes.do("control", partial(rewards.load_models, device))
     return Made(made, engine, lanes, rewards.reasons, lanes.close)

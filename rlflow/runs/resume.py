@@ -98,7 +98,7 @@ def again(saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Report
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
     given, hp = resolved(flow, None, {**recorded, **changes}, packaged_beneath=False)
-    return flow, given, prepare(flow, hp, given, reporter.note)
+    return flow, given, prepare(flow, hp, given, reporter.note, begun=True)
 
 
 def _of_pools(flag: str) -> bool:
