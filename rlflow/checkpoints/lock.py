@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlflow.checkpoints.folder import read_small
+from rlflow import durable
+from rlflow.checkpoints.folder import SMALL
 from rlflow.errors import PlanError, RunHeld
 from rlflow.process import Process, parsed
 
@@ -149,7 +150,7 @@ def _create(path: Path) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     """What a lock's file says; nothing where it is missing or half written."""
     try:
-        values = json.loads(read_small(path))
+        values = json.loads(durable.read(path, SMALL))
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -6,23 +6,20 @@ import contextlib
 import errno
 import functools
 import os
-import re
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlflow.checkpoints import durable, folder, names, tensors
+from rlflow import durable
+from rlflow.checkpoints import folder, names, tensors
 from rlflow.checkpoints.load import verify
 from rlflow.checkpoints.manifest import Entry, Manifest, encode
 from rlflow.checkpoints.snapshot import Snapshot
-from rlflow.process import Process
 
 SHARD = 2 << 30  # bytes of a file of tensors
 SPARE = 1 << 20  # bytes beside the files' own: headers, the manifest, the filesystem's own needs
-_ASIDE = re.compile(r"\.(?:writing|removing)-([0-9]{1,10})-([0-9]*)-([0-9a-f]*)-.*")
 
 
 def _shout(message: str) -> None:
@@ -132,7 +129,7 @@ class Writer:
     def _save(self, snapshot: Snapshot) -> None:
         durable.make_folder(self.folder)
         self._check_space(snapshot)
-        aside = self.folder / _aside("writing", names.step(snapshot.iteration))
+        aside = durable.aside(self.folder / names.step(snapshot.iteration))
         pointer = aside.with_name(aside.name + "-latest")
         target = folder.free_name(self.folder, snapshot.iteration)
         try:
@@ -177,15 +174,11 @@ class Writer:
         return self._good[path]
 
     def _remove(self, path: Path) -> None:
-        """Under a hidden name first: a removal cut short must not look like a damaged checkpoint."""
-        hidden = path.with_name(_aside("removing", path.name))
-        os.rename(path, hidden)
+        durable.remove(path)
         self._good.pop(path, None)
-        _delete(hidden)
 
     def _clear(self) -> None:
-        for path in _leftovers(self.folder):
-            _delete(path)
+        durable.clear(self.folder)
 
 
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
@@ -197,12 +190,12 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
         parts = tensors.shards(members, shard_bytes)
         groups[group] = {}
         for name, part in zip(tensors.shard_names(group, len(parts)), parts, strict=True):
-            files[name] = durable.write(path / name, tensors.pieces(part))
+            files[name] = _entry(durable.write(path / name, tensors.pieces(part)))
             groups[group][name] = list(part)
     for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
         os.mkdir(path / inner)
     for name, data in snapshot.files.items():
-        files[name] = durable.write(path / name, [data])
+        files[name] = _entry(durable.write(path / name, [data]))
     for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
         durable.flush_folder(path / inner)
     manifest = encode(Manifest(iteration=snapshot.iteration, files=files, groups=groups, state=dict(snapshot.state)))
@@ -211,27 +204,5 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
     return digest
 
 
-def _aside(purpose: str, name: str) -> str:
-    """A hidden name that says whose it is."""
-    own = Process.this()
-    return f".{purpose}-{own.pid}-{own.started}-{own.boot.replace('-', '')[:12]}-{name}-{time.monotonic_ns()}"
-
-
-def _leftovers(where: Path) -> list[Path]:
-    """What writers that are dead left behind. Raises OSError."""
-    own = Process.this()
-    boot = own.boot.replace("-", "")[:12]
-    found = []
-    for name in os.listdir(where) if where.is_dir() else []:
-        match = _ASIDE.fullmatch(name)
-        if match:
-            owner = Process(int(match[1]), match[2], own.boot if match[3] == boot else "", own.space, own.host)
-            found += [where / name] if owner.alive() is False else []
-    return found
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _entry(written: durable.Written) -> Entry:
+    return Entry(bytes=written.bytes, sha256=written.sha256)
