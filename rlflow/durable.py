@@ -76,8 +76,8 @@ def move(source: Path, target: Path) -> None:
 
 
 def take_place(folder: Path, target: Path) -> None:
-    """Rename a folder to ``target``; the one that was there is removed afterwards. All of it is flushed first. Raises OSError; between the two
-    names there may be none of them for a moment."""
+    """Rename a folder, all of it flushed, to ``target``; what was there is removed afterwards. In between there is none for a moment.
+    Raises OSError."""
     flush_tree(folder)
     old = aside(target, "removing")
     with contextlib.suppress(FileNotFoundError):

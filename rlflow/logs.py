@@ -101,8 +101,8 @@ def _kept(data: bytes, keep: Keep) -> bytes:
 
 
 def cut(path: Path, keep: Keep) -> None:
-    """Leave of a file the whole lines that ``keep`` says. Where these are its first ones it is cut in place, which needs no room; else it is
-    written anew, and where there is no room for that, cut before the first line that goes. Raises OSError."""
+    """Leave of a file the whole lines that ``keep`` says. Where these are its first ones it is cut in place, which needs no room on the
+    disk; else it is written anew, and where there is no room for that, cut before the first line that goes. Raises OSError."""
     try:
         size, end, offset, later = path.lstat().st_size, 0, 0, False
         for line in durable.lines(path):

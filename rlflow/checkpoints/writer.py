@@ -29,8 +29,8 @@ def _shout(message: str) -> None:
 class Writer:
     """Saves snapshots of one run, one at a time, in a thread; keeps the newest ``keep`` good ones.
 
-    failures: what went wrong so far; each was also handed to ``on_failure`` in the writing thread. Only the holder of the run's
-    lock may have a writer. Raises PlanError where the folder is a link that leads elsewhere.
+    failures: what went wrong so far; each was also handed to ``on_failure`` in the writing thread, which calls ``before`` before each
+    checkpoint. Only the holder of the run's lock may have a writer. Raises PlanError where the folder is a link that leads elsewhere.
     """
 
     def __init__(
@@ -39,13 +39,14 @@ class Writer:
         keep: int = 2,
         *,
         on_failure: Callable[[str], None] = _shout,
+        before: Callable[[], object] = lambda: None,
         patience: float = 60.0,
         shard_bytes: int = SHARD,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep: found {keep}, expected 1 or more")
         self.folder, self.keep, self.patience, self.shard_bytes = folder.of_run(run_folder), keep, patience, shard_bytes
-        self.on_failure = on_failure
+        self.on_failure, self.before = on_failure, before
         self.failures: list[str] = []
         self.saved: Path | None = None  # the newest that this writer has put on the disk
         self._good: dict[Path, bool] = {}
@@ -127,6 +128,7 @@ class Writer:
             self.failures.append(f"on_failure raised {type(error).__name__}: {error}")
 
     def _save(self, snapshot: Snapshot) -> None:
+        self.before()
         durable.make_folder(self.folder)
         self._check_space(snapshot)
         aside = durable.aside(self.folder / names.step(snapshot.iteration))

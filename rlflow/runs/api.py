@@ -15,6 +15,7 @@ from rlflow.execution.eager import Role
 from rlflow.given.flags import Given, flat, sorted_out
 from rlflow.rewards.spec import from_function
 from rlflow.runs.directory import check_free
+from rlflow.runs.inputs import as_it_is
 from rlflow.runs.loop import Prepared, Result
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare
@@ -33,7 +34,7 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     given, hp = resolved(flow, hp, flat(keywords))
     check_free(Path(given.options.out), given.options.name)
     reporter = make_reporter(quiet, track=given.options.track)
-    return started(prepare(flow, hp, given, reporter.note), flow, given, reporter)
+    return started(prepare(flow, hp, given, reporter.note, as_it_is), flow, given, reporter)
 
 
 def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[Given, Any]:
