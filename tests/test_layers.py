@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "tasks.arithmetic": "data runs",
     "": "errors columns dispatch author",
 }  # fmt: skip
-VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said; recorded; compared
+VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said, recorded
 WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not load
     ("author.flow", "execution.eager"): "calling a flow runs it",
     ("author.scope", "execution.eager"): "a stage called outside any flow runs at once",

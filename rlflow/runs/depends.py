@@ -36,6 +36,7 @@ OF_SCORERS = {"math": ("math-verify", "latex2sympy2_extended", "sympy"), "task":
 BY_KEY = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "adapter_config.json")
 NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that say who wrote it
 DATA = "data"  # whose tokenizer is read, and nothing else, where no model is in that folder
+LONG = 2000  # letters of a group of values that are told apart
 SHORT = 200  # letters of a value that is kept as it is; of a longer one the digest
 
 
@@ -117,7 +118,8 @@ def _small(folder: Path) -> Iterator[tuple[str, str]]:
         if values is None:
             yield path.name, _digest(data)
             continue
-        yield from ((f"{path.name} {key}", _value(value)) for key, value in sorted(values.items()) if key not in NO_MATTER)
+        for key in sorted(values.keys() - NO_MATTER):
+            yield from _leaves(f"{path.name} {key}", values[key])
 
 
 def _object(data: bytes) -> dict[str, object] | None:
@@ -128,9 +130,14 @@ def _object(data: bytes) -> dict[str, object] | None:
     return found if isinstance(found, dict) else None
 
 
-def _value(value: object) -> str:
+def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """A value of a config, or what is in it by dotted names where that is not much."""
     text = json.dumps(value, sort_keys=True)
-    return text if len(text) <= SHORT else _digest(text.encode())
+    if isinstance(value, dict) and value and len(text) <= LONG:
+        for key in sorted(value):
+            yield from _leaves(f"{name}.{key}", value[key])
+    else:
+        yield name, text if len(text) <= SHORT else _digest(text.encode())
 
 
 def _digest(data: bytes) -> str:

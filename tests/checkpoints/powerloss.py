@@ -62,6 +62,10 @@ class Disk:
         elif name == "fsync" and args[0] in self.open_files:
             node = self.open_files[args[0]]
             node.flushed = dict(node.now) if isinstance(node.now, dict) else node.now
+        elif name == "dup":
+            self._duplicate(args[0], result)
+        elif name == "ftruncate" and args[0] in self.open_files:
+            self.open_files[args[0]].now = self.open_files[args[0]].now[: args[1]]
         elif name == "mkdir":
             where, last = self.parent(args[0])
             where.now[last] = folder()
@@ -71,6 +75,11 @@ class Disk:
         elif name in ("unlink", "rmdir"):
             where, last = self.parent(args[0], inside)
             del where.now[last]
+
+    def _duplicate(self, file: int, other: int) -> None:
+        self.open_files.pop(other, None)
+        if file in self.open_files:
+            self.open_files[other] = self.open_files[file]
 
     def _open(self, args: tuple[Any, ...], inside: int | None, result: int) -> None:
         if inside is None and not Path(args[0]).is_relative_to(self.root):

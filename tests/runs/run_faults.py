@@ -29,7 +29,7 @@ from rlflow.cli.main import main
 from rlflow.execution import executor
 from rlflow.runs import resume
 from rlflow.runs.session import Interrupted
-from rlflow.watch.reporter import Quiet
+from rlflow.watch.reporter import make_reporter
 
 FLOW_FILES = Path(__file__).parent / "flows"
 ADAPTIVE, BAD = str(FLOW_FILES / "adaptive.py"), str(FLOW_FILES / "bad.py")
@@ -59,7 +59,7 @@ def run(name: str, keywords: Mapping[str, Any], run_name: str, **changes: Any) -
 
 
 def resumed(folder: Path, **changes: Any) -> int:
-    return in_child(lambda: resume.resume(folder, changes, Quiet()))
+    return in_child(lambda: resume.resume(folder, changes, make_reporter(quiet=True)))
 
 
 # -- processes -----------------------------------------------------------------------------------------------------------------
