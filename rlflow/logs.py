@@ -38,6 +38,8 @@ class Log:
         """Text that ends with the end of a line. What finds no place in memory is lost whole."""
         data = text.encode(errors="backslashreplace")
         with self._turn:
+            if self._waiting:
+                self._attempt(self._write)
             if len(self._waiting) + len(data) <= LIMIT or not self._waiting:
                 self._waiting += data
             self._attempt(self._write)
