@@ -163,3 +163,12 @@ def test_no_code_of_a_model_folder_is_run():
     found = [str(path) for path, _, tree in SOURCES for call in calls(tree) for keyword in call.keywords
              if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"]  # fmt: skip
     assert found == []
+
+
+def test_what_is_loaded_from_a_model_folder_says_that_it_runs_no_code():
+    """Where nothing is said, transformers asks, and takes the answer from standard input."""
+    found = [f"{path}:{call.lineno}" for path, _, tree in SOURCES for call in calls(tree)
+             if isinstance(call.func, ast.Attribute) and call.func.attr in ("from_pretrained", "from_config")
+             and ast.unparse(call.func.value).startswith(("Auto", "kind"))
+             and not any(keyword.arg in ("trust_remote_code", None) for keyword in call.keywords)]  # fmt: skip
+    assert found == []

@@ -72,7 +72,8 @@ class Lock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), os.stat(self.path, follow_symlinks=False)):  # else it was deleted meanwhile
-                _write(file)
+                with contextlib.suppress(OSError):  # a full disk takes no name; the kernel knows the holder
+                    _write(file)
                 self._file, file = file, -1
                 return True
             return False

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -52,14 +52,16 @@ class Sources:
 
 
 def rewards_of(roles: Sequence[RoleUse], given: Given) -> dict[str, RewardSpec]:
-    """The rewards of a run as they are named, each once."""
+    """The rewards of a run, each once, by a name that does not change where the same files are named by other paths."""
     if given.options.backend == "null" and not given.options.reward:
         return {}
-    texts = given.options.reward or ("task",)
-    every = dict(zip(texts, map(parse_reward, texts), strict=True))
-    own = {str(given.roles[use.name]["reward"]): specs_of(use.name, given, [])[0] for use in roles
-           if given.roles.get(use.name, {}).get("reward")}  # fmt: skip
-    return every | own
+    specs = [parse_reward(text) for text in given.options.reward or ("task",)]
+    specs += [specs_of(use.name, given, [])[0] for use in roles if given.roles.get(use.name, {}).get("reward")]
+    named: dict[str, RewardSpec] = {}
+    for spec in dict.fromkeys(replace(spec, weight=1.0) for spec in specs):
+        name = f"{Path(spec.path).name}:{spec.function}" if spec.kind == "function" else spec.name
+        named[name if name not in named else f"{name} ({len(named) + 1})"] = spec
+    return named
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ def found(sources: Sources, given: Given) -> Found:
             raise unreadable(folder, error) from error
     modules = Imports()
     kept |= dict(_code(sources, given, modules))
-    kept |= {f"data {sources.training.name}: records": f"digest {sources.training.digest}",
-             f"data {sources.held_out.name}: held-out records": f"digest {sources.held_out.digest}"}
+    data = f"data {Path(sources.training.name).name}"
+    kept |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}"}
     return Found(Identity(kept=kept, told=told(sources, given, modules), weights=weights), paths)
 
 
@@ -101,9 +103,9 @@ def folders(sources: Sources, given: Given) -> dict[Path, str]:
     for use in sources.uses:
         if folder := model_folder(use, given):
             readers.setdefault(folder, []).append(use.name)
-    for text, spec in sources.rewards.items():
+    for name, spec in sources.rewards.items():
         if spec.kind == "model":
-            readers.setdefault(Path(spec.path), []).append(f"reward {text}")
+            readers.setdefault(Path(spec.path), []).append(f"reward {name}")
     named = tokenizer(given)
     if named is not None and Path(named).absolute() not in readers:
         readers.setdefault(Path(named).absolute(), []).append(DATA)
@@ -149,11 +151,11 @@ def _code(sources: Sources, given: Given, modules: Imports) -> Iterator[tuple[st
     that are not rlflow's."""
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
         yield from _imported(f"flow {sources.file.name}", sources.file, sources.file.parent, modules)
-    for text, spec in sources.rewards.items():
+    for name, spec in sources.rewards.items():
         if spec.kind == "function":
             file = Path(spec.path)
-            yield f"reward {text}", f"sha256 {meaning(file)}"
-            yield from _imported(f"reward {text}", file, _root(file, spec.module), modules)
+            yield f"reward {name}", f"sha256 {meaning(file)}"
+            yield from _imported(f"reward {name}", file, _root(file, spec.module), modules)
     for backend in sorted({given.backend(use.name, half.lower()) for use in sources.uses for half in HALVES} - set(SHIPPED)):
         yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in source_files(backend))
 

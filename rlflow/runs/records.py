@@ -34,6 +34,7 @@ class Records:
         self._events = 0
         self._rows = Timeline(pools)
         self._written: dict[str, bytes] = {}  # small files, as they were last written
+        self._lacking: dict[str, bytes] = {}  # those for which there was no room
 
     def _log(self, name: str, start: int, evaluated: bool) -> Log:
         return Log(self.folder / name, self._failing(name), before(start, evaluated))
@@ -74,17 +75,21 @@ class Records:
         self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode())
 
     def whole(self, name: str, data: bytes) -> None:
-        """A file that says all at once, where it does not say that already."""
+        """A file that says all at once, where it does not say that already. What finds no room is tried again before each checkpoint."""
         if self._written.get(name) == data:
             return
         try:
             durable.replace(self.folder / name, data)
             self._written[name] = data
+            self._lacking.pop(name, None)
         except OSError as error:
+            self._lacking[name] = data
             self._complain(name, error)
 
     def flush(self) -> None:
         """Put all lines on the disk, as a checkpoint is about to say that they are there. From any thread."""
+        for name, data in list(self._lacking.items()):
+            self.whole(name, data)
         for log in (self._metrics, self._samples, self._timeline):
             log.flush()
 
