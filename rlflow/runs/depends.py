@@ -157,7 +157,15 @@ def _code(sources: Sources, given: Given, modules: Imports) -> Iterator[tuple[st
             yield f"reward {name}", f"sha256 {meaning(file)}"
             yield from _imported(f"reward {name}", file, _root(file, spec.module), modules)
     for backend in sorted({given.backend(use.name, half.lower()) for use in sources.uses for half in HALVES} - set(SHIPPED)):
-        yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in source_files(backend))
+        yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend))
+
+
+def _files_of(backend: str) -> list[Path]:
+    """The files of a backend; none where it is a module that no file defines."""
+    try:
+        return [path for path in source_files(backend) if path.is_file()]
+    except ValueError:
+        return []
 
 
 def _root(file: Path, module: str) -> Path:

@@ -2,8 +2,8 @@
 
 import json
 import os
-import resource
 import re
+import resource
 import socket
 import subprocess
 import sys

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 from pathlib import Path
@@ -155,7 +156,8 @@ def test_a_damaged_log_is_no_reason_not_to_go_on(kind, half, tmp_path, wanted):
     found = content_without_metrics(folder)
     assert found == (wanted.iteration, wanted.tensors, wanted.state)
     if lost is not None:
-        good = [line for line in (folder / "metrics.jsonl").read_bytes().splitlines() if line.startswith(b'{"iteration": ') and b"x" != line[15:16]]
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+        good = [line for line in lines if re.match(rb'\{"iteration": [0-9]', line)]
         assert [json.loads(line)["iteration"] for line in good] == list(range(ITERATIONS))[: 2 - lost] + [2, 3]
 
 
@@ -164,7 +166,10 @@ def content_without_metrics(folder):
     return saved.iteration, saved.tensors, saved.state
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "status.json", "notes.txt", "settings.json", "bounds.txt", "timeline.json", "identity.json"])
+READ = ("metrics.jsonl", "status.json", "notes.txt", "settings.json", "bounds.txt", "timeline.json", "identity.json")
+
+
+@pytest.mark.parametrize("name", READ)
 def test_no_command_waits_for_a_pipe_in_a_runs_folder(name, half, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(half, folder)
