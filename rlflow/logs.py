@@ -83,6 +83,8 @@ class Log:
         if not self._waiting:
             return
         self._prepare()
+        if self._file is not None and not os.fstat(self._file).st_nlink:  # it was deleted: what comes goes into a new one
+            self._shut()
         if self._file is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | durable.PLAIN
             self._file = durable.checked(os.open(self.path, flags, 0o666), self.path)

@@ -74,9 +74,10 @@ class Records:
         what that takes."""
         self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode())
 
-    def whole(self, name: str, data: bytes) -> None:
-        """A file that says all at once, where it does not say that already. What finds no room is tried again before each checkpoint."""
-        if self._written.get(name) == data:
+    def whole(self, name: str, data: bytes, anew: bool = False) -> None:
+        """A file that says all at once, where it does not say that already, or ``anew``. What finds no room is tried again before each
+        checkpoint."""
+        if self._written.get(name) == data and not anew:
             return
         try:
             durable.replace(self.folder / name, data)

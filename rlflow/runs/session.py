@@ -58,7 +58,7 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
     records = Records(folder, start.iteration, reporter.note, placement.pools if placement else (),
                       evaluated=start.iteration < options.iterations or start.here is not None)
     writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
-    loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared), home.look)
+    loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared), partial(look, home, prepared, records, reporter))
     reader = Reader(prepared.inputs.identity, prepared.inputs.paths, partial(identify, records), reporter.note)
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, options.iterations, prepared.settings,
@@ -116,6 +116,14 @@ def cleared(folder: Path, reporter: Reporter) -> None:
         reporter.note(f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')")
 
 
+def look(home: Home, prepared: Prepared, records: Records, reporter: Reporter) -> None:
+    """Between iterations. Raises Lost where the folder is gone; what says what the run is, is written again where somebody deleted it."""
+    home.look()
+    if not (home.path / directory.SETTINGS).exists():
+        reporter.note(f"{directory.SETTINGS} is gone from {home.shown}, and maybe other files: what the run is gets written again")
+        describe(prepared, records)
+
+
 def describe(prepared: Prepared, records: Records) -> None:
     """Have the folder say what the run is now, where it says something else: a resumed run may have more iterations."""
     for name, data in texts(prepared).items():
@@ -124,7 +132,7 @@ def describe(prepared: Prepared, records: Records) -> None:
         except OSError:
             same = False
         if not same:
-            records.whole(name, data)
+            records.whole(name, data, anew=True)
 
 
 def identify(records: Records, found: identity.Identity) -> None:

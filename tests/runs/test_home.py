@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_stage_that_changes_directory_harms_nothing(tmp_path, monkeypatch, wan
 
 def refused(action, tmp_path):
     """What a run says that ends with 2."""
-    words = ["run", "grpo", "--backend", "null", "--prompts", 4, "--iterations", ITERATIONS, "--save-every", 1, "--out", tmp_path / "runs",
+    words = ["run", "grpo", "--backend", "null", "--prompts", 4, "--iterations", ITERATIONS, "--save-every", 0, "--out", tmp_path / "runs",
              "--name", "run", "--quiet"]
     said = command(words, tmp_path / "said", action)
     assert said.code == 2, said.err
@@ -77,13 +78,38 @@ def test_a_folder_that_is_moved_while_the_run_writes_in_it_ends_it_soon_and_save
 
 def test_a_folder_that_is_deleted_while_the_run_writes_in_it_ends_it_soon_and_saved_anew(tmp_path, wanted):
     folder = tmp_path / "runs/run"
-    err = refused(lambda: at("actor.update", 1, lambda: shutil.rmtree(folder, ignore_errors=True)), tmp_path)
+    err = refused(lambda: at("actor.update", 1, lambda: shutil.rmtree(folder)), tmp_path)
     assert f"the run's folder {folder} was deleted while it ran" in err
     assert "it is saved as" in err
     assert load_latest(folder).snapshot.iteration == 2
     resume.resume(folder, {}, Quiet())
     found = content(folder)
-    assert (found.tensors, found.state, found.metrics) == (wanted.tensors, wanted.state, wanted.metrics[2:])
+    assert (found.tensors, found.state, found.metrics) == (wanted.tensors, wanted.state, wanted.metrics[1:])  # the line that waited for a file is there
+
+
+def test_files_that_are_deleted_while_the_run_writes_are_written_again(tmp_path, wanted):
+    folder = tmp_path / "runs/run"
+
+    def emptied():
+        for path in folder.iterdir():
+            if path.is_file():
+                path.unlink()
+
+    def deleting():
+        at("actor.update", 1, emptied)
+        null_run(tmp_path / "runs")
+
+    assert in_child(deleting) == 0
+    assert list(differences(content_without(folder, 1), content_without(folder, 1, wanted))) == []
+    assert "settings.json is gone" in (folder / "notes.txt").read_text()
+    assert json.loads((folder / "settings.json").read_text())["options"]["iterations"] == ITERATIONS
+    resume.resume(folder, {"iterations": ITERATIONS + 1}, make_reporter(quiet=True))
+
+
+def content_without(folder, lost, found=None):
+    """All but the metrics of the first iterations."""
+    found = found or content(folder)
+    return replace(found, metrics=found.metrics[-(ITERATIONS - lost) :])
 
 
 def test_a_folder_whose_name_another_run_took_is_left_alone(tmp_path):
