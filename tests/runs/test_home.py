@@ -84,7 +84,8 @@ def test_a_folder_that_is_deleted_while_the_run_writes_in_it_ends_it_soon_and_sa
     assert load_latest(folder).snapshot.iteration == 2
     resume.resume(folder, {}, Quiet())
     found = content(folder)
-    assert (found.tensors, found.state, found.metrics) == (wanted.tensors, wanted.state, wanted.metrics[1:])  # the line that waited for a file is there
+    assert (found.tensors, found.state) == (wanted.tensors, wanted.state)
+    assert found.metrics == wanted.metrics[1:]  # the line that waited for a file is there
 
 
 def test_files_that_are_deleted_while_the_run_writes_are_written_again(tmp_path, wanted):
@@ -182,9 +183,14 @@ def test_a_damaged_log_is_no_reason_not_to_go_on(kind, half, tmp_path, wanted):
     found = content_without_metrics(folder)
     assert found == (wanted.iteration, wanted.tensors, wanted.state)
     if lost is not None:
-        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-        good = [line for line in lines if re.match(rb'\{"iteration": [0-9]', line)]
-        assert [json.loads(line)["iteration"] for line in good] == list(range(ITERATIONS))[: 2 - lost] + [2, 3]
+        assert numbers(folder) == list(range(ITERATIONS))[: 2 - lost] + [2, 3]
+
+
+def numbers(folder):
+    """The iterations of which there are metrics, by those lines that can be read."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines() if path.is_file() else ()
+    return [json.loads(line)["iteration"] for line in lines if re.match(rb'\{"iteration": [0-9]', line)]
 
 
 def content_without_metrics(folder):

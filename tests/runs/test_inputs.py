@@ -31,9 +31,12 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("ground"))
+
+
+def made(place):
     """A reward with modules of its own, two model folders, data, a flow whose file imports a module beside it; and a run of one iteration
     on the null backend, which loads no weights but depends on those it is given."""
-    place = tmp_path_factory.mktemp("ground")
     for name, content in FILES.items():
         (place / name).parent.mkdir(exist_ok=True, parents=True)
         (place / name).write_text(content)
@@ -50,8 +53,11 @@ def ground(tmp_path_factory):
 
 @pytest.fixture
 def place(ground, tmp_path):
+    return copied(ground, tmp_path / "place")
+
+
+def copied(ground, place):
     """All of it elsewhere, the run's settings too."""
-    place = tmp_path / "place"
     shutil.copytree(ground, place)
     settings = place / "runs/grpo-1/settings.json"
     settings.write_text(settings.read_text().replace(str(ground), str(place)))
