@@ -53,12 +53,11 @@ def write_models(prepared: Prepared, folder: Path) -> None:
 def _write(prepared: Prepared, role: str, model: Model, folder: Path) -> None:
     """What the trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
     assert model.trainer is not None
-    os.mkdir(folder)
     prepared.engine.keeper.settle(computing(role))
     model.trainer.save(folder)
-    if not any(folder.iterdir()):
+    if not folder.is_dir():
         raise OSError(None, f"the process that trains '{role}' has another disk: it wrote nothing into this folder")
-    for name, data in prepared.files.get(role, {}).items():
+    for name, data in prepared.files.get(role, {}).items() if (folder / CONFIG[0]).is_file() else ():
         if name not in CONFIG:  # the trainer wrote its own
             path = folder / name
             path.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlflow.errors import PlanError
+from rlflow.graph.model import Graph
 from rlflow.runs import identity
 from rlflow.runs.depends import Found, unreadable
 from rlflow.runs.identity import Change, Identity, differences
@@ -13,7 +14,7 @@ from rlflow.runs.weights import compared
 from rlflow.watch.reporter import Reporter
 
 
-def as_it_is(found: Found) -> Found:
+def as_it_is(graph: Graph, found: Found) -> Found:
     """Of a run that is new."""
     return found
 
@@ -32,7 +33,7 @@ def same_inputs(folder: Path, name: str, reporter: Reporter, found: Found) -> Fo
     return found
 
 
-def other_inputs(folder: Path, reporter: Reporter, found: Found) -> Found:
+def other_inputs(folder: Path, reporter: Reporter, graph: Graph, found: Found) -> Found:
     """The same for a fork, which takes what is there now: changes are said."""
     before = recorded_identity(folder, reporter)
     if before is None:

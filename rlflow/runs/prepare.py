@@ -70,14 +70,14 @@ class Made:
     workers: Workers | None = None
 
 
-Judge = Callable[[Found], Found]
+Judge = Callable[[Graph, Found], Found]
 
 
 def prepare(
     flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note, judge: Judge | None = None
 ) -> Prepared:
-    """``note`` is told what takes long. ``judge``, where there is one, is shown what the run depends on before any model is loaded, and may
-    add digests that it knows. Raises FlowError and PlanError, and what ``judge`` raises."""
+    """``note`` is told what takes long. ``judge``, where there is one, is shown the graph and what the run depends on before any model is
+    loaded, and may add digests that it knows. Raises FlowError and PlanError, and what ``judge`` raises."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
@@ -150,7 +150,7 @@ def _assembled(
     graph, options = program.graph, given.options
     prompts = training.prompts(options.seed)
     uses = model_uses(graph)
-    inputs = judge(depends_on(program, given, training, held_out)) if judge else Found(Identity(), {})
+    inputs = judge(graph, depends_on(program, given, training, held_out)) if judge else Found(Identity(), {})
     files = {use.name: kept_files(use, given) for use in uses if use.trained}
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
     evaluated = evaluated_role(graph, held_out, rewards, given)

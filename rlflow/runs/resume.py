@@ -23,6 +23,7 @@ from rlflow.graph.model import Graph, Node
 from rlflow.rewards.spec import BUILT_IN
 from rlflow.runs import directory, final, state
 from rlflow.runs.api import resolved
+from rlflow.runs.depends import Found
 from rlflow.runs.home import shown
 from rlflow.runs.inputs import other_inputs, same_inputs
 from rlflow.runs.loop import Prepared, Result, Start
@@ -47,11 +48,9 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Resu
                            expected=f"changes to {listed(MAY_CHANGE)} only",
                            remedy="rlflow resume RUN --fork … starts a new run with others")
     with Lock(folder):
-        flow, given, prepared = again(saved, changes, reporter, partial(same_inputs, folder, name, reporter))
+        flow, given, prepared = again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
         try:
-            loaded = newest(folder, reporter)
-            same_algorithm(folder, name, prepared, loaded, reporter)
-            start = restored(loaded, prepared, reporter)
+            start = restored(newest(folder, reporter), prepared, reporter)
             _something_left(folder, name, start, prepared, reporter)
         except BaseException:
             prepared.close()
@@ -144,23 +143,28 @@ def _of_pools(flag: str) -> bool:
     return flag in ("pools", "ray_address") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
 
 
-def same_algorithm(folder: Path, name: str, prepared: Prepared, loaded: Loaded, reporter: Reporter) -> None:
+def same_run(folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, found: Found) -> Found:
+    """What the run depends on, with the digests that are known of it. Raises PlanError where the algorithm or any of it is another."""
+    same_algorithm(folder, name, saved, graph, reporter)
+    return same_inputs(folder, name, reporter, found)
+
+
+def same_algorithm(folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter) -> None:
     """Raises PlanError with the differences where the graph is not that of the run. Deadlines may differ."""
     try:
         before = timeless(wire.unpack(durable.read(folder / directory.GRAPH)))
     except (OSError, PlanError) as error:
         reporter.note(f"{directory.GRAPH} cannot be read: {error.strerror if isinstance(error, OSError) else error.problems[0].found}")
-        return _same_identity(name, prepared, loaded)
-    now = timeless(directory.without_secrets(prepared.plan.graph))
+        return _same_identity(name, saved.get("graph"), wire.identity(graph))
+    now = timeless(directory.without_secrets(graph))
     if wire.identity(before) == wire.identity(now):
         return
     changes = [str(line) for line in diff(before, now)]
     raise _changed(name, "\n            ".join(changes))
 
 
-def _same_identity(name: str, prepared: Prepared, loaded: Loaded) -> None:
-    """By the checkpoint, which knows which graph it is of, but not what it was."""
-    before, now = loaded.snapshot.state.get("graph"), wire.identity(prepared.plan.graph)
+def _same_identity(name: str, before: object, now: str) -> None:
+    """By what the settings say, which know which graph it was, but not what was in it."""
     if before != now:
         raise _changed(name, f"the graph {now}, and not {before}; what differs cannot be told without {directory.GRAPH}")
 
