@@ -88,6 +88,8 @@ class Disk:
         where, last = self.parent(args[0], inside) if Path(args[0]) != self.root else (self.tree, "")
         if args[1] & os.O_CREAT:
             where.now.setdefault(last, Node(b"", b""))
+        elif last and last not in where.now and Path(args[0]).is_file():  # written by other means, and not flushed yet
+            where.now[last] = Node(Path(args[0]).read_bytes(), b"")
         self.open_files[result] = where.now[last] if last else self.tree
 
     def states(self, chance: random.Random, mixed: int = 3) -> Iterator[State]:
@@ -103,7 +105,7 @@ class Disk:
             if isinstance(child.now, dict):
                 out |= {prefix + name: None} | self._tree(child, names, data, f"{prefix}{name}/")
             else:
-                zeros = bytes(len(child.now) - len(child.flushed))
+                zeros = bytes(max(len(child.now) - len(child.flushed), 0))  # it may have been cut since
                 out[prefix + name] = child.now if data() else child.flushed + zeros
         return out
 

@@ -2,8 +2,11 @@
 
 import json
 import os
+import random
+import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,14 @@ from run_faults import content, differences, in_child, resumed
 import rlflow
 from rlflow.checkpoints.load import load_latest
 from rlflow.errors import PlanError
+from rlflow.graph import wire
 from rlflow.runs import resume
 from rlflow.watch import status
 from rlflow.watch.reporter import make_reporter
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
 import faults
+import powerloss
 
 ITERATIONS = 3
 WHOLE = ("settings.json", "identity.json", "graph.json", "status.json", "bounds.json")
@@ -161,3 +166,46 @@ def test_a_run_that_has_not_its_name_yet_leaves_no_run_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     assert run_folders(tmp_path) == []
     assert null_run(tmp_path).folder.name == "cut"
+
+
+def check_whole(out):
+    """What is there after the power went: no run, or one that says what it is, whose logs reach as far as its checkpoint, and which has its
+    final models if it says that it is done. Gives the checkpoint's iteration."""
+    if not (out / "cut").exists():
+        return -1
+    for name in ("settings.json", "identity.json", "graph.json"):
+        json.loads((out / "cut" / name).read_bytes())
+    wire.unpack((out / "cut/graph.msgpack").read_bytes())
+    if (out / "cut/final").exists():
+        assert (out / "cut/final/actor/null.txt").read_text().startswith(f"{ITERATIONS} ")
+    if (out / "cut/status.json").exists():
+        assert status.read(out / "cut").state != "done" or (out / "cut/final").exists()
+    if not (out / "cut/checkpoints/latest").exists():
+        return 0
+    loaded = load_latest(out / "cut")
+    assert loaded.rejected == []
+    lines = (out / "cut/metrics.jsonl").read_bytes().splitlines()[: loaded.snapshot.iteration]
+    assert [json.loads(line)["iteration"] for line in lines] == list(range(loaded.snapshot.iteration))
+    return loaded.snapshot.iteration
+
+
+@pytest.mark.slow
+def test_lost_power_before_any_change_of_its_folder_leaves_a_run_that_is_whole(tmp_path):
+    out, turn, chance, states = tmp_path / "out", threading.Lock(), random.Random(0), []
+    out.mkdir()
+    disk = powerloss.Disk.of(out)
+
+    def after(name, args, kwargs, result):
+        with turn:  # a checkpoint is written beside the run
+            disk.after(name, args, kwargs, result)
+            states.extend(disk.states(chance, mixed=1))
+
+    with faults.watching(after=after):
+        null_run(out)
+    found = set()
+    for number, state in enumerate({tuple(state.items()): state for state in states}.values()):
+        where = tmp_path / str(number)
+        where.mkdir()
+        found.add(check_whole(powerloss.write(state, where)))
+        shutil.rmtree(where)
+    assert found == {-1, 0, 1, 2, 3}
