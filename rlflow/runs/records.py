@@ -51,7 +51,8 @@ class Records:
         self._metrics.add(json.dumps({"iteration": iteration, **finite}) + "\n")
 
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._samples.add("".join(json.dumps({"iteration": iteration, **row}) + "\n" for row in rows))
+        """Lines of sampled rows, their columns in one order whatever the process."""
+        self._samples.add("".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows))
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
         """Chrome trace events, one a line: Perfetto and chrome://tracing open the file."""

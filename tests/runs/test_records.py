@@ -62,6 +62,13 @@ def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+def test_columns_of_samples_have_one_order(tmp_path):
+    records = Records(tmp_path)
+    records.samples(0, [{"b": 1, "a": 2}, {"a": 2, "b": 1}])
+    records.close()
+    assert (tmp_path / "samples.jsonl").read_text() == '{"iteration": 0, "a": 2, "b": 1}\n' * 2
+
+
 def test_what_bounded_a_run_is_kept_unless_it_cannot_be_written(tmp_path):
     said = []
     records = Records(tmp_path, 0, said.append)
