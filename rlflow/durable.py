@@ -31,7 +31,7 @@ class Written(NamedTuple):
     sha256: str
 
 
-def write(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
+def write(path: Path, pieces: Iterable[bytes | memoryview], flush: bool = True) -> Written:
     """A new file with these bytes, on the disk. The digest is of what was meant, not of what may have arrived. Raises OSError."""
     digest, total = hashlib.sha256(), 0
     file = os.open(path, NEW, 0o666)
@@ -41,7 +41,8 @@ def write(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
                 digest.update(chunk)
                 write_all(file, chunk)
                 total += len(chunk)
-        os.fsync(file)
+        if flush:
+            os.fsync(file)
     finally:
         os.close(file)
     return Written(total, digest.hexdigest())
@@ -56,17 +57,19 @@ def write_all(file: int, data: memoryview) -> None:
         data = data[os.write(file, data) :]  # a disk that fills takes a part first
 
 
-def replace(path: Path, *pieces: bytes) -> None:
-    """The file with these bytes in place of what it was, all at once and on the disk. Raises OSError; then it is as it was."""
+def replace(path: Path, *pieces: bytes, flush: bool = True) -> None:
+    """The file with these bytes in place of what it was, all at once and on the disk. Raises OSError; then it is as it was. Without
+    ``flush``, for what is soon out of date, nobody waits for the disk, and lost power may leave an empty file."""
     beside = aside(path)
     try:
-        write(beside, pieces)
+        write(beside, pieces, flush)
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
-    flush_folder(path.parent)
+    if flush:
+        flush_folder(path.parent)
 
 
 def move(source: Path, target: Path) -> None:

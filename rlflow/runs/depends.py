@@ -28,7 +28,7 @@ from rlflow.graph.model import RoleUse
 from rlflow.placement import HALVES
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.runs.identity import Identity, Weights
-from rlflow.runs.modules import Imports, imports, meaning
+from rlflow.runs.modules import Imports, imports, meaning, root_of
 from rlflow.runs.weights import stated
 
 ALWAYS = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -150,12 +150,12 @@ def _code(sources: Sources, given: Given, modules: Imports) -> Iterator[tuple[st
     """Python files that the graph does not know of: rewards, what they and the flow's file import from their own folders, and backends
     that are not rlflow's."""
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
-        yield from _imported(f"flow {sources.file.name}", sources.file, sources.file.parent, modules)
+        yield from _imported(f"flow {sources.file.name}", sources.file, "", modules)
     for name, spec in sources.rewards.items():
         if spec.kind == "function":
             file = Path(spec.path)
             yield f"reward {name}", f"sha256 {meaning(file)}"
-            yield from _imported(f"reward {name}", file, _root(file, spec.module), modules)
+            yield from _imported(f"reward {name}", file, spec.module, modules)
     for backend in sorted({given.backend(use.name, half.lower()) for use in sources.uses for half in HALVES} - set(SHIPPED)):
         yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend))
 
@@ -168,17 +168,11 @@ def _files_of(backend: str) -> list[Path]:
         return []
 
 
-def _root(file: Path, module: str) -> Path:
-    """The folder that is importable for a file: its own, or where its package begins."""
-    up = module.count(".") + (file.name == "__init__.py") if module else 0
-    return file.parents[up]
-
-
-def _imported(name: str, file: Path, root: Path, modules: Imports) -> Iterator[tuple[str, str]]:
-    found = imports(file, root)
+def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[tuple[str, str]]:
+    found = imports(file, module)
     modules.outside |= found.outside
     for path in sorted(found.files):
-        yield f"{name}: {path.relative_to(root).as_posix()}", f"sha256 {meaning(path)}"
+        yield f"{name}: {path.relative_to(root_of(file, module)).as_posix()}", f"sha256 {meaning(path)}"
 
 
 def told(sources: Sources, given: Given, modules: Imports) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a Python file imports: the files of its own folder, which a run depends on as on the file itself, and modules of other packages.
+"""What a Python file imports: the files of its own folder or package, which a run depends on as on the file itself, and other packages.
 
 Read from the text, without importing anything: a module whose name is made up while the file runs is not found.
 """
@@ -22,15 +22,17 @@ class Imports:
     outside: set[str] = field(default_factory=set)
 
 
-def imports(file: Path, root: Path | None = None) -> Imports:
-    """Of a file whose modules are looked for in ``root``, its own folder if nothing is said, and of all that it imports from there."""
+def imports(file: Path, module: str = "") -> Imports:
+    """Of a file and of all that it imports from its own folder; of a ``module`` of a package, from that package."""
     found, waiting = Imports(), [file]
-    root = root or file.parent
+    root, own = root_of(file, module), module.partition(".")[0]
     seen = {file}
     while waiting:
         path = waiting.pop()
         for name, level in _named(path):
-            inside = list(_inside(name, _base(path, root, level)))
+            top = name.partition(".")[0]
+            ours = level or (top == own if own else top != "rlflow")  # whose version is known
+            inside = list(_inside(name, _base(path, root, level))) if ours else []
             if not inside and not level:
                 found.outside.add(name.partition(".")[0])
             new = set(inside) - seen
@@ -39,6 +41,11 @@ def imports(file: Path, root: Path | None = None) -> Imports:
             waiting += new
     found.outside -= set(sys.stdlib_module_names)
     return found
+
+
+def root_of(file: Path, module: str = "") -> Path:
+    """The folder that is importable for a file: its own, or where its package begins."""
+    return file.parents[module.count(".") + (file.name == "__init__.py") if module else 0]
 
 
 def _base(path: Path, root: Path, level: int) -> Path:

@@ -73,15 +73,15 @@ class Records:
     def weights(self, moved: Mapping[str, Any]) -> None:
         """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its generator, and has to, and
         what that takes."""
-        self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode())
+        self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)  # the next iteration writes it again
 
-    def whole(self, name: str, data: bytes, anew: bool = False) -> None:
+    def whole(self, name: str, data: bytes, anew: bool = False, flush: bool = True) -> None:
         """A file that says all at once, where it does not say that already, or ``anew``. What finds no room is tried again before each
         checkpoint."""
         if self._written.get(name) == data and not anew:
             return
         try:
-            durable.replace(self.folder / name, data)
+            durable.replace(self.folder / name, data, flush=flush)
             self._written[name] = data
             self._lacking.pop(name, None)
         except OSError as error:

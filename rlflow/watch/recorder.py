@@ -39,7 +39,7 @@ class Recorder:
         if self._status:
             self._status = replace(self._status, iteration=number + 1)
             if self._clock() - self._written >= EVERY_SECONDS:
-                self._put(self._status)
+                self._put(self._status, flush=False)  # the next one comes in a second
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         if self._status:
@@ -59,11 +59,11 @@ class Recorder:
             if self._notes:
                 self._notes.close()
 
-    def _put(self, new: status.Status) -> None:
+    def _put(self, new: status.Status, flush: bool = True) -> None:
         assert self._run is not None
         self._status, self._written = new, self._clock()
         try:
-            status.write(self._run.folder, new)
+            status.write(self._run.folder, new, flush)
         except OSError as error:
             self._complain(error)
 

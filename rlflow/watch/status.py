@@ -37,9 +37,10 @@ def begun(flow: str, iterations: int) -> Status:
     return Status("running", flow, 0, iterations, started=now, updated=now, process=Process.this())
 
 
-def write(folder: Path, status: Status) -> None:
-    """Put the status in place by a rename, so that no reader sees half of it. Raises OSError."""
-    durable.replace(folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode())
+def write(folder: Path, status: Status, flush: bool = True) -> None:
+    """Put the status in place by a rename, so that no reader sees half of it; on the disk unless that is not worth waiting for. Raises
+    OSError."""
+    durable.replace(folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush)
 
 
 def read(folder: Path) -> Status | None:
