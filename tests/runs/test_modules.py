@@ -22,7 +22,8 @@ def test_what_is_imported_from_the_same_folder_is_followed_and_what_is_not_is_na
     written(tmp_path, one="import two, os.path\nfrom pack.inner import deep\nimport numpy as np", two="def f():\n    import three\n",
             three="from rlflow import stage\nimport one", four="", pack__init="from . import beside", pack__beside="",
             pack__inner__deep="from ..beside import x\nfrom ... import three")  # fmt: skip
-    assert found(tmp_path, "one.py") == (["pack/__init__.py", "pack/beside.py", "pack/inner/deep.py", "three.py", "two.py"], ["numpy", "rlflow"])
+    files = ["pack/__init__.py", "pack/beside.py", "pack/inner/deep.py", "three.py", "two.py"]
+    assert found(tmp_path, "one.py") == (files, ["numpy", "rlflow"])
     assert found(tmp_path, "four.py") == ([], [])
 
 
