@@ -59,7 +59,7 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
                       evaluated=start.iteration < options.iterations or start.here is not None)
     writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
     loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared), partial(look, home, prepared, records, reporter))
-    reader = Reader(prepared.inputs.identity, prepared.inputs.paths, partial(identify, records), reporter.note)
+    reader = Reader(prepared.inputs.identity, prepared.inputs.paths, partial(identify, prepared, records), reporter.note)
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, options.iterations, prepared.settings,
                            len(evaluation.prompts) if evaluation else 0, start.iteration, home.shown))
@@ -135,7 +135,9 @@ def describe(prepared: Prepared, records: Records) -> None:
             records.whole(name, data, anew=True)
 
 
-def identify(records: Records, found: identity.Identity) -> None:
+def identify(prepared: Prepared, records: Records, found: identity.Identity) -> None:
+    """Take the identity that has the digests of all weights."""
+    prepared.inputs = replace(prepared.inputs, identity=found)
     records.whole(identity.FILE, found.encode())
 
 

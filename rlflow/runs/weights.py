@@ -102,7 +102,8 @@ class Reader:
     def close(self) -> None:
         """End it, read or not: what is not read by now is read when the run goes on."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def wait(self, seconds: float) -> None:
         self._thread.join(seconds)

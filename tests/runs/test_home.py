@@ -127,6 +127,7 @@ def test_a_folder_whose_name_another_run_took_is_left_alone(tmp_path):
     assert load_latest(there).snapshot.iteration == 3
 
 
+@pytest.mark.slow
 def test_a_run_needs_nothing_of_its_model_folder_once_it_has_begun(task, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(MODEL, folder)
@@ -171,7 +172,11 @@ def half(tmp_path_factory):
     return null_run(tmp_path_factory.mktemp("half"), iterations=2).folder
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
+QUICK = ("a torn line", "a byte that is no UTF-8", "a pipe")
+KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in DAMAGE]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_log_is_no_reason_not_to_go_on(kind, half, tmp_path, wanted):
     """Lines that cannot be read stay, and are counted; those of each iteration are there once."""
     folder = tmp_path / "run"
@@ -201,6 +206,7 @@ def content_without_metrics(folder):
 READ = ("metrics.jsonl", "status.json", "notes.txt", "settings.json", "bounds.txt", "timeline.json", "identity.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READ)
 def test_no_command_waits_for_a_pipe_in_a_runs_folder(name, half, tmp_path):
     folder = tmp_path / "run"
@@ -237,6 +243,7 @@ def test_settings_that_are_not_all_there_are_said(lacking, half, tmp_path):
             resume.resume(folder, {}, Quiet())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
 def test_settings_that_are_none_are_said(content, half, tmp_path):
     folder = tmp_path / "run"

@@ -124,7 +124,11 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+QUICK = ("reward", "its module's module", "weights of the frozen reference", "configuration", "held-out data")
+KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in CHANGES]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_changed_is_refused_by_name_and_a_fork_takes_it(kind, place, begun):
     file, change, line = CHANGES[kind]
     change(place / file)
@@ -152,6 +156,7 @@ def renamed_copy(folder):
     folder.with_name("copy").rename(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [
     lambda place: edited("FACTOR = 2", "FACTOR = 2  # a comment")(place / "judge/scale.py"),
     lambda place: edited("not imported", "changed")(place / "judge/never.py"),
@@ -181,6 +186,7 @@ def test_versions_and_machines_are_told_of_and_recorded_anew(begun):
     assert [note for note in go_on(begun, iterations=3) if "→" in note] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [None, b"", b"{", b"[" * 9999, b'{"format": "rlflow-identity", "version": 2}'])
 def test_a_run_whose_identity_is_not_known_goes_on_and_says_so(left, begun):
     if left is None:
