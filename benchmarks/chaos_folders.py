@@ -114,7 +114,7 @@ def dying(begin: Callable[[Place, Path], Any], place: Place, out: Path, point: i
 def killed(folder: Path, code: int, end: int, wanted: faults.Content) -> Outcome:
     """What came of a run that was killed."""
     died = code == -signal.SIGKILL
-    if not (folder / "checkpoints" / "latest").exists():
+    if not list(folder.glob("checkpoints/step-*")):
         there = folder.exists() and not (folder / "settings.json").exists()  # a folder that is no run: it would be in the way
         return Outcome(died, True, not there and end == REFUSED)
     left = [path for path in (*folder.iterdir(), *(folder / "checkpoints").iterdir()) if path.name.startswith(".")]
