@@ -40,7 +40,6 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
 
     from rlflow.runs.api import resolved, uses_packaged
     from rlflow.runs.directory import check_free
-    from rlflow.runs.inputs import as_it_is
     from rlflow.runs.packaged import packaged
     from rlflow.runs.prepare import prepare
     from rlflow.runs.session import started
@@ -52,7 +51,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     if uses_packaged(values):
         task, model = packaged(flow.name)[0], given.options.model
         reporter.note(f"task: packaged '{task}': {given.options.data}, model {model} (--model or --data for others)")
-    prepared = prepare(flow, hp, given, reporter.note, as_it_is)
+    prepared = prepare(flow, hp, given, reporter.note)
     if prepared.prompts.data.worded:
         reporter.note(prepared.prompts.data.worded)
     result = started(prepared, flow, given, reporter)

@@ -15,7 +15,6 @@ from rlflow.execution.eager import Role
 from rlflow.given.flags import Given, flat, sorted_out
 from rlflow.rewards.spec import from_function
 from rlflow.runs.directory import check_free
-from rlflow.runs.inputs import as_it_is
 from rlflow.runs.loop import Prepared, Result
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare
@@ -34,7 +33,7 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     given, hp = resolved(flow, hp, flat(keywords))
     check_free(Path(given.options.out), given.options.name)
     reporter = make_reporter(quiet, track=given.options.track)
-    return started(prepare(flow, hp, given, reporter.note, as_it_is), flow, given, reporter)
+    return started(prepare(flow, hp, given, reporter.note), flow, given, reporter)
 
 
 def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[Given, Any]:
@@ -101,6 +100,6 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     given, hp = resolved(flow, hp, flat(keywords))
-    prepared = prepare(flow, hp, given)
+    prepared = prepare(flow, hp, given, judge=None)
     names = [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names]
     return Roles(prepared, {name: Role(name, prepared.engine) for name in names}, hp)

@@ -14,11 +14,6 @@ from rlflow.runs.weights import compared
 from rlflow.watch.reporter import Reporter
 
 
-def as_it_is(graph: Graph, found: Found) -> Found:
-    """Of a run that is new."""
-    return found
-
-
 def same_inputs(folder: Path, name: str, reporter: Reporter, found: Found) -> Found:
     """What the run depends on, with the digests that are known of it. Raises PlanError with all that is another than the run was started
     with; of versions and the like a change is said."""

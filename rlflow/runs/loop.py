@@ -33,7 +33,7 @@ from rlflow.watch.reporter import Reporter
 @dataclass
 class Prepared:
     """Everything that a run needs, made before its first iteration. ``files``: by trained role the small files of its model, by name.
-    ``inputs``: what the run depends on beside its settings and its plan."""
+    ``inputs``: what the run depends on beside its settings and its plan; None where that was not asked for."""
 
     plan: Plan
     engine: Engine
@@ -43,7 +43,7 @@ class Prepared:
     evaluation: Evaluation | None
     settings: Mapping[str, Any]
     files: Mapping[str, Mapping[str, bytes]]
-    inputs: Found
+    inputs: Found | None
     reasons: Callable[[], Mapping[str, str]]
     close: Callable[[], None]
     ahead: Ahead | None = None

@@ -43,7 +43,6 @@ from rlflow.rewards.process import in_worker
 from rlflow.runs.canary import canary
 from rlflow.runs.depends import Found, Sources, found, rewards_of, unreadable
 from rlflow.runs.evaluate import Evaluation
-from rlflow.runs.identity import Identity
 from rlflow.runs.loop import Prepared
 from rlflow.runs.parallel import lying
 from rlflow.runs.recovery import Workers
@@ -73,11 +72,16 @@ class Made:
 Judge = Callable[[Graph, Found], Found]
 
 
+def as_it_is(graph: Graph, found: Found) -> Found:
+    """The judge of a run that is new."""
+    return found
+
+
 def prepare(
-    flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note, judge: Judge | None = None
+    flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note, judge: Judge | None = as_it_is
 ) -> Prepared:
-    """``note`` is told what takes long. ``judge``, where there is one, is shown the graph and what the run depends on before any model is
-    loaded, and may add digests that it knows. Raises FlowError and PlanError, and what ``judge`` raises."""
+    """``note`` is told what takes long. ``judge`` is shown the graph and what the run depends on before any model is loaded, and may add
+    digests that it knows; None where there will be no run to go on with. Raises FlowError and PlanError, and what ``judge`` raises."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
@@ -150,7 +154,7 @@ def _assembled(
     graph, options = program.graph, given.options
     prompts = training.prompts(options.seed)
     uses = model_uses(graph)
-    inputs = judge(graph, depends_on(program, given, training, held_out)) if judge else Found(Identity(), {})
+    inputs = judge(graph, depends_on(program, given, training, held_out)) if judge else None
     files = {use.name: kept_files(use, given) for use in uses if use.trained}
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
     evaluated = evaluated_role(graph, held_out, rewards, given)

@@ -14,6 +14,7 @@ from rlflow.errors import PlanError, StageError
 from rlflow.execution.apply import RemoteError, Stopped
 from rlflow.given.flags import Given
 from rlflow.runs import directory, final, identity, state
+from rlflow.runs.depends import Found
 from rlflow.runs.home import Home, Lost
 from rlflow.runs.loop import Loop, Prepared, Result, Start
 from rlflow.runs.records import Records
@@ -47,7 +48,8 @@ def new_folder(prepared: Prepared, flow: Flow, given: Given) -> Path:
 
 def texts(prepared: Prepared) -> dict[str, bytes]:
     """The files that say what the run is."""
-    return {identity.FILE: prepared.inputs.identity.encode(), **directory.texts(prepared.settings, prepared.plan.graph)}
+    known = {identity.FILE: prepared.inputs.identity.encode()} if prepared.inputs else {}
+    return known | directory.texts(prepared.settings, prepared.plan.graph)
 
 
 def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
@@ -59,7 +61,8 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
                       evaluated=start.iteration < options.iterations or start.here is not None)
     writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
     loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared), partial(look, home, prepared, records, reporter))
-    reader = Reader(prepared.inputs.identity, prepared.inputs.paths, partial(identify, prepared, records), reporter.note)
+    inputs = prepared.inputs or Found(identity.Identity(), {})
+    reader = Reader(inputs.identity, inputs.paths, partial(identify, prepared, inputs, records), reporter.note)
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, options.iterations, prepared.settings,
                            len(evaluation.prompts) if evaluation else 0, start.iteration, home.shown))
@@ -135,9 +138,9 @@ def describe(prepared: Prepared, records: Records) -> None:
             records.whole(name, data, anew=True)
 
 
-def identify(prepared: Prepared, records: Records, found: identity.Identity) -> None:
+def identify(prepared: Prepared, inputs: Found, records: Records, found: identity.Identity) -> None:
     """Take the identity that has the digests of all weights."""
-    prepared.inputs = replace(prepared.inputs, identity=found)
+    prepared.inputs = replace(inputs, identity=found)
     records.whole(identity.FILE, found.encode())
 
 

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from run_faults import MODEL
 
 import rlflow
-from rlflow.author.load import algorithms_folder, load
+from rlflow.author.load import algorithms_folder, load, load_flow
 from rlflow.errors import PlanError
 from rlflow.runs import identity, resume
+from rlflow.runs.api import resolved
+from rlflow.runs.prepare import prepare
+from rlflow.runs.session import started
 from rlflow.runs.weights import Reader, compared, digest, stated
 from rlflow.watch.reporter import Quiet
 
@@ -244,6 +247,15 @@ def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tm
     assert "cannot be resumed" in said[0]
     [change] = compared(put[0].weights, {"w": stated(path)}, {"w": path}, print)[1]
     assert change.before == identity.UNSTEADY
+
+
+def test_what_nobody_asked_for_is_not_recorded_as_nothing(tmp_path):
+    """Else a resumed run would take all that there is for a change."""
+    flow = load_flow("grpo")
+    told, hp = resolved(flow, None, {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path)})
+    folder = started(prepare(flow, hp, told, judge=None), flow, told, Quiet()).folder
+    assert identity.read(folder) is None
+    assert any("cannot be told" in note for note in go_on(folder))
 
 
 def test_the_story_of_a_run_says_what_it_depends_on(place, begun, capsys):
