@@ -43,6 +43,7 @@ def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapsh
         "graph": identity(prepared.plan.graph),
         "before": asdict(at.before) if at.before else None,
         "answers": at.answers,
+        "here": asdict(at.here) if at.here else None,
     }
     return Snapshot(at.iteration, tensors, state, files)
 
