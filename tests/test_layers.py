@@ -16,6 +16,8 @@ MAY_IMPORT = {
     "author": "errors columns dispatch",
     "lending": "",
     "process": "",
+    "durable": "process",
+    "logs": "durable",
     "batch": "errors columns author lending",
     "maths": "author",
     "graph": "errors columns",
@@ -32,7 +34,7 @@ MAY_IMPORT = {
     "explain": "errors columns graph trace placement plan passes simulate reshard residency",
     "reshard": "errors process",
     "training": "errors columns author batch",
-    "checkpoints": "errors process",
+    "checkpoints": "errors process durable",
     "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard residency",
     "backends": "errors extras columns author batch training execution checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
@@ -40,16 +42,16 @@ MAY_IMPORT = {
     "data": "errors columns extras batch",
     "rewards": "errors columns extras batch data",
     "tasks": "",
-    "watch": "errors extras process",
+    "watch": "errors extras process durable logs",
     "given": "errors extras columns author batch graph trace execution data rewards training",
     "runs": "errors extras columns author batch graph trace check placement plan passes passes.residency residency spans training "
-            "execution data rewards tasks checkpoints watch given cluster explain",
+            "execution data rewards tasks checkpoints watch given cluster explain durable logs",
     "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch given runs residency",
     "algorithms": "",
     "tasks.arithmetic": "data runs",
     "": "errors columns dispatch author",
 }  # fmt: skip
-VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said; recorded; compared
+VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said, recorded
 WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not load
     ("author.flow", "execution.eager"): "calling a flow runs it",
     ("author.scope", "execution.eager"): "a stage called outside any flow runs at once",
@@ -166,4 +168,13 @@ def test_text_becomes_code_only_where_a_users_file_is_loaded():
 def test_no_code_of_a_model_folder_is_run():
     found = [str(path) for path, _, tree in SOURCES for call in calls(tree) for keyword in call.keywords
              if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"]  # fmt: skip
+    assert found == []
+
+
+def test_what_is_loaded_from_a_model_folder_says_that_it_runs_no_code():
+    """Where nothing is said, transformers asks, and takes the answer from standard input."""
+    found = [f"{path}:{call.lineno}" for path, _, tree in SOURCES for call in calls(tree)
+             if isinstance(call.func, ast.Attribute) and call.func.attr in ("from_pretrained", "from_config")
+             and ast.unparse(call.func.value).startswith(("Auto", "kind"))
+             and not any(keyword.arg in ("trust_remote_code", None) for keyword in call.keywords)]  # fmt: skip
     assert found == []

@@ -188,7 +188,7 @@ def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise PlanError.of("tokenizer-missing", f"cannot load the tokenizer of {folder}: {error}",
                            found=listed(sorted(item.name for item in folder.iterdir())),

@@ -124,7 +124,7 @@ def no_half(module: Any, half: str, role: str) -> Problem:
 
 
 def model_folder(use: RoleUse, given: Given) -> Path | None:
-    """The folder that a role's model starts from, None where its backend needs none."""
+    """The folder that a role's model starts from, wherever a stage goes later; None where its backend needs none."""
     return _planned(use, given)[0]
 
 
@@ -145,7 +145,7 @@ def _planned(use: RoleUse, given: Given) -> tuple[Path | None, tuple[Any, Any]]:
                            expected="a folder with config.json and weights", nearest=nearest(str(folder), siblings),
                            remedy=f"name another folder with --model or --{use.name}.model; nothing is downloaded: "
                                   f"hf download {folder if len(folder.parts) == 2 else 'OWNER/NAME'} --local-dir FOLDER")
-    return folder, modules
+    return folder.absolute(), modules
 
 
 def numbers(dtype: str) -> torch.dtype:

@@ -100,6 +100,6 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     given, hp = resolved(flow, hp, flat(keywords))
-    prepared = prepare(flow, hp, given)
+    prepared = prepare(flow, hp, given, judge=None)
     names = [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names]
     return Roles(prepared, {name: Role(name, prepared.engine) for name in names}, hp)

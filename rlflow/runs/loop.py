@@ -23,8 +23,9 @@ from rlflow.plan import Plan
 from rlflow.runs.bad_days import Guard, mismatched, too_few
 from rlflow.runs.bounds import Totals
 from rlflow.runs.canary import Canary, strange
-from rlflow.runs.directory import Records
+from rlflow.runs.depends import Found
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
+from rlflow.runs.records import Records
 from rlflow.runs.recovery import Recovery, Workers
 from rlflow.spans import flat
 from rlflow.watch.reporter import Reporter
@@ -34,7 +35,8 @@ TOLD = 20  # records left out that are told with their places
 
 @dataclass
 class Prepared:
-    """Everything that a run needs, made before its first iteration. ``folders``: the model folder of each role that has one."""
+    """Everything that a run needs, made before its first iteration. ``files``: by trained role the small files of its model, by name.
+    ``inputs``: what the run depends on beside its settings and its plan; None where that was not asked for."""
 
     plan: Plan
     engine: Engine
@@ -43,7 +45,8 @@ class Prepared:
     options: Options
     evaluation: Evaluation | None
     settings: Mapping[str, Any]
-    folders: Mapping[str, Path]
+    files: Mapping[str, Mapping[str, bytes]]
+    inputs: Found | None
     reasons: Callable[[], Mapping[str, str]]
     close: Callable[[], None]
     ahead: Ahead | None = None
@@ -54,16 +57,18 @@ class Prepared:
 @dataclass(frozen=True)
 class Start:
     """Where a run begins: at its first iteration, or where a checkpoint was taken. ``before`` and ``answers``: how the first weights
-    did, known where the run was begun earlier."""
+    did, known where the run was begun earlier; ``here``: how those do with which it begins, known where they were evaluated."""
 
     iteration: int = 0
     before: Accuracy | None = None
     answers: list[dict[str, str]] = field(default_factory=list)
+    here: Accuracy | None = None
 
 
 @dataclass
 class Result:
-    """What a run came to. ``before`` and ``after`` are None where there was nothing to evaluate."""
+    """What a run came to. ``before`` and ``after`` are None where there was nothing to evaluate. ``shown``: the folder, for people who are
+    where the run was started."""
 
     folder: Path
     iterations: int
@@ -74,6 +79,7 @@ class Result:
     answers: list[dict[str, str]] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
     skipped: int = 0
+    shown: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The last line of ``--json``."""
@@ -108,8 +114,12 @@ TakeSnapshot = Callable[[Start, Mapping[str, Any]], Snapshot]
 class Loop:
     """One run, from its start to its end or to the request to stop. Raises Stopped after saving where it was stopped."""
 
-    def __init__(self, prepared: Prepared, records: Records, writer: Writer, reporter: Reporter, take: TakeSnapshot) -> None:
-        self.prepared, self.records, self.writer, self.reporter, self.take = prepared, records, writer, reporter, take
+    def __init__(
+        self, prepared: Prepared, records: Records, writer: Writer, reporter: Reporter, take: TakeSnapshot,
+        look: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``look`` is called between iterations and raises where the run's folder is no longer there."""
+        self.prepared, self.records, self.writer, self.reporter, self.take, self.look = prepared, records, writer, reporter, take, look
         self.options = prepared.options
         self.guard = Guard(prepared.options, prepared.reasons)
         self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness, prepared.plan.within)
@@ -117,6 +127,7 @@ class Loop:
         self.last: dict[str, float] = {}
         self.skipped = self.told = 0
         self.evaluated: dict[int, Accuracy] = {}
+        self.done = 0  # iterations, at the last look at the folder
         self.recovery = Recovery(self)
 
     def run(self, start: Start) -> Result:
@@ -127,6 +138,8 @@ class Loop:
     def _run(self, start: Start) -> Result:
         began = time.monotonic()
         self.start = start
+        if start.here:
+            self.evaluated[start.iteration] = start.here
         after, compared = self.recovery.run(self.to_the_end, start.iteration)
         seconds = time.monotonic() - began
         return Result(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
@@ -141,7 +154,10 @@ class Loop:
             self.step(iteration)
         after = self.evaluate(self.options.iterations)
         last = self.answers()
-        self.save(self.options.iterations, self.prepared.prompts.state())
+        self.done = self.options.iterations
+        self.look()
+        if first < self.options.iterations:  # else that is where the run was resumed
+            self.save(self.options.iterations, self.prepared.prompts.state())
         pairs = zip(self.start.answers, last, strict=True)
         compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in pairs]
         self.records.answers(compared)
@@ -161,7 +177,8 @@ class Loop:
         """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
         self.recovery.commit(iteration)
         cursor = self.prepared.prompts.state()
-        self.prepared.engine.iteration = iteration
+        self.prepared.engine.iteration = self.done = iteration
+        self.look()
         try:
             if self.prepared.executor.stopping:
                 raise Stopped
@@ -224,7 +241,8 @@ class Loop:
                 yield "further records that are left out are counted only, as data/left_out_* of the metrics"
 
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        self.writer.submit(self.compute(partial(self.take, replace(self.start, iteration=iteration), cursor)))
+        start = replace(self.start, iteration=iteration, here=self.evaluated.get(iteration))
+        self.writer.submit(self.compute(partial(self.take, start, cursor)))
 
     def compute(self, call: Callable[[], T]) -> T:
         """A call that works with models, where they are worked with."""

@@ -4,9 +4,11 @@ model is loaded."""
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import rlflow
 from rlflow.author.flow import Flow
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
+from rlflow.checkpoints.models import small_files
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
@@ -38,6 +41,7 @@ from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.canary import canary
+from rlflow.runs.depends import Found, Sources, found, rewards_of, unreadable
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
 from rlflow.runs.parallel import lying
@@ -66,9 +70,20 @@ class Made:
     workers: Workers | None = None
 
 
-def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note, begun: bool = False) -> Prepared:
-    """``note`` is told what takes long. begun: whether the run has begun before, so that no record stops it. Raises FlowError and
-    PlanError."""
+Judge = Callable[[Graph, Found], Found]
+
+
+def as_it_is(graph: Graph, found: Found) -> Found:
+    """The judge of a run that is new."""
+    return found
+
+
+def prepare(
+    flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note, judge: Judge | None = as_it_is, begun: bool = False
+) -> Prepared:
+    """``note`` is told what takes long. ``judge`` is shown the graph and what the run depends on before any model is loaded, and may add
+    digests that it knows; None where there will be no run to go on with. begun: whether the run has begun before, so that no record stops
+    it. Raises FlowError and PlanError, and what ``judge`` raises."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
@@ -86,7 +101,7 @@ def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUI
     try:
         program = compiled(flow, hp, given, data, rewards)
         prompts, held_out = screened(data, program.graph, model_uses(program.graph), given, note, begun)
-        return _assembled(program, given, prompts, held_out, rewards, note)
+        return _assembled(program, given, prompts, held_out, rewards, note, judge)
     except BaseException:
         rewards.close()
         raise
@@ -135,10 +150,13 @@ def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Optio
 
 
 def _assembled(
-    program: Program, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, note: Callable[[str], None]
+    program: Program, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, note: Callable[[str], None],
+    judge: Judge | None,
 ) -> Prepared:
     graph, options, training = program.graph, given.options, prompts.data
     uses = model_uses(graph)
+    inputs = judge(graph, depends_on(program, given, training, held_out)) if judge else None
+    files = {use.name: kept_files(use, given) for use in uses if use.trained}
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
     evaluated = evaluated_role(graph, held_out, rewards, given)
     if options.pools:
@@ -147,15 +165,31 @@ def _assembled(
         made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated, note)
     else:
         made = _here(program, given, prompts, updates, rewards, evaluated)
-    folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}
 
     def close() -> None:
         rewards.close()  # first: a lane may be waiting for a score
         made.close()
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
-                    evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
+                    evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), files, inputs,
                     made.reasons, close, made.ahead, made.workers, canary(uses, made.engine, training, given))
+
+
+def depends_on(program: Program, given: Given, training: Dataset, held_out: Dataset) -> Found:
+    """All that the run's numbers depend on beside its settings and its graph."""
+    uses, graph = model_uses(program.graph), program.graph
+    rewards = rewards_of([use for use in graph.roles if use.rewards], given)
+    return found(Sources(Path(program.flow.place.path), uses, rewards, training, held_out), given)
+
+
+def kept_files(use: RoleUse, given: Given) -> dict[str, bytes]:
+    """The small files of a trained role's model folder, which checkpoints and final models get: from here on nothing needs the folder.
+    Raises PlanError."""
+    folder = model_folder(use, given)
+    try:
+        return {path.name: path.read_bytes() for path in small_files(folder)} if folder else {}
+    except OSError as error:
+        raise unreadable(folder, error) from error
 
 
 def _here(
@@ -235,10 +269,18 @@ def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given, loaded:
     return make_models(sampling, [role], given, device_of(given.options.device), {}, loaded=loaded)[role.name].generator
 
 
+def working_folder() -> str | None:
+    """Where relative paths among the settings begin; None where that folder is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
 def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
     """What settings.json says: everything needed to go on with the run, or to run the same again."""
     return redacted({
-        "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
         "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options),
         "values": {name: value for name, value in given.values.items() if not name.startswith("hp.")},

@@ -25,7 +25,7 @@ def summary(result: Result) -> str:
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
     many = "s" * (result.iterations != 1)
-    parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.folder}")
+    parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.shown or result.folder}")
     return "\n".join(parts)
 
 

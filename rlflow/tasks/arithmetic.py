@@ -59,7 +59,7 @@ def teacher(folder: Path, out: Path) -> Path:
     from transformers import AutoModelForCausalLM
 
     made = _taught(folder / "arithmetic_model", folder / "arithmetic_lessons.jsonl", 100, out, lr=5e-4)
-    AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16).save_pretrained(made)
+    AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16, trust_remote_code=False).save_pretrained(made)
     return made
 
 

@@ -41,8 +41,8 @@ class Live:
         self.frame = Frame()
 
     def start(self, run: RunInfo) -> None:
-        self.note(f"run: {run.folder}")
-        self.frame = Frame(run.flow, str(run.folder), done=run.done, iterations=run.iterations)
+        self.note(f"run: {run.place}")
+        self.frame = Frame(run.flow, run.place, done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
         # what a stage prints goes above the frame, but only where it would have gone to the terminal anyway
         self._live = rich.live.Live(console=self._console, auto_refresh=False, get_renderable=self._drawn,

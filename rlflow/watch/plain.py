@@ -21,7 +21,7 @@ class Plain:
 
     def start(self, run: RunInfo) -> None:
         self._run = run
-        self.note(f"run: {run.folder}")
+        self.note(f"run: {run.place}")
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         total, now = self._run.iterations if self._run else 0, self._clock()

@@ -20,7 +20,7 @@ Rows = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class RunInfo:
     """A run as it starts. ``settings`` as in settings.json; ``held_out``: how many prompts an evaluation has; ``done``: how many
-    iterations were behind it when it was resumed."""
+    iterations were behind it when it was resumed; ``shown``: its folder as it is best written where the run was started."""
 
     folder: Path
     flow: str
@@ -28,6 +28,12 @@ class RunInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)
     held_out: int = 0
     done: int = 0
+    shown: str = ""
+
+    @property
+    def place(self) -> str:
+        """The folder, for people."""
+        return self.shown or str(self.folder)
 
 
 class Reporter(Protocol):
