@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "extras": "errors",
     "author": "errors columns dispatch",
     "lending": "",
+    "pretrained": "errors",
     "process": "",
     "batch": "errors columns author lending",
     "maths": "author",
@@ -33,19 +34,19 @@ MAY_IMPORT = {
     "training": "errors columns author batch",
     "checkpoints": "errors process",
     "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard residency",
-    "backends": "errors extras columns author batch training execution checkpoints reshard",
+    "backends": "errors extras pretrained columns author batch training execution checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
                "residency lending process",
-    "data": "errors columns extras batch",
+    "data": "errors columns extras batch pretrained",
     "rewards": "errors columns extras batch data",
     "tasks": "",
     "watch": "errors extras process",
-    "given": "errors extras columns author batch graph trace execution data rewards training",
-    "runs": "errors extras columns author batch graph trace check placement plan passes passes.residency residency spans training "
+    "given": "errors extras pretrained columns author batch graph trace execution data rewards training",
+    "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency residency spans training "
             "execution data rewards tasks checkpoints watch given cluster explain",
     "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch given runs residency",
     "algorithms": "",
-    "tasks.arithmetic": "data runs",
+    "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",
 }  # fmt: skip
 VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said; recorded; compared

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlflow import pretrained
 from rlflow.data.fields import Message, Record
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
@@ -170,11 +171,11 @@ class TokenizerEncoder:
 def _load(folder: Path) -> Any:
     if not folder.is_dir():
         raise PlanError.of("tokenizer-missing", f"no such model folder: {folder}", expected="a folder with a tokenizer")
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        return pretrained.read_tokenizer(folder)
+    except PlanError:
+        raise
+    except Exception as error:  # whatever its files make of transformers
         raise PlanError.of("tokenizer-missing", f"cannot load the tokenizer of {folder}: {error}",
                            found=listed(sorted(item.name for item in folder.iterdir())),
                            expected="tokenizer.json and its config") from error

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 import rlflow
+from rlflow import pretrained
 from rlflow.author.flow import Flow
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
-from rlflow.errors import FlowError, PlanError
+from rlflow.errors import FlowError, PlanError, listed
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
@@ -138,6 +139,10 @@ def _assembled(
     graph, options = program.graph, given.options
     prompts = training.prompts(options.seed)
     uses = model_uses(graph)
+    folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}
+    for folder in dict.fromkeys(folders.values()):
+        if code := pretrained.named_code(folder):
+            note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
     evaluated = evaluated_role(graph, held_out, rewards, given)
     if options.pools:
@@ -146,7 +151,6 @@ def _assembled(
         made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated, note)
     else:
         made = _here(program, given, prompts, updates, rewards, evaluated)
-    folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}
 
     def close() -> None:
         rewards.close()  # first: a lane may be waiting for a score
