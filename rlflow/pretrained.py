@@ -81,7 +81,7 @@ def never_ask() -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises PlanError where the weights are pickles or an adapter, or the config names code to be fetched: before transformers is asked."""
+    """Raises PlanError where the weights are pickles or an adapter, or the config names code to be fetched."""
     if (folder / ADAPTERS).is_file():
         raise PlanError.of("model-adapter", f"the model folder '{folder}' holds an adapter beside the weights or in place of them",
                            found=ADAPTERS, expected="a model's own weights",

@@ -42,8 +42,8 @@ MAY_IMPORT = {
     "tasks": "",
     "watch": "errors extras process",
     "given": "errors extras pretrained columns author batch graph trace execution data rewards training",
-    "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency residency spans training "
-            "execution data rewards tasks checkpoints watch given cluster explain",
+    "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency residency spans "
+            "training execution data rewards tasks checkpoints watch given cluster explain",
     "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch given runs residency",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",

@@ -191,8 +191,11 @@ def test_adapters_beside_weights_are_refused(tmp_path):
         pretrained.read_model(AutoModelForCausalLM, folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 10**5, '{"auto_map": [[1]], "attn_implementation": [3]}', '{"auto_map": "evil.py"}'],
-                         ids=["empty", "list", "cut", "deep", "odd", "text"])  # fmt: skip
+ODD = {"empty": "", "list": "[]", "cut": "{", "deep": "[" * 10**5, "text": '{"auto_map": "evil.py"}',
+       "odd": '{"auto_map": [[1]], "attn_implementation": [3]}'}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ODD.values(), ids=ODD)
 def test_odd_files_are_what_the_reader_says_of_them(tmp_path, content):
     folder = shutil.copytree(MODEL, tmp_path / "model")
     for name in ("config.json", "tokenizer_config.json"):

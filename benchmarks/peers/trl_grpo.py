@@ -98,7 +98,8 @@ def make_files(folder: Path, prompts: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "rlflow" / "tasks" / "arithmetic_model", local_files_only=True, trust_remote_code=False)
+    packaged = ROOT / "rlflow" / "tasks" / "arithmetic_model"
+    tokenizer = AutoTokenizer.from_pretrained(packaged, local_files_only=True, trust_remote_code=False)
     config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
                          num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=None,
                          bos_token_id=None, pad_token_id=tokenizer.pad_token_id)

@@ -1,0 +1,108 @@
+"""Chat templates of model folders. They are programs of strangers, so another process renders them, which the kernel ends at a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlflow.data.fields import Message
+from rlflow.errors import PlanError
+
+SECONDS = 10.0  # of processor time for a call, and for each conversation more; real templates take less than a thousandth of it
+SECONDS_EACH = 0.05
+LONGEST = 1 << 18  # characters that a template may add to a conversation of which it repeats no part more than REPEATS times
+REPEATS = 8
+PROGRAM = Path(__file__).with_name("rendering.py")
+KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")  # no secrets
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer. ``variables``: its special tokens, which templates name."""
+
+    def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
+        self.folder, self.text, self.variables = folder, text, dict(variables)
+        self._line = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._close: Callable[[], object] = lambda: None
+
+    def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
+        """The text of each conversation, up to where the assistant is to speak. Raises PlanError where the template refuses one, and where
+        it takes more time, memory or room than any template should."""
+        if not conversations:
+            return []
+        limits = [LONGEST + REPEATS * sum(len(part) for message in messages for part in message.values()) for messages in conversations]
+        request = {"template": self.text, "variables": self.variables | {"add_generation_prompt": True},
+                   "seconds": SECONDS + SECONDS_EACH * len(conversations),
+                   "conversations": list(zip(map(list, conversations), limits, strict=True))}  # fmt: skip
+        with self._line:
+            try:
+                replies = zip(self._replies(request, limits), conversations, strict=True)
+                return [self._text(reply, messages) for reply, messages in replies]
+            except BaseException:  # what is still to come belongs to no later call
+                self._end()
+                raise
+
+    def _text(self, reply: Mapping[str, str], messages: Sequence[Message]) -> str:
+        if "error" in reply:
+            raise PlanError.of("chat-template", f"the chat template of {self.folder} refuses a prompt: {reply['error']}",
+                               found=f"roles {[message['role'] for message in messages]}", expected="roles that the template takes")
+        if "limit" in reply:
+            raise PlanError.of("chat-template", f"the chat template of {self.folder} is stopped at a prompt: {reply['limit']}",
+                               found=f"roles {[message['role'] for message in messages]}",
+                               expected="a template that takes milliseconds and adds little to what is said",
+                               remedy="correct the template, or take another model; prompts that are texts need none: --data.chat false")
+        return reply["text"]
+
+    def _replies(self, request: Mapping[str, Any], limits: Sequence[int]) -> Iterator[dict[str, str]]:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            yield {"limit": self._died(request)}
+            return
+        for limit in limits:
+            line = process.stdout.readline(6 * 2 * limit + 4096)  # a character may be two escapes of six bytes
+            yield json.loads(line) if line.endswith(b"\n") else {"limit": self._died(request)}
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """A process with nothing of this one's environment, and in a session of its own: ctrl-C is for the run."""
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, env=environment, start_new_session=True)  # fmt: skip
+        self._process = process
+        self._close = weakref.finalize(self, _ended, process)
+        return process
+
+    def _end(self) -> None:
+        self._close()
+        self._process = None
+
+    def _died(self, request: Mapping[str, Any]) -> str:
+        """How the process ended, in words."""
+        process = self._process
+        assert process is not None
+        self._end()
+        if process.returncode == -signal.SIGPROF:
+            return f"it takes more than {request['seconds']:g} s of processor time for {len(request['conversations'])} of them"
+        return f"the process that renders it ended with {process.returncode}"
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """End the process, and wait until it is gone."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
