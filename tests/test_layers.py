@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard residency",
     "backends": "errors extras pretrained columns author batch training execution checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
-               "residency lending process",
+               "residency lending process watch",
     "data": "errors columns extras batch pretrained",
     "rewards": "errors columns extras batch data",
     "tasks": "",
