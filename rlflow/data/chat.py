@@ -18,6 +18,7 @@ from rlflow.errors import PlanError
 
 SECONDS = 10.0  # of processor time for a call, and for each conversation more; real templates take less than a thousandth of it
 SECONDS_EACH = 0.05
+STOPS = 5  # after so many no more is tried: who looks for the records that are to blame tries one after another
 LONGEST = 1 << 18  # characters that a template may add to a conversation of which it repeats no part more than REPEATS times
 REPEATS = 8
 PROGRAM = Path(__file__).with_name("rendering.py")
@@ -29,7 +30,7 @@ class ChatTemplate:
 
     def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
         self.folder, self.text, self.variables = folder, text, dict(variables)
-        self._line = threading.Lock()
+        self._line, self._stops = threading.Lock(), 0
         self._process: subprocess.Popen[bytes] | None = None
         self._close: Callable[[], object] = lambda: None
 
@@ -43,6 +44,8 @@ class ChatTemplate:
                    "seconds": SECONDS + SECONDS_EACH * len(conversations),
                    "conversations": list(zip(map(list, conversations), limits, strict=True))}  # fmt: skip
         with self._line:
+            if self._stops == STOPS:
+                raise self._stopped(f"so it was at {STOPS} before", conversations[0])
             try:
                 replies = zip(self._replies(request, limits), conversations, strict=True)
                 return [self._text(reply, messages) for reply, messages in replies]
@@ -55,11 +58,15 @@ class ChatTemplate:
             raise PlanError.of("chat-template", f"the chat template of {self.folder} refuses a prompt: {reply['error']}",
                                found=f"roles {[message['role'] for message in messages]}", expected="roles that the template takes")
         if "limit" in reply:
-            raise PlanError.of("chat-template", f"the chat template of {self.folder} is stopped at a prompt: {reply['limit']}",
-                               found=f"roles {[message['role'] for message in messages]}",
-                               expected="a template that takes milliseconds and adds little to what is said",
-                               remedy="correct the template, or take another model; prompts that are texts need none: --data.chat false")
+            self._stops += 1
+            raise self._stopped(reply["limit"], messages)
         return reply["text"]
+
+    def _stopped(self, why: str, messages: Sequence[Message]) -> PlanError:
+        return PlanError.of("chat-template", f"the chat template of {self.folder} is stopped at a prompt: {why}",
+                            found=f"roles {[message['role'] for message in messages]}",
+                            expected="a template that takes milliseconds and adds little to what is said",
+                            remedy="correct the template, or take another model; prompts that are texts need none: --data.chat false")
 
     def _replies(self, request: Mapping[str, Any], limits: Sequence[int]) -> Iterator[dict[str, str]]:
         process = self._process or self._start()

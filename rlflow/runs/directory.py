@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rlflow.errors import PlanError
+from rlflow.errors import Place, PlanError
 from rlflow.execution.executor import Outcome
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
 from rlflow.residency import computing
 from rlflow.runs.timeline import Timeline
-from rlflow.watch.secrets import redacted
+from rlflow.watch.secrets import masked, redacted
 
 if TYPE_CHECKING:
     from rlflow.runs.loop import Prepared
@@ -184,9 +184,15 @@ class Records:
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """The graph with the secrets among its settings masked. Done to one where it is done already, it changes nothing."""
-    nodes = (replace(node, settings=_masked(node.settings), body=node.body and without_secrets(node.body)) for node in graph.nodes)
+    """The graph with the secrets among its settings and in its files' names masked. Done to one where it is done already, it changes
+    nothing."""
+    nodes = (replace(node, settings=_masked(node.settings), body=node.body and without_secrets(node.body),
+                     place=_masked_place(node.place), definition=_masked_place(node.definition)) for node in graph.nodes)  # fmt: skip
     return replace(graph, hp=_masked(graph.hp), nodes=tuple(nodes))
+
+
+def _masked_place(place: Place | None) -> Place | None:
+    return place and replace(place, path=masked(place.path))
 
 
 def _masked(settings: tuple[tuple[str, Value], ...]) -> tuple[tuple[str, Value], ...]:

@@ -48,7 +48,7 @@ from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
-from rlflow.watch.secrets import redacted
+from rlflow.watch.secrets import redacted, telling
 
 QUIET = Quiet()
 
@@ -239,10 +239,13 @@ def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given, loaded:
 
 
 def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
-    """What settings.json says: everything needed to go on with the run, or to run the same again."""
+    """What settings.json says: everything needed to go on with the run, or to run the same again. A secret that is a default of the flow's
+    own file is left to that file."""
+    default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
+    hp = {name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))}
     return redacted({
         "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
-        "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options),
+        "hp": hp, "options": dataclasses.asdict(given.options),
         "values": {name: value for name, value in given.values.items() if not name.startswith("hp.")},
     })

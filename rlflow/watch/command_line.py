@@ -18,7 +18,8 @@ def taken() -> list[str]:
     """The words after the program's name, which from here on nobody sees secrets of: not in the process table, not in ``sys.argv``, where
     Ray and trackers look, and not in what is printed of them. Between the start of the process and this call they can be seen."""
     words = sys.argv[1:]
-    remember(dict(flags(words)))
+    for name, value in flags(words):
+        remember({name: value})
     shown = [hidden(words, number) for number in range(len(words))]
     with contextlib.suppress(OSError, ValueError, IndexError):  # a system that does not say where they are
         overwrite(words, shown)

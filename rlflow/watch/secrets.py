@@ -23,6 +23,9 @@ TELLING = {
 ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")  # of a part: PGPASSWORD, authtoken
 ABOUT = {"mode", "method", "type", "sock"}  # as the last part: what is said about a secret, which is none: RAY_AUTH_MODE
 ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}  # telling in running text even without another part
+KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}  # before 'key': no name of a field
+TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "audio", "video", "special", "think"}
+WORD = re.compile(r"[A-Za-z][A-Za-z_. -]{0,18}")
 FOLDERS = ("PWD", "OLDPWD")  # of every shell
 SHORTEST = 6  # a shorter value would be found by chance in innocent text
 LINE = 16  # characters of a line that is a secret of its own, where a secret has several
@@ -65,7 +68,7 @@ def remember(mapping: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             remember(value)
         elif telling(str(name)) and hides(value):
-            _remembered.update(text for text in _texts(value) if len(text) >= SHORTEST)
+            _remembered.update(text for text in _texts(value) if len(text) >= SHORTEST and not _ordinary(str(name), text))
 
 
 def masked(text: str) -> str:
@@ -139,6 +142,16 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
     else:
         yield str(value)
+
+
+def _ordinary(name: str, text: str) -> bool:
+    """Whether a setting, as prompt_key or pad_token are, is but a word, which would be missed wherever else it stands."""
+    if not WORD.fullmatch(text):
+        return False
+    before, last = ["", *(part.lower() for part in PARTS.findall(name))][-2:]
+    if last in ("key", "keys"):
+        return before not in KEYS
+    return before in TOKENS if last == "token" else last not in TELLING and not last.endswith(ENDINGS)
 
 
 def hides(value: Any) -> bool:

@@ -109,6 +109,17 @@ def test_a_template_that_stumbles_over_one_prompt_is_found_where_that_is_drawn(j
     assert data.batch([3, 4]).data["prompt_tokens"].lengths.tolist() == [3, 3]
 
 
+def test_a_template_is_stopped_only_so_often(monkeypatch):
+    monkeypatch.setattr(chat, "SECONDS", 0.1)
+    template = ChatTemplate(Path("model"), BOMBS["loops"], {})
+    for _ in range(chat.STOPS):
+        with pytest.raises(PlanError, match="processor time"):
+            template.render([ASK])
+    monkeypatch.setattr(chat, "SECONDS", 10**6)
+    with pytest.raises(PlanError, match="is stopped at a prompt: so it was at 5 before"):
+        template.render([ASK])
+
+
 def test_after_a_refusal_no_answer_is_taken_for_that_of_another_call():
     text = "{% if messages|length > 1 %}{{ raise_exception('long') }}{% endif %}{{ messages[0].content }}"
     template = ChatTemplate(Path("model"), text, {})

@@ -142,8 +142,12 @@ def test_a_secret_is_known_as_text_quotes_it(monkeypatch, value):
 
 def test_what_a_flag_was_given_is_masked_where_an_error_repeats_it(remembering):
     remember({"hp.api_key": CANARY, "actor": {"pass": ["first-canary", "second-canary"]}, "hp.key_dim": "64", "lr": "0.123456"})
-    remember({"auth": "abc", "reward": ("file.py:function",)})
+    remember({"auth": "abc", "reward": ("file.py:function",), "hp.prompt_key": "question", "pad_token": "endoftext"})
+    remember({"pass_metric": "accuracy"})
     assert masked(f"no {CANARY} in first-canary second-canary 64 0.123456 abc") == "no *** in *** *** 64 0.123456 abc"
+    assert masked("question endoftext accuracy file.py:function") == "question endoftext accuracy file.py:function"
+    remember({"api_key": "letters", "db_pass": "onlyletters", "hf_token": "wordlike", "pass": "plainword", "prompt_key": "q1w2e3r4"})
+    assert masked("letters onlyletters wordlike plainword q1w2e3r4") == "*** *** *** *** ***"
 
 
 def test_a_guarded_stream_masks_what_is_written_to_it(monkeypatch):
