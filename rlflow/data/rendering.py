@@ -62,12 +62,20 @@ def compiled(text: str) -> Template:
     return sandbox.from_string(text)
 
 
+def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
+    """The line for one conversation."""
+    try:
+        return json.dumps(rendered(request, messages, longest)).encode()
+    except MemoryError:
+        return b'{"limit": "it takes more than %d MiB of memory"}' % (MEMORY >> 20)
+
+
 def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[str, str]:
-    """The text of one conversation, or why there is none."""
+    """The text of one conversation, or why there is none. Raises MemoryError."""
     try:
         text = compiled(request["template"]).render(messages=messages, tools=None, documents=None, **request["variables"])
     except MemoryError:
-        return {"limit": f"it takes more than {MEMORY >> 20} MiB of memory"}
+        raise
     except Exception as error:  # the template may raise whatever it likes
         return {"error": str(error)[:2000] or type(error).__name__}
     return {"text": text} if len(text) <= longest else {"limit": f"it makes {len(text)} characters of it, of {longest} that it may"}
@@ -90,7 +98,7 @@ def main() -> None:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])
         for messages, longest in request["conversations"]:
-            sys.stdout.buffer.write(json.dumps(rendered(request, messages, longest)).encode() + b"\n")
+            sys.stdout.buffer.write(answer(request, messages, longest) + b"\n")
             sys.stdout.buffer.flush()
         signal.setitimer(signal.ITIMER_PROF, 0)
 

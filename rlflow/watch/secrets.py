@@ -21,7 +21,7 @@ TELLING = {
     "credentials", "creds", "pat", "pass", "auth", "authorization", "pwd", "bearer", "cookie", "jwt",
 }  # fmt: skip
 ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")  # of a part: PGPASSWORD, authtoken
-ABOUT = {"mode", "method", "type", "sock"}  # as the last part: what is said about a secret, which is none: RAY_AUTH_MODE
+ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url"}  # as the last part: no secret itself, but about one
 ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}  # telling in running text even without another part
 KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}  # before 'key': no name of a field
 TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "audio", "video", "special", "think"}
@@ -93,7 +93,7 @@ def _guard(stream: Any) -> None:
     plain = stream.write
 
     def write(text: str) -> int:
-        plain(masked(text))
+        plain(masked(text) if text.strip() else text)
         return len(text)
 
     stream.write, stream.guarded = write, True

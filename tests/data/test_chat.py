@@ -87,7 +87,8 @@ def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
         template.render([[{"role": "user", "content": "bomb"}]])
     assert time.monotonic() - began < 30
     assert len(str(stopped.value)) < 4000
-    assert template._process is None
+    if text != BOMBS["compiled"]:
+        assert template.render([ASK]) == ["fine"]
 
 
 def test_what_stopped_a_template_is_told_apart(monkeypatch):
@@ -127,6 +128,23 @@ def test_after_a_refusal_no_answer_is_taken_for_that_of_another_call():
         with pytest.raises(PlanError, match="long"):
             template.render([ASK, ASK * 2, ASK])
         assert template.render([[{"role": "user", "content": str(n)}] for n in range(300)]) == [str(n) for n in range(300)]
+
+
+def test_a_process_that_somebody_ended_is_started_again():
+    template = ChatTemplate(Path("model"), "{{ messages[0].content }}", {})
+    assert template.render([ASK]) == ["2+2"]
+    os.kill(template._process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, template._process.pid, os.WEXITED | os.WNOWAIT)
+    assert template.render([ASK]) == ["2+2"]
+
+
+def test_long_conversations_go_in_portions(monkeypatch):
+    monkeypatch.setattr(chat, "PORTION", 100)
+    template = ChatTemplate(Path("model"), "{{ messages[0].content }}", {})
+    for lengths in ([99, 1, 1], [100], [0] * 300, [500, 1, 98, 1, 1, 700], []):
+        texts = [str(number % 10) * length for number, length in enumerate(lengths)]
+        assert template.render([[{"role": "", "content": text}] for text in texts]) == texts
+    assert [len(some) for some in chat._portions([[{"role": "", "content": "a" * n}] for n in (99, 1, 1, 100, 3)])] == [2, 2, 1]
 
 
 def test_threads_take_turns():
@@ -195,3 +213,10 @@ def test_a_users_own_template_takes_no_width():
     for template in ("{prompt:>999999999}", "{prompt!r}", "{prompt:{prompt}}"):
         with pytest.raises(PlanError, match="must name {prompt} and nothing else"):
             open_data("data.jsonl", template=template)
+
+
+def test_the_page_says_what_the_limits_are():
+    page = " ".join((Path(__file__).parents[2] / "docs" / "security.md").read_text().split())
+    assert f"{chat.SECONDS:g} seconds of processor time, and {chat.SECONDS_EACH:g} more for each prompt" in page
+    assert f"{chat.LONGEST:,} characters longer than eight times the messages" in page
+    assert chat.REPEATS == 8

@@ -4,6 +4,7 @@ import io
 import json
 import traceback
 import urllib.parse
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ def test_a_telling_name_hides_its_value(name):
 @pytest.mark.parametrize("name", ["max_tokens", "prompt_tokens", "tokens_per_second", "tokenizer", "monkey", "keyboard", "keep", "passes",
                                   "secretary", "TOKENIZERS_PARALLELISM", "hockey", "path", "PATH", "PYTHONPATH", "author", "authored",
                                   "compass", "bypass", "pattern", "patience", "forbearer", "RAY_AUTH_MODE", "SSH_AUTH_SOCK",
+                                  "RAY_AUTH_TOKEN_PATH", "API_KEY_FILE",
                                   "max_new_tokens", "keyword"])  # fmt: skip
 def test_other_names_hide_nothing(name):
     assert not telling(name)
@@ -183,3 +185,9 @@ def test_what_is_redacted_is_json_of_the_same_shape(mapping):
 def test_long_text_is_masked_in_time_that_grows_with_its_length(part):
     """A pattern that looks back and forth would take hours for these."""
     assert masked(part * (10**5 // len(part))) is not None
+
+
+def test_the_page_says_which_words_tell():
+    page = " ".join(Path("docs/security.md").read_text().split())
+    listed = page.partition("a word of it is ")[2].partition(" or jwt,")[0]
+    assert {*listed.split(", "), "jwt"} == secrets.TELLING
