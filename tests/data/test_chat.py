@@ -74,11 +74,12 @@ BOMBS = {
     "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "error": "{% set n = messages | length %}{{ raise_exception('a' * n * 10 ** 8) }}",
 }
+ALIKE = ("power", "width", "doubling", "list", "error")  # as others are
 
 
-@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+@pytest.mark.parametrize("text", [pytest.param(text, id=name, marks=[pytest.mark.slow] * (name in ALIKE)) for name, text in BOMBS.items()])
 def test_a_template_that_wants_too_much_is_stopped_and_said(text, monkeypatch):
-    monkeypatch.setattr(chat, "SECONDS", 0.5)
+    monkeypatch.setattr(chat, "SECONDS", 0.2)
     template = ChatTemplate(Path("model"), "{% if messages[0].content == 'bomb' %}" + text + "{% endif %}fine", {})
     if text != BOMBS["compiled"]:  # which never gets as far as a prompt
         assert template.render([ASK]) == ["fine"]
