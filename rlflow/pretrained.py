@@ -81,7 +81,12 @@ def never_ask() -> None:
 
 
 def check(folder: Path) -> None:
-    """Raises PlanError where the weights are pickles or an adapter, or the config names code to be fetched."""
+    """Raises PlanError where the model needs code of its folder, the weights are pickles or an adapter, or the config names code to be
+    fetched: before anything is loaded."""
+    from transformers import CONFIG_MAPPING
+
+    if str(_content(folder / CONFIG).get("model_type")) not in CONFIG_MAPPING and (refused := _code(folder, CONFIG, "AutoConfig")):
+        raise refused
     if (folder / ADAPTERS).is_file():
         raise PlanError.of("model-adapter", f"the model folder '{folder}' holds an adapter beside the weights or in place of them",
                            found=ADAPTERS, expected="a model's own weights",
@@ -131,8 +136,13 @@ def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _wants_code(folder: Path, file: str, kind: str, error: Exception) -> PlanError | None:
     """What is said where a load failed and the folder names code for it; None where it does not."""
+    return None if isinstance(error, PlanError | OSError) else _code(folder, file, kind)
+
+
+def _code(folder: Path, file: str, kind: str) -> PlanError | None:
+    """The refusal of code that the folder names for an Auto class; None where it names none."""
     named = [f"{kind}: {', '.join(_texts(value))}" for name, value in _mapped(folder / file) if name == kind]
-    if not named or isinstance(error, PlanError | OSError):
+    if not named:
         return None
     return PlanError.of("model-code", f"the model folder '{folder}' needs Python code of its own, and no code of a model folder is run",
                         found=f"auto_map in {file}: {listed(named)}", expected="a model that the installed transformers knows by itself",

@@ -118,7 +118,7 @@ def test_code_that_a_folder_names_is_not_needed_where_transformers_knows_the_mod
 
 def test_a_config_that_needs_code_is_refused(hostile):
     folder = hostile("config.json")
-    for load in (pretrained.read_config, lambda folder: pretrained.read_model(AutoModelForCausalLM, folder)):
+    for load in (pretrained.check, pretrained.read_config, lambda folder: pretrained.read_model(AutoModelForCausalLM, folder)):
         with pytest.raises(PlanError, match=r"needs Python code of its own(.|\n)*auto_map in config.json: Auto\w+: evil\.\w+"):
             load(folder)
 
@@ -212,7 +212,7 @@ def test_adapters_beside_weights_are_refused(tmp_path):
 
 
 ODD = {"empty": "", "list": "[]", "cut": "{", "deep": "[" * 10**5, "text": '{"auto_map": "evil.py"}',
-       "odd": '{"auto_map": [[1]], "attn_implementation": [3]}'}  # fmt: skip
+       "odd": '{"auto_map": [[1]], "attn_implementation": [3], "model_type": [1]}'}  # fmt: skip
 
 
 @pytest.mark.parametrize("content", ODD.values(), ids=ODD)

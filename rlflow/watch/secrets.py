@@ -35,7 +35,8 @@ ADDRESS = re.compile(r"""(://[^/\s:@"']*:)[^/\s"']+@|(://)[\w-]{20,}@""")  # sch
 SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:sk-[\w-]{20,}|[sr]k_(?:live|test)_\w{16,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|hf_\w{30,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{35}|npm_\w{36}|pypi-[\w-]{50,}"
-    r"|(?<!-)eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+    r"|ya29\.[\w-]{20,}|(?<!-)eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+    r"|(?<=[?&]sig=)[\w%+/=-]{16,}"  # of an address that is signed
     r"|-----BEGIN [A-Z0-9 ]{0,20}PRIVATE KEY-----"
     r"(?:(?:(?!-----BEGIN)[\s\S])*?-----END [A-Z0-9 ]{0,20}PRIVATE KEY-----|(?:(?:\\[nr]|\s)*[A-Za-z0-9+/=]{16,})*)"
 )

@@ -137,7 +137,7 @@ def test_other_commands_print_no_secrets_either(planted, tmp_path):
     assert "***" in json.dumps(json.loads(command(graph, tmp_path / "said").out))
 
 
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_resumed_run_is_given_its_secrets_again(tmp_path):
     (tmp_path / "tells.py").write_text(TELLS)
     keywords = {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path), "name": "told", "hp.api_key": CANARY}

@@ -104,7 +104,7 @@ BESIDE = [
     "https://host/x?access_token=abcdefgh1&y=1", "--redis-password=abcdefgh1", "--api-key abcdefgh1", "password: abcdefgh1",
     "db.password = abcdefgh1", "-Dpassword=abcdefgh1", "Authorization: Bearer abcdefgh1", "bearer abcdefghijklmnopqrstuvwx",
     "'Authorization': 'Basic YWxhZGRpbjpvcGVu'", "https://user:a%20b@host/", "https://user:pa@ss@host/", "redis://:abcdefgh1@host:1/0",
-    "https://abcdefghijklmnopqrst@github.com/x",
+    "https://abcdefghijklmnopqrst@github.com/x", "https://host/x?sv=2020&sig=abcdefghABCDEFGH%2F1234&se=2020",
 ]  # fmt: skip
 HIDDEN = ("0123456789abcdef", "abcdefgh", "defgh", "YWxh", "a%20b", "pa@ss", "ss@")
 
