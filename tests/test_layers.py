@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "extras": "errors",
     "author": "errors columns dispatch",
     "lending": "",
+    "pretrained": "errors",
     "process": "",
     "durable": "process",
     "logs": "durable",
@@ -36,19 +37,19 @@ MAY_IMPORT = {
     "training": "errors columns author batch",
     "checkpoints": "errors process durable",
     "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard residency",
-    "backends": "errors extras columns author batch training execution checkpoints reshard",
+    "backends": "errors extras pretrained columns author batch training execution checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
-               "residency lending process",
-    "data": "errors columns extras batch",
+               "residency lending process watch",
+    "data": "errors columns extras batch pretrained",
     "rewards": "errors columns extras batch data",
     "tasks": "",
     "watch": "errors extras process durable logs",
-    "given": "errors extras columns author batch graph trace execution data rewards training",
-    "runs": "errors extras columns author batch graph trace check placement plan passes passes.residency residency spans training "
-            "execution data rewards tasks checkpoints watch given cluster explain durable logs",
+    "given": "errors extras pretrained columns author batch graph trace execution data rewards training",
+    "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency residency spans "
+            "training execution data rewards tasks checkpoints watch given cluster explain durable logs",
     "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch given runs residency",
     "algorithms": "",
-    "tasks.arithmetic": "data runs",
+    "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",
 }  # fmt: skip
 VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said, recorded

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
+from rlflow import pretrained
 from rlflow.checkpoints.models import TOKENIZER, small_files
 from rlflow.errors import PlanError
 
@@ -19,8 +18,10 @@ def load_tokenizer(folder: Path) -> Any:
     if not _files(folder):  # transformers would make up an empty one for some models
         raise _unusable(folder, "none of its files")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        return pretrained.read_tokenizer(folder)
+    except PlanError:
+        raise
+    except Exception as error:  # whatever its files make of transformers
         raise _unusable(folder, str(error)) from error
 
 

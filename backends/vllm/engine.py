@@ -88,9 +88,9 @@ class Engine:
         cpu = spec.device == "cpu"
         cache = settings.kv_cache_memory_bytes or (CPU_CACHE if cpu else None)
         return {
-            "model": str(spec.folder), "dtype": spec.dtype, "seed": spec.seed % 2**31, "trust_remote_code": False,
-            "use_tqdm_on_load": False, "disable_log_stats": True, "skip_tokenizer_init": True, "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
+            "model": str(spec.folder), "dtype": spec.dtype, "seed": spec.seed % 2**31,
+            "trust_remote_code": False, "load_format": "safetensors", "skip_tokenizer_init": True, "generation_config": "vllm",
+            "use_tqdm_on_load": False, "disable_log_stats": True, "logprobs_mode": "processed_logprobs",
             "distributed_executor_backend": self.seat.launcher, "tensor_parallel_size": self.seat.size,
             "kv_cache_memory_bytes": cache, "gpu_memory_utilization": settings.gpu_memory_utilization,
             "max_model_len": settings.max_model_len or -1, "max_num_seqs": settings.max_num_seqs,

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
+from rlflow import pretrained
 from rlflow.backends.local.endings import eos_of, text_stops
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
@@ -192,7 +193,7 @@ class Generator:
 
 def _configs(folder: Path) -> tuple[Any, Any]:
     """The generation config and the config of a model."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = pretrained.read_config(folder)
     own = (folder / "generation_config.json").is_file()
-    generation = GenerationConfig.from_pretrained(folder, local_files_only=True) if own else GenerationConfig.from_model_config(config)
+    generation = pretrained.read_generation_config(folder) if own else GenerationConfig.from_model_config(config)
     return generation, config

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from rlflow.errors import FlowError, PlanError, RunHeld, StageError
+from rlflow.watch.command_line import taken
+from rlflow.watch.secrets import guard
 
 app = typer.Typer(
     name="rlflow",
@@ -149,7 +151,7 @@ def main() -> None:
     """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held · 130 interrupted."""
     share_cores()
     try:
-        code = called()
+        code = called(taken())
     except BrokenPipeError:  # `rlflow plan … | head`
         code = unread()
     except KeyboardInterrupt as stop:
@@ -165,11 +167,13 @@ def main() -> None:
     leave(code)
 
 
-def called() -> int:
-    """The command that was asked for. Past typer's own `main`, which keeps to itself what a stopped run says of going on."""
+def called(words: list[str]) -> int:
+    """The command that was asked for, printed without secrets. Past typer's own `main`, which keeps to itself what a stopped run says of
+    going on."""
     command = typer.main.get_command(app)
+    guard(sys.stdout, sys.stderr)
     try:
-        with command.make_context("rlflow", sys.argv[1:]) as context:
+        with command.make_context("rlflow", words) as context:
             command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
@@ -198,9 +202,7 @@ def leave(code: int) -> None:
 
 
 def _told(error: BaseException, code: int) -> int:
-    from rlflow.watch.secrets import masked
-
-    print(masked(str(error)) or "stopped", file=sys.stderr)  # what a reward or stage raised may tell a key
+    print(str(error) or "stopped", file=sys.stderr)
     return code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
@@ -41,6 +42,7 @@ from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
 from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_rows, group_of, mask_counts, token_counts
+from rlflow.watch.secrets import guard, remember
 
 GROUP_SECONDS = 1800.0  # how long a collective may wait for the slowest rank
 
@@ -49,6 +51,8 @@ class Worker:
     """Carries out calls with an engine of its own, which is the one of a run in one process."""
 
     def __init__(self, setup: Setup) -> None:
+        guard(sys.stdout, sys.stderr)  # which Ray keeps in files
+        remember(setup.given.values)
         torch.set_num_threads(setup.threads)
         self.setup = setup
         self.program = setup.program()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rlflow import pretrained
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.execution.engine import Model
@@ -72,7 +73,9 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
     """Names, values, folders and packages of all roles, before any data or model is loaded. Raises PlanError."""
     problems: list[Problem] = []
     for use in uses:
-        _, modules = _planned(use, given)
+        folder, modules = _planned(use, given)
+        if folder is not None and not all(module.__name__ == "rlflow.backends.null" for module in modules):
+            pretrained.check(folder)
         needed = Halves(use.trained or not use.generates, use.generates)
         halfless = [no_half(module, half, use.name) for half, module, need in zip(HALVES, modules, needed, strict=True)
                     if need and not hasattr(module, half)]  # fmt: skip

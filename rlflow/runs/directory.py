@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from rlflow import durable
-from rlflow.errors import PlanError
+from rlflow.errors import Place, PlanError
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
-from rlflow.watch.secrets import redacted
+from rlflow.watch.secrets import masked, redacted
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 SETTINGS, GRAPH = "settings.json", "graph.msgpack"
@@ -95,9 +95,15 @@ def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """The graph with the secrets among its settings masked. Done to one where it is done already, it changes nothing."""
-    nodes = (replace(node, settings=_masked(node.settings), body=node.body and without_secrets(node.body)) for node in graph.nodes)
+    """The graph with the secrets among its settings and in its files' names masked. Done to one where it is done already, it changes
+    nothing."""
+    nodes = (replace(node, settings=_masked(node.settings), body=node.body and without_secrets(node.body),
+                     place=_masked_place(node.place), definition=_masked_place(node.definition)) for node in graph.nodes)  # fmt: skip
     return replace(graph, hp=_masked(graph.hp), nodes=tuple(nodes))
+
+
+def _masked_place(place: Place | None) -> Place | None:
+    return place and replace(place, path=masked(place.path))
 
 
 def _masked(settings: tuple[tuple[str, Value], ...]) -> tuple[tuple[str, Value], ...]:

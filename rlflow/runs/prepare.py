@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import rlflow
+from rlflow import pretrained
 from rlflow.author.flow import Flow
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
@@ -21,7 +22,7 @@ from rlflow.checkpoints.models import small_files
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
-from rlflow.errors import FlowError, PlanError
+from rlflow.errors import FlowError, PlanError, listed
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
@@ -52,7 +53,7 @@ from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
-from rlflow.watch.secrets import redacted
+from rlflow.watch.secrets import redacted, telling
 
 QUIET = Quiet()
 
@@ -157,6 +158,9 @@ def _assembled(
     uses = model_uses(graph)
     inputs = judge(graph, depends_on(program, given, training, held_out)) if judge else None
     files = {use.name: kept_files(use, given) for use in uses if use.trained}
+    for folder in dict.fromkeys(folder for use in uses if (folder := model_folder(use, given))):
+        if code := pretrained.named_code(folder):
+            note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
     evaluated = evaluated_role(graph, held_out, rewards, given)
     if options.pools:
@@ -278,10 +282,13 @@ def working_folder() -> str | None:
 
 
 def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
-    """What settings.json says: everything needed to go on with the run, or to run the same again."""
+    """What settings.json says: everything needed to go on with the run, or to run the same again. A secret that is a default of the flow's
+    own file is left to that file."""
+    default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
+    hp = {name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))}
     return redacted({
         "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
-        "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options),
+        "hp": hp, "options": dataclasses.asdict(given.options),
         "values": {name: value for name, value in given.values.items() if not name.startswith("hp.")},
     })

@@ -18,6 +18,7 @@ from rlflow.errors import printable
 from rlflow.watch.frame import RECENT, Frame, draw
 from rlflow.watch.plain import accuracy
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.secrets import masked
 
 EVERY_SECONDS = 0.25
 
@@ -64,7 +65,7 @@ class Live:
         self.note(accuracy(number, metrics, self._held_out))
 
     def note(self, text: str) -> None:
-        self._console.print(Text(printable(text)), soft_wrap=True)
+        self._console.print(Text(printable(masked(text))), soft_wrap=True)
 
     def close(self, state: State, error: str = "") -> None:
         self.stop(state)

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from rlflow.errors import printable
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.secrets import masked
 
 EVERY_SECONDS = 3.0
 
@@ -33,7 +34,7 @@ class Plain:
         self.note(accuracy(number, metrics, self._run.held_out if self._run else 0))
 
     def note(self, text: str) -> None:
-        print(printable(text), file=self._stream, flush=True)
+        print(printable(masked(text)), file=self._stream, flush=True)
 
     def close(self, state: State, error: str = "") -> None:
         """Says nothing: whoever ends the run says how."""

@@ -49,13 +49,13 @@ class Recorder:
         if self._run is None:
             self._early.append(text)
         elif self._notes and self._status and self._status.state == "running":  # the summary that follows the end is no part of the story
-            line = printable(masked(text[:LONGEST_NOTE])).replace("\n", "\n  ")
+            line = printable(masked(text)[:LONGEST_NOTE]).replace("\n", "\n  ")
             self._notes.add(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
     def close(self, state: State, error: str = "") -> None:
         if self._status and self._status.state == "running":
             done = self._status.iterations if state == "done" else self._status.iteration  # skipped ones were never told
-            self._put(replace(self._status, state=state, iteration=done, error=printable(masked(error[:LONGEST_NOTE]))))
+            self._put(replace(self._status, state=state, iteration=done, error=printable(masked(error)[:LONGEST_NOTE])))
             if self._notes:
                 self._notes.close()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
 from rlflow.errors import printable
+from rlflow.watch.secrets import masked
 
 State = Literal["done", "failed", "interrupted"]
 Metrics = Mapping[str, float]
@@ -157,4 +158,4 @@ def alarm(reporter: Reporter, text: str) -> None:
 
 def complain(text: str) -> None:
     """What is said even by --quiet: that something is left out."""
-    print(printable(text), file=sys.stderr, flush=True)
+    print(printable(masked(text)), file=sys.stderr, flush=True)
