@@ -7,6 +7,8 @@ from torch import Tensor
 
 from rlflow.training.protocols import Sampling
 
+AT_ONCE = 8 << 20  # probabilities whose sums exist at once
+
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """(token int64 [rows], its log-prob [rows]) from logits [rows, vocabulary] and uniform float64 [rows] in [0, 1).
@@ -19,10 +21,19 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         token = logits.argmax(-1, keepdim=True)
         return token[:, 0], logits.log_softmax(-1).gather(-1, token)[:, 0]
     logprobs = truncated(logits / sampling.temperature, sampling.top_k, sampling.top_p).log_softmax(-1)
-    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-    token.clamp_(max=logits.shape[-1] - 1)  # NaN logits end here, and their NaN log-prob leaves the row out of training
-    return token[:, 0], logprobs.gather(-1, token)[:, 0]
+    token = inverse(logprobs, uniform)
+    return token, logprobs.gather(-1, token[:, None])[:, 0]
+
+
+def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary], summed in float64, passes
+    ``uniform``. So many rows at once as take 64 MiB."""
+    vocabulary = logprobs.shape[-1]
+    tokens = []
+    for some, at in zip(*(x.split(max(1, AT_ONCE // vocabulary)) for x in (logprobs, uniform[:, None])), strict=True):
+        cumulative = some.exp().cumsum(-1, dtype=torch.float64)
+        tokens.append(torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True))
+    return torch.cat(tokens)[:, 0].clamp_(max=vocabulary - 1)  # NaN ends here, and a NaN log-prob leaves the row out of training
 
 
 def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:

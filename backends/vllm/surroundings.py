@@ -20,7 +20,10 @@ WANTED = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",  # a model is a folder here
 }
-ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}  # vLLM compiles the gathering of log-probs even for eager models: seconds, and a compiler
+ON_CPU = {
+    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles the gathering of log-probs even for eager models: seconds, and a compiler
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner in which rows draw as they do in the local backend
+}
 OPEN = {"VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # where the user has no say
 
 

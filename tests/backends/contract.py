@@ -36,7 +36,8 @@ LAYOUTS = {
     "fsdp": {"shard=none": ("llama",), "tensor_parallel=2": ("llama", "qwen3", "gemma3")},
     "deepspeed": {"zero=1": ("llama",), "zero=2": ("llama",)},
 }
-SAMPLES_WITH = {"vllm": {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}}
+# Budgets that rows of real lengths exceed.
+SAMPLES_WITH = {"local": {"batch_tokens": 5000}, "vllm": {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}}
 
 # What some backend cannot do. Everything else is claimed of all.
 NO_MODEL = {"null": "columns are functions of the row key, and nothing is learned"}
