@@ -29,8 +29,8 @@ def _stretch(rope: Any) -> float:
 
 
 def check_room(prompts: Sequence[int], max_tokens: int, most: int | None, limit: str, remedy: str = "") -> None:
-    """``prompts``: tokens of each. Raises ValueError where one is empty, and PlanError where one with ``max_tokens`` behind it is longer than
-    ``most``; ``limit`` says what that is."""
+    """``prompts``: tokens of each. Raises ValueError where one is empty, and PlanError where one with ``max_tokens`` behind it is longer
+    than ``most``; ``limit`` says what that is, ``remedy`` what else helps."""
     if not all(prompts):
         raise ValueError("prompt_tokens: found an empty prompt, expected at least one token (such as the tokenizer's BOS token)")
     prompt = max(prompts, default=0)

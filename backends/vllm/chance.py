@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rlflow.backends.local.sampling import inverse, truncated
 from rlflow.training.chance import signed, uniforms_at
-from rlflow.training.protocols import Sampling
 
 
 def installed(runner: Any) -> bool:

@@ -165,8 +165,8 @@ class Engine:
     def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
         return self.vllm.SamplingParams(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens,
-            seed=None if self.draws else seed, extra_args=told(seed), stop_token_ids=list(eos), ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
-            output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
+            seed=None if self.draws else seed, extra_args=told(seed), stop_token_ids=list(eos), ignore_eos=True, logprobs=0,
+            flat_logprobs=True, detokenize=False, output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
         )
 
     def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:

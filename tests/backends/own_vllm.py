@@ -46,7 +46,7 @@ def what_the_engine_cannot_do_is_said(ground):
     one = subject(ground)
     assert "expected 0 or at least 0.01" in raised(lambda: one.generate(Sampling(1, 3, 0.001)))
     held = vllm.Generator(ModelSpec(ground.models / "llama"), vllm.Generator.Settings(kv_cache_memory_bytes=1 << 20))
-    with pytest.raises(PlanError, match=r"a prompt of 800 tokens and max_tokens 200\n.*at most 896 tokens.*cache leave.*\n.*kv_cache_memory_b"):
+    with pytest.raises(PlanError, match=r"a prompt of 800 tokens and max_tokens 200\n.*at most 896 .*cache leave.*\n.*kv_cache_memory_b"):
         held.generate(of_lengths([800]), Sampling(1, 200), [0])
     assert len(tokens(held.generate(of_lengths([800] * 3), Sampling(2, 96), range(6)))) == 6
 
@@ -89,7 +89,7 @@ def rows_are_those_of_the_local_generator(ground):
     cases += [(of_lengths([2500, 40]), SAMPLINGS[-1]), (of_lengths([300] * 64), Sampling(1, 100))]
     scheduler, put_off = one.one.engine.llm.engine_core.engine_core.scheduler, []
     preempt = scheduler._preempt_request
-    scheduler._preempt_request = lambda request, *given, **more: put_off.append(request.num_output_tokens) or preempt(request, *given, **more)
+    scheduler._preempt_request = lambda row, *given, **more: put_off.append(row.num_output_tokens) or preempt(row, *given, **more)
     for prompts, sampling in cases:
         found, wanted = (each.generate(prompts, sampling, range(len(prompts) * sampling.samples)) for each in (one.one, other))
         assert tokens(found) == tokens(wanted)
@@ -110,7 +110,7 @@ def what_is_written_in_place_is_sampled_from(ground):
 
 
 class At:
-    """Has something done before the step of this number, in a thread of its own, and the step wait until that has come as far as ``until``."""
+    """Has something done before the step of this number, in a thread of its own, and the step wait until that is as far as ``until``."""
 
     def __init__(self, llm, number, act, until=lambda: True):
         self.llm, self.step, self.left, self.until = llm, llm.step, number, until

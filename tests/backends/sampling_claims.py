@@ -187,8 +187,8 @@ def check_beginnings(cut, whole, count):
 
 
 def rows_of_real_lengths_are_sampled(subject):
-    """Beyond every budget, prompts that are longer than any, and of a few to thousands of tokens beside each other: log-probs are those of a
-    forward, a call again gives the same bits, and a row is the same in other company, in another order, with fewer tokens, and alone."""
+    """Beyond every budget, and prompts of ten to thousands of tokens beside each other: log-probs are those of a forward, a call again
+    gives the same bits, and a row is the same in other company, in another order, with fewer tokens, and alone."""
     if subject.modelless:
         return
     sampling = Sampling(4, 24)
