@@ -1,13 +1,10 @@
 """What the vllm generator does beside the contract, on one rank and on two (``own_vllm.py``)."""
 
-from importlib.util import find_spec
-
 import pytest
 
 from rlflow.backends.vllm import install
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900),
-              pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make setup")]  # fmt: skip
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("vllm_installed")]
 CHECKS = {
     1: ("its_process_is_as_it_was", "what_the_engine_cannot_do_is_said", "a_model_without_kernels_is_refused",
         "an_error_reaches_the_caller_and_the_engine_goes_on", "rows_are_those_of_the_local_generator",
