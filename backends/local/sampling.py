@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlflow.training.protocols import Sampling
 
-AT_ONCE = 8 << 20  # probabilities whose sums exist at once
+AT_ONCE = 8 << 20  # probabilities whose sums, in float64, exist at once
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -27,10 +27,9 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
 
 def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary], summed in float64, passes
-    ``uniform``. So many rows at once as take 64 MiB."""
-    vocabulary = logprobs.shape[-1]
-    tokens = []
-    for some, at in zip(*(x.split(max(1, AT_ONCE // vocabulary)) for x in (logprobs, uniform[:, None])), strict=True):
+    ``uniform``."""
+    vocabulary, tokens = logprobs.shape[-1], []
+    for some, at in zip(*(each.split(_rows(logprobs)) for each in (logprobs, uniform[:, None])), strict=True):
         cumulative = some.exp().cumsum(-1, dtype=torch.float64)
         tokens.append(torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True))
     return torch.cat(tokens)[:, 0].clamp_(max=vocabulary - 1)  # NaN ends here, and a NaN log-prob leaves the row out of training
@@ -42,10 +41,17 @@ def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if 0 < top_k < logits.shape[-1]:
         kept = logits.topk(top_k, -1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
-    if top_p < 1:
-        ordered, index = logits.sort(dim=-1, descending=True, stable=True)
-        probability = ordered.softmax(-1, dtype=torch.float64)
-        beyond = probability.cumsum(-1) - probability >= top_p
-        beyond[:, 0] = False
-        logits = torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(beyond, -torch.inf))
-    return logits
+    return torch.cat([_nucleus(some, top_p) for some in logits.split(_rows(logits))]) if top_p < 1 else logits
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    ordered, index = logits.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.softmax(-1, dtype=torch.float64)
+    beyond = probability.cumsum(-1) - probability >= top_p
+    beyond[:, 0] = False
+    return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(beyond, -torch.inf))
+
+
+def _rows(logits: Tensor) -> int:
+    """How many rows of the vocabulary are worked on at once."""
+    return max(1, AT_ONCE // logits.shape[-1])

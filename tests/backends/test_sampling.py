@@ -65,6 +65,7 @@ def test_broken_logits_give_a_missing_logprob():
 @pytest.mark.parametrize("at_once", [1, 80, 1000])
 def test_how_many_rows_are_summed_at_once_changes_nothing(monkeypatch, at_once):
     logits, uniform = torch.randn(37, 40, generator=torch.Generator().manual_seed(0)), uniforms(range(37), 1)[:, 0]
-    whole = draw(logits, uniform, Sampling())
+    plain, cut = draw(logits, uniform, Sampling()), draw(logits, uniform, Sampling(top_p=0.7))
     monkeypatch.setattr(sampling, "AT_ONCE", at_once)
-    assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling()), whole, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling()), plain, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling(top_p=0.7)), cut, strict=True))
