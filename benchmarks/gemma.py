@@ -34,6 +34,7 @@ FLAGS = {
     "even": "--prompts 8 --hp.samples 8 --hp.max_tokens 12 --hp.minibatch 64 --actor.micro_tokens 2048",
     "uneven": "--prompts 4 --hp.samples 4 --hp.max_tokens 24 --hp.minibatch 16 --actor.micro_tokens 2048",
 }
+APART = ("canary/actor_max", "policy/mismatch_max")  # log-probs of trainer and generator: of fixed tokens, and of those sampled
 HEADS = ("prompts", "generator", "dtype", "iteration, s", "generate", "log-probs", "update", "tokens sampled", "held-out sampled", "greedy",
          "canary, max", "mismatch, max", "peak, GiB")  # fmt: skip
 
@@ -128,8 +129,8 @@ def cells(run: dict[str, Any], lines: list[dict[str, Any]], peak: float) -> list
     seconds += [nodes[name]["seconds"] / count for name in ("actor.generate", "actor.logprobs", "actor.update")]
     tokens = statistics.fmean(line["response/length"] * line["actor.update/rows"] for line in lines)
     accuracy = [f"{run[f'{kind}_before']:.1%} → {run[f'{kind}_after']:.1%}" for kind in ("accuracy", "greedy")]
-    apart = [max(line.get(name, float("nan")) for line in lines) for name in ("canary/actor_max", "policy/mismatch_max")]
-    return [*(f"{each:.1f}" for each in seconds), f"{tokens:.0f}", *accuracy, *(f"{each:.1e}" for each in apart), f"{peak:.1f}"]
+    apart = [max((f"{line[name]:.1e}" for line in lines if name in line), key=float, default="") for name in APART]
+    return [*(f"{each:.1f}" for each in seconds), f"{tokens:.0f}", *accuracy, *apart, f"{peak:.1f}"]
 
 
 if __name__ == "__main__":
