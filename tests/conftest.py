@@ -8,6 +8,7 @@ import json
 import re
 import traceback
 from datetime import timedelta
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -17,6 +18,25 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session")
+def lacking():
+    """What a test calls, with why, where the package of an engine is not installed: it fails, so that nothing is left out unseen. With
+    RLFLOW_SKIP_ENGINES=1 in the environment it is skipped."""
+
+    def end(why):
+        if os.environ.get("RLFLOW_SKIP_ENGINES"):
+            pytest.skip(why)
+        pytest.fail(f"{why}: `make setup` installs it, RLFLOW_SKIP_ENGINES=1 skips the tests that need it", pytrace=False)
+
+    return end
+
+
+@pytest.fixture
+def vllm_installed(lacking):
+    if find_spec("vllm") is None:
+        lacking("the package 'vllm' is not installed")
 
 
 def pytest_collection_modifyitems(items):

@@ -15,6 +15,7 @@ from rlflow.backends.local.decode import Drawn, decode
 from rlflow.backends.local.endings import Endings, eos_of
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
+from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer, texts
@@ -137,9 +138,10 @@ class Generator:
 
     def _batches(self, prompts: Batch, rows: int, sampling: Sampling) -> Iterator[Tensor]:
         """Rows with prompts of similar lengths, as many as the cache has room for."""
-        lengths = prompts.data["prompt_tokens"].lengths.repeat_interleave(sampling.samples)
-        if rows and int(lengths.min()) == 0:
-            raise ValueError("prompt_tokens: found an empty prompt, expected at least one token (such as the tokenizer's BOS token)")
+        own = prompts.data["prompt_tokens"].lengths
+        config, folder = self.network.module.config, self.spec.folder
+        check_room(own.tolist(), sampling.max_tokens, longest(config), f"the positions of the model in {folder}")
+        lengths = own.repeat_interleave(sampling.samples)
         units = list(torch.arange(rows).split(1)) if rows else []
         for unit in microbatches(units, lengths + sampling.max_tokens, tokens=self.settings.batch_tokens):
             yield torch.cat(unit)

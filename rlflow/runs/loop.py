@@ -226,7 +226,7 @@ class Loop:
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome, self.prepared.plan))
-        odd = strange(canaries, self.options.max_mismatch)
+        odd = strange(canaries, self.options.max_mismatch, self.options.dtype)
         for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd, *self.passed_over()):
             self.reporter.note(f"iteration {iteration + 1}: {what}")
         self.guard.check(iteration, self.last, outcome.summary)
