@@ -14,7 +14,7 @@ from rlflow.backends.local import Generator
 from rlflow.backends.local.logprobs import ENTRIES
 from rlflow.training.protocols import ModelSpec
 
-COPIES = 5  # of the logits of one piece that exist at once, in the backward pass: of the head, divided, their softmax, and two gradients
+COPIES = 6  # of the logits of one piece that exist at once: five in the backward pass, and what a kernel takes for itself
 
 
 def checks(ground: Ground) -> Iterator[Check]:

@@ -1,7 +1,8 @@
 """A GPU's stand-in: torch's meta device, whose tensors have shapes and no content.
 
 As on a GPU, tensors of the host's and the device's do not go together in one operation. Whatever would make the host wait for a GPU is
-counted, and answered with made-up content: results that are looked at, and copies from memory that is not pinned.
+counted, and answered with made-up content: results that are looked at (a mask that picks entries picks all of them), and copies from memory
+that is not pinned.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("meta")
 LOOKS = {"item", "_local_scalar_dense", "is_nonzero", "equal"}
+PICKING = {"index", "index_put", "index_put_"}
 MADE = {torch.tensor, torch.as_tensor}  # which the host fills, wherever they are to be
 
 
@@ -44,6 +46,12 @@ class _Operations(TorchDispatchMode):
             if not kwargs.get("non_blocking"):
                 self.found.append(f"to {kwargs['device'].type}")
             return self.answer(args[0]) if there else torch.empty(args[0].shape, dtype=args[0].dtype, device=DEVICE)
+        if name in PICKING and (masks := [index for index in args[1] if index is not None and _picks(index)]):
+            self.found.append(name)
+            return args[0].flatten(0, masks[0].dim() - 1) if name == "index" else args[0]
+        if name == "nonzero" and there:
+            self.found.append(name)
+            return torch.empty(args[0].numel(), args[0].dim(), dtype=torch.int64, device=DEVICE)
         if there and any(tensor.device != DEVICE and tensor.dim() for tensor in _tensors([args, kwargs])):
             self.found.append(name)  # an index of the host's, or a copy
         return function(*args, **kwargs)
@@ -57,9 +65,13 @@ class _Calls(TorchFunctionMode):
         self.found = found
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in MADE and torch.device((kwargs or {}).get("device") or "cpu") == DEVICE:
+        if function in MADE and not isinstance(args[0], Tensor) and torch.device((kwargs or {}).get("device") or "cpu") == DEVICE:
             self.found.append(function.__name__)
         return function(*args, **kwargs or {})
+
+
+def _picks(index: Tensor) -> bool:
+    return index.device == DEVICE and index.dtype == torch.bool
 
 
 def _tensors(found: object) -> Iterator[Tensor]:
