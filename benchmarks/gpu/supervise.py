@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpu.ground import Ground
 
 LOADED = ("torch", "transformers.models.qwen3.modeling_qwen3", "rlflow.backends.fsdp", "rlflow.runs.resume", "rlflow.cluster.weights")
+STARTED = 60.0  # seconds that a process may take to be there
 LAST = 1.0  # seconds before its deadline at which a process says where it is
 
 
@@ -51,7 +52,7 @@ def results(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], devi
     process.start()
     writer.close()
     try:
-        ended = yield from _received(reader, time.monotonic() + seconds)
+        ended = yield from _received(reader, seconds)
         process.join(5.0 if ended else 0.0)
         if not ended:
             yield Check("deadline", "failed", seconds, "s", why=f"no end; it was in {_place(log)}")
@@ -61,13 +62,17 @@ def results(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], devi
         _kill(process)
 
 
-def _received(reader: Connection, until: float) -> Iterator[Any]:
-    """All that comes; whether the other end closed in time."""
-    while reader.poll(max(until - time.monotonic(), 0.0)):
-        try:
-            yield reader.recv()
-        except EOFError:
-            return True
+def _received(reader: Connection, seconds: float) -> Iterator[Any]:
+    """All that comes after the word that the process is there, from which on the time counts; whether the other end closed in time."""
+    until = time.monotonic() + STARTED
+    try:
+        while reader.poll(max(until - time.monotonic(), 0.0)):
+            if (found := reader.recv()) is None:
+                until = time.monotonic() + seconds
+            else:
+                yield found
+    except EOFError:
+        return True
     return False
 
 
@@ -77,6 +82,7 @@ def _work(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], writer
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    writer.send(None)
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(seconds - LAST, LAST))
     try:

@@ -13,6 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing  # teaches ForkingPickler to send memory, where it would send what is in it
 from torch import Tensor
 
 from rlflow.errors import PlanError
