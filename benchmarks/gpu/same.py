@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpu.check import Check, at_least, at_most, holds, measured
+from gpu.check import Check, at_least, at_most, holds, measured, untested
 from gpu.ground import Ground
 from gpu.models import PACKAGED, furthest, prompts, relative, rounded_products, sampled
 from gpu.objective import Recorder, flat, squares, surrogate
@@ -68,7 +68,9 @@ def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Compu
 def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
     """With less than float32 keeps: TF32 is only measured, since rlflow leaves it off."""
     (here, mine) = expected
-    for name, dtype, allowed in (("TF32", "float32", True), ("bfloat16", "bfloat16", False)):
+    if not ground.gpu:
+        yield untested("TF32", "it is for GPUs")
+    for name, dtype, allowed in (("TF32", "float32", True), ("bfloat16", "bfloat16", False))[not ground.gpu :]:
         with rounded_products(allowed):
             there, theirs = computed(ground.device, "logprobs", rows, dtype)
         off = furthest(there["logprobs"], here["logprobs"])
