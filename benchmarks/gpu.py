@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SLOWER = 3  # times its deadline that a section has on a CPU, which has other things to do
 LEAST = 5.0  # seconds of the budget for which a section is begun
 LOG = 6000  # characters of what a failed section printed that the JSON file has
-FACTS = 60.0  # seconds in which a machine says what it is
+FACTS = 90.0  # seconds in which a machine says what it is
 
 
 def from_checkout(folder: Path) -> None:
@@ -49,6 +49,7 @@ def from_checkout(folder: Path) -> None:
 def prepared(device: str) -> None:
     """The environment in which sections run."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask whether there is a GPU without touching it
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as `rlflow` has it
     if device == "cpu":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models
@@ -83,8 +84,8 @@ def run(sections: Any, given: argparse.Namespace, folder: Path, words: list[str]
     from gpu.report import Row, table, write
 
     began = time.monotonic()
-    ground = Ground(given.device, given.small, folder)
-    facts = about(given.device, folder)
+    facts, start = about(given.device, folder)
+    ground = Ground(given.device, given.small, folder, start)
     print(" · ".join(str(facts[name]) for name in ("device", "driver", "python", "error") if name in facts), flush=True)
     if "error" in facts:
         return 2
@@ -101,15 +102,22 @@ def run(sections: Any, given: argparse.Namespace, folder: Path, words: list[str]
     return int(any(row.verdict == "failed" for row in rows))
 
 
-def about(device: str, folder: Path) -> dict[str, Any]:
+def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """The machine, and how its processes are started: on a GPU as one could that asked it what it is. Whoever is forked from a process that
+    has touched a GPU cannot, and what libraries do when they are loaded is theirs."""
     from gpu.check import Check
     from gpu.report import machine
     from gpu.supervise import results
 
+    if device == "cpu":
+        return next(machine(device)), "forkserver"
     found: dict[str, Any] = {}
-    for told in results(machine, (device,), device, FACTS, folder / "machine.log") if device == "cuda" else machine(device):
-        found |= {"error": told.why} if isinstance(told, Check) else told
-    return found
+    for start in ("forkserver", "spawn"):
+        [told, *_] = results(machine, (device,), start, FACTS, folder / "machine.log")
+        if not isinstance(told, Check):
+            return told, start
+        found = {"error": told.why}
+    return found, start
 
 
 def say(row: Any, section: Any, ground: Any, left: float) -> None:

@@ -14,11 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Ground:
-    """device: cuda or cpu. small: models and rows for a moment on a CPU. folder: for files, gone afterwards."""
+    """device: cuda or cpu. small: models and rows for a moment on a CPU. folder: for files, gone afterwards. start: how processes are
+    started (``supervise.context``)."""
 
     device: str
     small: bool
     folder: Path
+    start: str = "forkserver"
 
     @property
     def gpu(self) -> bool:
@@ -39,6 +41,7 @@ class Ground:
             import torch
 
             gc.collect()
+            torch.cuda.ipc_collect()  # what others had opened, and have closed since
             torch.cuda.empty_cache()
 
     def allocated(self) -> int:

@@ -11,9 +11,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu.supervise import context
+
 if TYPE_CHECKING:
     from gpu.ground import Ground
-
 
 
 class RankError(RuntimeError):
@@ -25,7 +26,7 @@ def together(
 ) -> list[Any]:
     """``target(rank, count, meeting, ground, *arguments)`` on each rank; what they give, in their order. dead: ranks that end without a
     word. Raises RankError."""
-    started: Any = multiprocessing.get_context("spawn" if ground.gpu else "fork")  # what this process has loaded is there already
+    started: Any = context(ground.start) if ground.gpu else multiprocessing.get_context("fork")  # a GPU stays with who has touched it
     with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
         pipes, processes = [], []
         for rank in range(count):

@@ -26,13 +26,12 @@ STARTED = 60.0  # seconds that a process may take to be there
 LAST = 1.0  # seconds before its deadline at which a process says where it is
 
 
-def context(device: str) -> Any:
-    """How processes are started: forked from one that has loaded everything, or anew where a device must not have been touched before."""
-    if device != "cpu":
-        return multiprocessing.get_context("spawn")
-    forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload(list(LOADED))
-    return forking
+def context(start: str) -> Any:
+    """How processes are started. ``forkserver``: forked from one that has loaded everything, and touched no GPU; ``spawn``: anew."""
+    found = multiprocessing.get_context(start)
+    if start == "forkserver":
+        found.set_forkserver_preload(list(LOADED))
+    return found
 
 
 def checks(section: Any, ground: Ground, seconds: float) -> Iterator[Check]:
@@ -40,13 +39,13 @@ def checks(section: Any, ground: Ground, seconds: float) -> Iterator[Check]:
     if lacking := section.missing():
         yield untested(section.name, f"not installed: {', '.join(lacking)}")
         return
-    yield from results(section.checks, (ground,), ground.device, seconds, ground.folder / f"{section.name}.log")
+    yield from results(section.checks, (ground,), ground.start, seconds, ground.folder / f"{section.name}.log")
 
 
-def results(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], device: str, seconds: float, log: Path) -> Iterator[Any]:
+def results(target: Callable[..., Iterator[Any]], arguments: Sequence[Any], start: str, seconds: float, log: Path) -> Iterator[Any]:
     """What ``target`` gives one by one in another process, whose output goes to ``log``; at last a failed check where it does not end
     well."""
-    started = context(device)
+    started = context(start)
     reader, writer = started.Pipe(duplex=False)
     process = started.Process(target=_work, args=(target, arguments, writer, seconds, str(log)))
     process.start()

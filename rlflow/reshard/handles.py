@@ -1,9 +1,9 @@
 """Memory of GPUs shared between the processes of one machine (CUDA IPC): each rank packs into a buffer of its own device, and the others
 copy straight out of it, on the same device or from one to another.
 
-What opens a buffer of another process is torch's own, as ``torch.multiprocessing`` sends tensors. A buffer is freed when its owner and all
-who opened it have closed it, and with its owner's process. torch counts them in a small file of /dev/shm, which goes with the last of
-them, and stays where all are killed.
+What opens a buffer of another process is torch's own, as ``torch.multiprocessing`` sends tensors. A buffer is free when its owner and all
+who opened it have closed it, which torch looks for when it closes another, or when memory is short; and with its owner's process. torch
+counts them in a small file of /dev/shm, which goes with the last of them, and stays where all are killed.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
     found = {}
     for section, arguments, seconds in ((good, (), 30), (raises, (), 30), (crashes, (), 30), (leaves, (), 30),
                                         (hangs, (str(folder / "child"),), 3)):  # fmt: skip
-        told = list(results(section, arguments, "cuda", seconds, folder / f"{section.__name__}.log"))
+        told = list(results(section, arguments, "spawn", seconds, folder / f"{section.__name__}.log"))
         assert all(isinstance(check, Check) for check in told)
         found[section.__name__] = [(check.name, check.verdict, check.why) for check in told]
     print(json.dumps(found))
