@@ -17,6 +17,7 @@ is no such device.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import sys
 import tempfile
@@ -111,6 +112,10 @@ def about(device: str, folder: Path) -> tuple[dict[str, Any], str]:
 
     if device == "cpu":
         return next(machine(device)), "forkserver"
+    try:
+        ctypes.CDLL("libcuda.so.1")  # which touches no GPU
+    except OSError as error:
+        return {"error": f"there is no NVIDIA driver: {error}"}, "spawn"
     found: dict[str, Any] = {}
     for start in ("forkserver", "spawn"):
         [told, *_] = results(machine, (device,), start, FACTS, folder / "machine.log")

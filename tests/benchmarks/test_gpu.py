@@ -107,4 +107,4 @@ def test_a_device_that_is_not_there_is_said(tmp_path):
     done = subprocess.run([sys.executable, COMMAND, "same"], capture_output=True, text=True, cwd=tmp_path,
                           env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
     assert done.returncode == 2
-    assert "Error: " in done.stdout
+    assert "no NVIDIA driver" in done.stdout or "Error: " in done.stdout
