@@ -6,15 +6,18 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too; read 
 
 import json
 import re
+import sys
 import traceback
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
+sys.path.insert(0, str(Path(__file__).parent))  # for what tests of several folders share
 torch.set_num_threads(1)
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

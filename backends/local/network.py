@@ -39,6 +39,7 @@ class Network:
         self.amp: torch.dtype | None = None
         self.adapted: dict[str, Any] = lora.adapted(module)
         self.backbone = module.base_model
+        self.backbone.warn_if_padding_and_no_attention_mask = _silent  # it looks at tokens at every pass, for which a GPU is waited for
         self.takes = set(inspect.signature(self.backbone.forward).parameters)
         self.read: Transform = module.get_output_embeddings()
         self.vocabulary = module.get_output_embeddings().weight.shape[0] if kind == "logprobs" else 0
@@ -157,6 +158,10 @@ class Network:
             self.module.save_pretrained(folder, state_dict=tensors)
         if head:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD)
+
+
+def _silent(*_: Any) -> None:
+    """What transformers says of padding is not so here: masks are given where they are needed."""
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:

@@ -20,8 +20,8 @@ from rlflow.placement import HALVES
 from rlflow.trace.compile import Options
 from rlflow.watch.tables import output, plain
 
-TRANSPORTS = {"segment": "by shared memory", "alltoall": "by all-to-all", "store": "through Ray's object store",
-              "frozen": "through Ray's object store, packed as soon as they are trained"}
+TRANSPORTS = {"segment": "by shared memory", "handles": "by shared handles", "alltoall": "by all-to-all",
+              "store": "through Ray's object store", "frozen": "through Ray's object store, packed as soon as they are trained"}
 
 
 def plan_file(file: str, arguments: Sequence[str]) -> int:

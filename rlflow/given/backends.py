@@ -97,6 +97,7 @@ def make_models(
 ) -> dict[str, Model]:
     """A Model for each role that is one; with ``placed`` the halves that it names alone, one after another. dims: of each role what is
     sharded along another dimension than the first. outer: roles of whose generator ranks that are not adjacent share a model."""
+    keep_whole_products(device, given.options.dtype)
     made = {}
     for use in uses:
         folder, (trainer, generator) = _planned(use, given)
@@ -111,6 +112,13 @@ def make_models(
                 setattr(model, half.lower(), own)
                 loaded(use.name, half.lower(), own)
     return made
+
+
+def keep_whole_products(device: str, dtype: str) -> None:
+    """Products of float32 stay float32 on a GPU, where TF32 would keep ten bits of each factor, whatever the environment or a library has
+    said before."""
+    if device == "cuda" and dtype == "float32":
+        torch.set_float32_matmul_precision("highest")
 
 
 def half_of(module: Any, half: str, role: str) -> Any:

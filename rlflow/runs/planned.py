@@ -64,12 +64,12 @@ def no_room(graph: Graph, uses: list[RoleUse], given: Given) -> list[Problem]:
 
 
 def ways(given: Given) -> tuple[str, str]:
-    """How weights go to generators on the trainer's pool and on another, as far as it can be told before anything is started: by shared
-    memory on one machine without GPUs."""
-    options = given.options
-    here = options.ray_address is None and device_in(given) == "cpu"
-    way = options.weights if options.weights != "auto" else "segment" if here else "alltoall"
-    return way, "gather" if way == "gather" else "frozen" if options.staleness else "store" if way == "alltoall" else way
+    """How weights go to generators on the trainer's pool and on another, as far as it can be told before anything is started: on one
+    machine by shared memory, on its GPUs by shared handles and, to another pool, through the store."""
+    options, gpus = given.options, device_in(given) == "cuda"
+    way = options.weights if options.weights != "auto" else "segment" if options.ray_address is None else "alltoall"
+    between = "store" if way == "alltoall" or (options.weights == "auto" and gpus) else way
+    return "handles" if way == "segment" and gpus else way, "frozen" if options.staleness and way != "gather" else between
 
 
 def placed(

@@ -25,7 +25,7 @@ from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.lanes import Lanes
-from rlflow.given.backends import device_of, numbers
+from rlflow.given.backends import numbers
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph
 from rlflow.graph.wire import identity
@@ -33,7 +33,7 @@ from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
 from rlflow.plan import Plan
 from rlflow.residency import Course
-from rlflow.runs.kept import kept
+from rlflow.runs.kept import decided, kept
 from rlflow.runs.prepare import Made, make_plan, model_uses, placed
 from rlflow.trace.compile import Options, Program
 
@@ -46,6 +46,7 @@ def on_pools(
 ) -> Made:
     """Start the pools of ``--pools`` and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
     PlanError; what was started then is ended."""
+    given = decided(given)
     lies, began = partial(_placed, program.graph, given, evaluated), time.monotonic()
     with ExitStack() as started:
         groups = _room(program, given, lies(()), started, note)
@@ -71,7 +72,7 @@ def _room(program: Program, given: Given, placement: Placement, started: ExitSta
         started.enter_context(reaping(secrets.token_hex(8)))
     launch.start(address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
     started.callback(launch.leave)
-    return launch.place_pools(placement.pools, device_of(given.options.device) == "cuda")
+    return launch.place_pools(placement.pools, given.options.device == "cuda")
 
 
 def _made(plan: Plan, given: Given, prompts: Prompts, fleet: Fleet, started: ExitStack) -> Made:

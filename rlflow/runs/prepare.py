@@ -92,7 +92,8 @@ def prepare(
     report = check(flow, hp, Options(max(len(given.options.reward), 1)), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
-    device_of(given.options.device)
+    if given.options.ray_address is None:  # a cluster may have GPUs where its driver has none
+        device_of(given.options.device)
     check_settings(model_uses(report.program.graph), given)
     check_fits(report.program, given)
     if given.options.pools:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waits import DEVICE, counted
 
 import rlflow
 from rlflow import DP_COMPUTE
@@ -330,3 +331,32 @@ def test_the_recorded_rows_are_worth_the_name(name):
         assert scores.isnan().any()
         assert len(scores.unique()) < len(scores)
         assert not batch.data["mask"].value.all()
+
+
+class Elsewhere(Learner):
+    """Its parameters are on another device than the rows."""
+
+    device = DEVICE
+
+    def __init__(self):
+        super().__init__()
+        self.parameters = self.parameters.detach().to(DEVICE).requires_grad_()
+
+    def compute(self, rows, want):
+        lengths = rows.data["tokens"].lengths
+        shape = rows["tokens"].shape
+        token = {name: self.parameters.sum().expand(shape) for name in want if name != "scores"}
+        return New(**token, **({"scores": self.parameters.sum().expand(len(lengths))} if "scores" in want else {}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
+    """Nothing goes there from the host but its columns, the mask and the weights of rows, and nothing is looked at but metrics."""
+    for call in updates(name):
+        own = {setting: value for setting, value in call.settings.items() if setting != "mean"}
+        learner = Elsewhere()
+        with counted() as waits:
+            learn(learner, call.batch, call.of, own, Passes(mean=call.settings.get("mean", "tokens")))
+        read = [name for name in call.of.signature.column_names if name in call.batch]
+        assert waits.count(f"to {DEVICE.type}") == len(read) + 2
+        assert set(waits) <= {f"to {DEVICE.type}", "index", "_local_scalar_dense", "to cpu"}
