@@ -79,13 +79,14 @@ def make(cache: Path, model: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    read = AutoModelForCausalLM.from_pretrained(cache, gguf_file=whole.name, dtype=torch.bfloat16)
+    read = AutoModelForCausalLM.from_pretrained(cache, gguf_file=whole.name, dtype=torch.bfloat16, local_files_only=True,
+                                                trust_remote_code=False)
     del read.hf_quantizer, read.config.quantization_config  # its weights are plain tensors now
     read.is_quantized = False
     made = model.with_name("model.partial")
     shutil.rmtree(made, ignore_errors=True)
     read.save_pretrained(made)
-    AutoTokenizer.from_pretrained(cache, gguf_file=whole.name).save_pretrained(made)
+    AutoTokenizer.from_pretrained(cache, gguf_file=whole.name, local_files_only=True, trust_remote_code=False).save_pretrained(made)
     made.rename(model)
     whole.unlink()
 

@@ -50,7 +50,8 @@ def prepared(device: str, **variables: str) -> Iterator[None]:
 def imported(device: str) -> Any:
     """The package. Raises PlanError where it is missing, broken, or another release."""
     remedy = install_line("vllm", device)
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])  # it sets its own after its first words, of a Triton without CPUs
+    level = os.environ.get("VLLM_LOGGING_LEVEL", OPEN["VLLM_LOGGING_LEVEL"])
+    logging.getLogger("vllm").setLevel(level)  # it sets its own after its first words, of a Triton without CPUs
     try:
         vllm = importlib.import_module("vllm")
         importlib.import_module("vllm.v1.engine.llm_engine")

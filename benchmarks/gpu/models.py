@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from gpu.ground import ROOT, Ground
+from rlflow import pretrained
 from rlflow.backends.local.network import quiet, unwrapped
 from rlflow.backends.local.tokenizer import copy_tokenizer, load_tokenizer
 from rlflow.batch import Batch, Data
@@ -46,7 +47,7 @@ def saved(folder: Path, config: Any, device: str = "cpu") -> Path:
     """A model with random weights in bfloat16, and the packaged tokenizer."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = pretrained.empty_model(AutoModelForCausalLM, config, torch.bfloat16)
     with quiet(), unwrapped():
         model.save_pretrained(folder)
     copy_tokenizer(PACKAGED, folder)

@@ -14,6 +14,7 @@ from gpu.check import Check, at_least, measured, untested
 from gpu.ground import Ground
 from gpu.models import model, random_prompts, sampled
 from gpu.objective import surrogate
+from rlflow import pretrained
 from rlflow.backends.local import Generator, Trainer
 from rlflow.training.protocols import ModelSpec, Sampling
 
@@ -105,7 +106,7 @@ def training(ground: Ground, folder: Path, rows: Any) -> dict[str, Found]:
 
 def model_of(ground: Ground, folder: Path, dtype: torch.dtype) -> Any:
     ground.free()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(ground.device).eval()
+    return pretrained.read_model(AutoModelForCausalLM, folder, dtype=dtype).to(ground.device).eval()
 
 
 def by_hand_sampling(ground: Ground, folder: Path, work: Work) -> Found:
