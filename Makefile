@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 SIDE_BY_SIDE = --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+unexport RLFLOW_SKIP_ENGINES # no engine is left out unseen
+
 .PHONY: learn test quick lint setup base-model
 
 learn: $(VENV)/ready

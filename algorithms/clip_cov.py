@@ -15,10 +15,9 @@ from annotated_types import Ge, Gt, Le
 from rlflow import (
     RANK0,
     clipped_gain,
+    compare,
     drawn_tokens,
     flow,
-    group_mean,
-    group_std,
     largest_tokens,
     loss,
     stage,
@@ -41,13 +40,6 @@ class ClipCov:
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
-
-
-@stage(gives="advantages", rows="group")
-def compare(scores, group, mask):
-    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
-    advantage = (scores - group_mean(scores, group)) / (group_std(scores, group) + 1e-4)
-    return torch.where(mask, advantage[:, None], 0.0)
 
 
 @stage(gives={"held": token(torch.bool)}, dispatch=RANK0)  # means and ranks are over the whole batch

@@ -8,10 +8,9 @@ sampler and trainer (Yao et al. 2025). A group is judged mixed by its scores bef
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from annotated_types import Ge, Gt
 
-from rlflow import clipped_gain, flow, group_mean, group_std, loss, repeat, stage, truncated_weights
+from rlflow import clipped_gain, compare, flow, group_std, loss, repeat, stage, truncated_weights
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,8 @@ def mixed(scores, group):
 @stage(gives="scores")
 def shorten(scores, mask, *, max_tokens, overlong, penalty):
     """Soft over-long punishment (eq. 13), from 0 at max_tokens - overlong tokens down to -penalty at max_tokens and beyond."""
-    excess = (mask.sum(1) - (max_tokens - overlong)) / overlong
+    excess = (mask.sum(1) - (max_tokens - overlong)).to(scores.dtype) / overlong
     return scores - penalty * excess.clamp(0, 1)
-
-
-@stage(gives="advantages", rows="group")
-def compare(scores, group, mask):
-    advantage = (scores - group_mean(scores, group)) / (group_std(scores, group) + 1e-4)
-    return torch.where(mask, advantage[:, None], 0.0)
 
 
 @loss

@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Gt
 
-from rlflow import flow, geometric_gain, group_mean, group_std, loss, row_mean, stage, truncated_weights
+from rlflow import compare, flow, geometric_gain, loss, row_mean, truncated_weights
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,6 @@ class GMPO:
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
-
-
-@stage(gives="advantages", rows="group")
-def compare(scores, group, mask):
-    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
-    advantage = (scores - group_mean(scores, group)) / (group_std(scores, group) + 1e-4)
-    return torch.where(mask, advantage[:, None], 0.0)
 
 
 @loss

@@ -27,8 +27,8 @@ def compare(scores, group, mask):
     """alpha (score - group's mean), alpha = rows / rows of groups with unequal scores (eq. 9). NaN leaves its row out."""
     there = scores.isfinite()
     unequal = there & (group_std(scores, group) > 0)
-    alpha = there.sum() / unequal.sum().clamp(min=1)
-    advantage = alpha * (scores - group_mean(scores, group))
+    alpha = there.sum().double() / unequal.sum().clamp(min=1)
+    advantage = alpha * (scores - group_mean(scores, group))  # in the dtype of the scores: alpha is one number
     return torch.where(mask, advantage[:, None], 0.0), {"alpha": alpha}
 
 

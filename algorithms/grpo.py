@@ -8,10 +8,9 @@ truncated weights between sampler and trainer (Yao et al. 2025). `deviation=Fals
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
 from annotated_types import Ge, Gt
 
-from rlflow import clipped_gain, flow, group_mean, group_std, kl_penalty, loss, stage, truncated_weights
+from rlflow import clipped_gain, compare, flow, kl_penalty, loss, truncated_weights
 
 
 @dataclass(frozen=True)
@@ -26,15 +25,6 @@ class GRPO:
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
-
-
-@stage(gives="advantages", rows="group")
-def compare(scores, group, mask, *, deviation):
-    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
-    advantage = scores - group_mean(scores, group)
-    if deviation:
-        advantage = advantage / (group_std(scores, group) + 1e-4)
-    return torch.where(mask, advantage[:, None], 0.0)
 
 
 @loss

@@ -8,10 +8,9 @@ trainer (Yao et al. 2025) act on tokens; these weights are what differs from the
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from annotated_types import Ge, Gt
 
-from rlflow import clipped_gain, flow, group_mean, group_std, loss, row_mean, stage, truncated_weights
+from rlflow import clipped_gain, compare, flow, loss, row_mean, truncated_weights
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,6 @@ class GSPO:
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
-
-
-@stage(gives="advantages", rows="group")
-def compare(scores, group, mask):
-    """Score minus the group's mean, over its deviation + 1e-4. A missing score (NaN) leaves its row out of the update."""
-    advantage = (scores - group_mean(scores, group)) / (group_std(scores, group) + 1e-4)
-    return torch.where(mask, advantage[:, None], 0.0)
 
 
 @loss

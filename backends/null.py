@@ -126,13 +126,14 @@ class Trainer:
 
 
 class Generator:
-    """Responses of 1 to max_tokens tokens, by the row key."""
+    """Responses of 1 to ``longest`` tokens, by the row key, of which ``max_tokens`` are sampled."""
 
     @dataclass(frozen=True)
     class Settings:
         generate_seconds: Annotated[float, Ge(0)] = 0.0  # how long a call of generate takes
         token_seconds: Annotated[float, Ge(0)] = 0.0  # how long each token of the longest response takes beside that
-        tail: Annotated[float, Ge(0)] = 1.0  # lengths are max_tokens times a uniform number to this power: above 1 few are long
+        longest: Annotated[int, Ge(1)] = 4096  # tokens of the longest response, where max_tokens does not cut it
+        tail: Annotated[float, Ge(0)] = 4.0  # lengths are longest times a uniform number to this power: above 1 few are long
 
     defaults: ClassVar[Settings] = Settings()
 
@@ -162,7 +163,8 @@ class Generator:
     def _made(self, prompts: Batch, sampling: Sampling) -> Batch:
         rows = prompts.repeat(sampling.samples)
         keys = rows.axis.keys
-        lengths = 1 + (numbers("length", rows, 1)[:, 0] ** self.settings.tail * sampling.max_tokens).long()
+        lengths = 1 + (numbers("length", rows, 1)[:, 0] ** self.settings.tail * self.settings.longest).long()
+        lengths = lengths.clamp(max=sampling.max_tokens)
         tokens = (numbers("tokens", rows, sampling.max_tokens) * VOCABULARY).long()
         tokens = tokens[torch.arange(sampling.max_tokens) < lengths[:, None]]
         columns: dict[str, Any] = {

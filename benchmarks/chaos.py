@@ -36,10 +36,12 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "tests" / "runs"), str(ROOT / "tests" / "checkpoints"), str(ROOT / "tests" / "cluster")]
 
 import campaign  # noqa: E402
+import chaos_folders  # noqa: E402
 import run_faults as faults  # noqa: E402
 import test_bad_days as bad_days  # noqa: E402
 import test_directory as directories  # noqa: E402
 import test_recovery as recoveries  # noqa: E402
+from chaos_folders import all_of  # noqa: E402
 
 from rlflow.checkpoints.writer import Writer  # noqa: E402
 from rlflow.errors import PlanError  # noqa: E402
@@ -49,7 +51,6 @@ from rlflow.watch import status  # noqa: E402
 from rlflow.watch.reporter import Quiet  # noqa: E402
 
 MARK = "RLFLOW_CHAOS"  # in the environment of this process and of all that it starts
-AT_ONCE = min(os.cpu_count() or 1, 4)
 HEADS = ("class", "injected", "detected", "survived", "wrong results", "orphans")
 
 
@@ -89,28 +90,13 @@ class Place:
 
 def straight(name: str, place: Place, **changes: Any) -> faults.Content:
     """What the run comes to that nothing happens to."""
-    must(faults.in_child(lambda: faults.run(name, place.task, "straight", **changes)), 0)
+    faults.must(faults.in_child(lambda: faults.run(name, place.task, "straight", **changes)), 0)
     return faults.content(place.folder / "runs" / "straight")
-
-
-def all_of(actions: Iterable[Callable[[], object]]) -> list[int]:
-    """The exit statuses of these in children, as many at a time as there are cores, at most 4."""
-    waiting, codes = list(actions), []
-    while waiting:
-        pids = [faults.forked(action) for action in waiting[:AT_ONCE]]
-        codes += [faults.status(pid) for pid in pids]
-        waiting = waiting[AT_ONCE:]
-    return codes
 
 
 def resumed(folders: Iterable[Path]) -> list[bool]:
     """Whether each run could be resumed to its end."""
     return [code == 0 for code in all_of(partial(resume.resume, folder, {}, Quiet()) for folder in folders)]
-
-
-def must(code: int, expected: int) -> None:
-    if code != expected:
-        raise RuntimeError(f"found exit code {code} of a run without faults, expected {expected}")
 
 
 # -- classes -------------------------------------------------------------------------------------------------------------------
@@ -169,7 +155,7 @@ def calls(folder: Path, place: str) -> int:
 
 
 def run_in_child(folder: Path, fault: dict[str, Any], pools: dict[str, Any]) -> None:
-    must(faults.in_child(lambda: recoveries.Ended(folder, fault, pools)), 0)
+    faults.must(faults.in_child(lambda: recoveries.Ended(folder, fault, pools)), 0)
 
 
 PHASES: dict[str, Callable[[int], None]] = {
@@ -264,7 +250,7 @@ def disk_full(place: Place) -> Counts:
             faults.at("actor.update", iteration + 2, disk.empty)
             faults.run("grpo", place.task, "full", iterations=6, out=str(disk.path), quiet=False)
 
-        said = quietly(filled, place.folder / "said")
+        said = faults.quietly(filled, place.folder / "said")
         folder = disk.path / "full"
         counts.add(True, "not saved: " in said.out, said.code == 0, said.code == 0 and unlike(folder, wanted))
         disk.unmount()
@@ -282,7 +268,7 @@ def read_only(place: Place) -> Counts:
             faults.at("actor.update", iteration + 2, lambda: Disk(folder / "checkpoints", "1m").unmount())
             faults.run("grpo", place.task, folder.name, iterations=6, quiet=False)
 
-        said = quietly(fixed, place.folder / "said")
+        said = faults.quietly(fixed, place.folder / "said")
         counts.add(True, "not saved: " in said.out, said.code == 0, said.code == 0 and unlike(folder, wanted))
     return counts
 
@@ -292,18 +278,6 @@ def unlike(folder: Path, wanted: faults.Content) -> bool:
     found = faults.content(folder)
     same = all(line in wanted.metrics for line in found.metrics)
     return not same or found.state != wanted.state or any(faults.unequal(found.tensors, wanted.tensors))
-
-
-def quietly(action: Callable[[], object], out: Path) -> faults.Said:
-    """Do something in a child; what it printed."""
-
-    def redirected() -> None:
-        for number, suffix in ((1, ".stdout"), (2, ".stderr")):
-            os.dup2(os.open(f"{out}{suffix}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
-        sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
-        action()
-
-    return faults.said(faults.forked(redirected), out)
 
 
 def rewards(place: Place) -> Counts:
@@ -357,12 +331,12 @@ def not_finite(place: Place) -> Counts:
 def launches(place: Place) -> Counts:
     """Two launches at once into one directory: one works, the other exits with 3 and names it. Every tenth time, a killed one's lock
     is taken over before."""
-    must(faults.in_child(lambda: bad_days.null_run(place.folder, "return 1.0", iterations=1)), 0)
+    faults.must(faults.in_child(lambda: bad_days.null_run(place.folder, "return 1.0", iterations=1)), 0)
     counts, folder = Counts(), place.folder / "runs" / "grpo-1"
     for number in range(10 if place.quick else 100):
         iterations = 2 + number
         if number % 10 == 0:
-            must(faults.killed_holder(folder, iterations, place.folder).code, -signal.SIGKILL)
+            faults.must(faults.killed_holder(folder, iterations, place.folder).code, -signal.SIGKILL)
         found = faults.race(folder, iterations, place.folder)
         named = f"process {found.pids[1]} on " in found.first.err
         counts.add(True, found.first.code == 3 and named, found.second.code == 0, found.first.code == found.second.code)
@@ -385,6 +359,18 @@ def paths(place: Place) -> Counts:
     return counts
 
 
+def counted(outcomes: Callable[[Place], Iterator[chaos_folders.Outcome]]) -> Callable[[Place], Counts]:
+    """A class whose faults are told one by one."""
+
+    def measured(place: Place) -> Counts:
+        counts = Counts()
+        for outcome in outcomes(place):
+            counts.add(*outcome)
+        return counts
+
+    return measured
+
+
 CLASSES: dict[str, Callable[[Place], Counts]] = {
     "kill -9 at each node: ppo": killed("ppo"),
     "kill -9 at each node: grpo": killed("grpo"),
@@ -400,6 +386,7 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "NaN and infinities": not_finite,
     "two launches at once": launches,
     "run name leads elsewhere": paths,
+    **{name: counted(outcomes) for name, outcomes in chaos_folders.CLASSES.items()},
 }
 NEED_MOUNT = (disk_full, read_only)
 

@@ -27,9 +27,9 @@ from rlflow.execution import chance
 from rlflow.execution.engine import Engine
 from rlflow.given.flags import flat
 from rlflow.runs.api import resolved
-from rlflow.runs.directory import Records
 from rlflow.runs.loop import Prepared
 from rlflow.runs.prepare import prepare
+from rlflow.runs.records import Records
 from rlflow.training.protocols import Sampling
 
 

@@ -47,7 +47,8 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
 
     roles = rlflow.roles("ppo", backend="null", reward=[f"{__file__}:judge"], prompts=PROMPTS, iterations=iterations + 1, stream=chunks,
                          pools="train=1,rollout=1", threads=1, **{"hp.samples": SAMPLES, "hp.max_tokens": TOKENS},
-                         **{"actor.token_seconds": TOKEN, "actor.tail": 4.0, "row_seconds": ROW, "update_seconds": UPDATE})  # fmt: skip
+                         **{"actor.token_seconds": TOKEN, "actor.longest": TOKENS, "actor.tail": 4.0},
+                         **{"row_seconds": ROW, "update_seconds": UPDATE})  # fmt: skip
     prepared, made = roles.prepared, []
     prompts = prepared.prompts.take(PROMPTS)  # the same each time, and so the same lengths
     try:

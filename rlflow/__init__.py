@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlflow.maths import (
         adapted_beta,
         clipped_gain,
+        compare,
         drawn_tokens,
         gae,
         geometric_gain,
@@ -49,8 +50,8 @@ _LAZY = {
     "roles": "rlflow.runs.api",
     "run": "rlflow.runs.api",
     **dict.fromkeys(
-        ["adapted_beta", "clipped_gain", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio", "kl",
-         "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "place_last",
+        ["adapted_beta", "clipped_gain", "compare", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio",
+         "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "place_last",
          "reward_to_go", "row_mean", "row_sum", "stop_penalty", "token_covariance", "truncated_weights", "whiten"],
         "rlflow.maths",
     ),
@@ -59,10 +60,10 @@ _LAZY = {
 __version__ = "0.1.0"
 __all__ = [
     "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "adapted_beta", "clipped_gain", "columns",
-    "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std", "importance_ratio", "kl", "kl_penalty",
-    "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "masked_weights", "place_last", "prompt",
-    "register_dispatch", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage", "stop_penalty", "text",
-    "token", "token_covariance", "truncated_weights", "whiten",
+    "compare", "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std", "importance_ratio", "kl",
+    "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "masked_weights", "place_last",
+    "prompt", "register_dispatch", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run", "scalar", "stage",
+    "stop_penalty", "text", "token", "token_covariance", "truncated_weights", "whiten",
 ]
 
 

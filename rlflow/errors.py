@@ -19,7 +19,7 @@ from typing import Literal
 Severity = Literal["error", "warning", "note"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """A line of a file. Prints as ``path:line``, relative to the working directory where it is inside."""
 

@@ -97,6 +97,14 @@ class Plan:
         """The node itself, or that of a piece."""
         return self.graph.nodes[self.pieces[unit].node if unit in self.pieces else unit]
 
+    @cached_property
+    def within(self) -> dict[str, str]:
+        """For each node of a `repeat` body the name of the `repeat`."""
+        found: dict[str, str] = {}
+        for i, body in self.bodies.items():
+            found |= dict.fromkeys((body.graph.nodes[j].name for j in body.live), self.graph.nodes[i].name) | body.within
+        return found
+
     def works_in(self, node: int) -> str:
         """The lane of the node's work: of one in pieces theirs."""
         return self.lane[self.in_pieces[node][0] if node in self.in_pieces else node]

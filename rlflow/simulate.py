@@ -14,7 +14,7 @@ from rlflow.graph.model import Node, Op
 from rlflow.passes.rank import remaining
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Instruction, Scheduler, Start
-from rlflow.spans import Span, busy, critical_path
+from rlflow.spans import Span, busy, chain, critical_path
 
 Seconds = Mapping[int, float] | Callable[[Node], float]
 
@@ -60,10 +60,15 @@ class Simulation:
     @cached_property
     def critical(self) -> tuple[Step, ...]:
         """The chain of nodes that decides the makespan, and what each of them waited for."""
-        path = critical_path(self.spans)
+        path = critical_path(self.spans, self.room)
         first = (Step(span.node) for span in path[:1])
         pairs = zip(path, path[1:], strict=False)
         return (*first, *(Step(b.node, a.node, "node" if a.node in b.waits_for else "lane") for a, b in pairs))
+
+    @property
+    def decided_by(self) -> list[str]:
+        """Names along the critical path, each once and after one that it waited for."""
+        return chain(step.node for step in self.critical)
 
     @cached_property
     def by_name(self) -> dict[str, Span]:

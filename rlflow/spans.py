@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,11 @@ class RankSpan:
 TICK = 1e-9  # what clocks and sums of seconds may differ by
 
 
-def critical_path(spans: Sequence[Span]) -> list[Span]:
+def critical_path(spans: Sequence[Span], room: Mapping[str, int] | None = None) -> list[Span]:
     """The chain of nodes that decided when the iteration ended, first node first: from the node that ended last, back each time to
-    the node that it waited for longest, be it for its columns or for its lane."""
-    ended = _Ended(spans)
+    the node that it waited for longest, be it for its columns or for a place in its lane. ``room``: how many nodes each lane runs at
+    once; a lane without a limit keeps nothing waiting. Without ``room`` each lane runs one."""
+    ended = _Ended(spans, room)
     path: dict[Span, None] = {}
     current = max(spans, key=lambda span: span.end, default=None)
     while current is not None:
@@ -53,8 +54,8 @@ def critical_path(spans: Sequence[Span]) -> list[Span]:
 class _Ended:
     """Spans of each node and of each lane by when they ended; of those that ended at once the first given counts as the last."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
+    def __init__(self, spans: Sequence[Span], room: Mapping[str, int] | None) -> None:
+        self._spans, self._room = spans, room
         self._of: dict[tuple[str, str], list[tuple[float, int]]] = {}
         for rank, span in enumerate(spans):
             for key in (("node", span.node), ("lane", span.lane)):
@@ -64,8 +65,7 @@ class _Ended:
 
     def last_before(self, span: Span, path: Mapping[Span, None]) -> Span | None:
         """What ended last of all that the span waited for and that is not on the path yet."""
-        keys = (*(("node", name) for name in span.waits_for), ("lane", span.lane))
-        found = (self._backwards(key, span.start, path) for key in keys)
+        found = [*(self._backwards(("node", name), span.start, path) for name in span.waits_for), self._full(span, path)]
         last = max((first for ends in found if (first := next(ends, None)) is not None), default=None)
         return None if last is None else self._spans[-last[1]]
 
@@ -74,6 +74,95 @@ class _Ended:
         for place in reversed(range(bisect_right(ends, (start + TICK, 0)))):
             if self._spans[-ends[place][1]] not in path:
                 yield ends[place]
+
+    def _full(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
+        """Of the span's lane the ends before which it had no place to spare."""
+        limit = 1 if self._room is None else self._room.get(span.lane, 0)
+        for end in self._backwards(("lane", span.lane), span.start, path) if limit else ():
+            if limit == 1 or self._beside(self._spans[-end[1]]) >= limit:
+                yield end
+
+    def _beside(self, one: Span) -> int:
+        """How many spans of its lane ran when a span was about to end, itself among them."""
+        return sum(s is one or s.start < one.end - TICK and s.end >= one.end - TICK for s in self._spans if s.lane == one.lane)
+
+
+def chain(names: Iterable[str]) -> list[str]:
+    """The names along a path without its loops: where a node comes again, what ran since it came before is left out. So each node still
+    stands after one that it waited for."""
+    found: list[str] = []
+    for name in names:
+        del found[found.index(name) + 1 if name in found else len(found) :]
+        found += [] if name in found else [name]
+    return found
+
+
+def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
+    """Spans in which no time stands twice. ``within``: by node the one that it runs in, as the body of a `repeat` does. Such a holder
+    stands for what is left of its time: before, between and after what ran in it. What ran first in it then waits for the holder, and
+    the rest of the holder for what ran before that."""
+    found, holders = list(spans), set(within.values())
+    for holder in sorted((span for span in spans if span.node in holders), key=lambda span: span.seconds):  # those within others first
+        inner = {id(span): span for span in found if holder.node in _holders(span.node, within) and _inside(span, holder)}
+        if inner:
+            names = {span.node for span in inner.values()}
+            found = [span for span in found if span is not holder and id(span) not in inner]
+            found += [span if names.intersection(span.waits_for) else replace(span, waits_for=(*span.waits_for, holder.node))
+                      for span in inner.values()]
+            found += _rest(holder, list(inner.values()))
+    return found
+
+
+def _holders(node: str, within: Mapping[str, str]) -> Iterator[str]:
+    """What a node runs in, and what that runs in."""
+    while node in within:
+        yield (node := within[node])
+
+
+def _inside(span: Span, holder: Span) -> bool:
+    return holder.start - TICK <= span.start and span.end <= holder.end + TICK
+
+
+def _rest(holder: Span, inner: Sequence[Span]) -> Iterator[Span]:
+    """The parts of a holder's time in which nothing ran in it: before the first, after the last and wherever all had ended, if only for
+    a moment."""
+    since, waits = holder.start, holder.waits_for
+    names = tuple(dict.fromkeys((*holder.waits_for, *(span.node for span in inner))))
+    for start, end in _covered(inner):
+        yield replace(holder, start=since, end=max(start, since), waits_for=waits)
+        since, waits = end, names
+    yield replace(holder, start=since, end=max(holder.end, since), waits_for=waits)
+
+
+def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
+    """The stretches of time in which some span ran, each as long as can be; where one ends as another begins they are two."""
+    ordered = sorted((span.start, span.end) for span in spans)
+    start, end = ordered[0]
+    for first, last in ordered[1:]:
+        if first >= end:
+            yield start, end
+            start = first
+        end = max(end, last)
+    yield start, end
+
+
+def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
+    """By node its part of the seconds from ``start`` to ``end``: while several ran at once each has an even part of that time."""
+    clipped = [(max(span.start, start), min(span.end, end), span.node) for span in spans]
+    events = sorted([(first, 1, node) for first, last, node in clipped if first < last]
+                    + [(last, -1, node) for first, last, node in clipped if first < last])
+    parts: dict[str, float] = {}
+    running: dict[str, int] = {}
+    since = start
+    for moment, change, node in events:
+        count = sum(running.values())
+        for name, times in running.items():
+            parts[name] = parts.get(name, 0.0) + (moment - since) * times / count
+        since = moment
+        running[node] = running.get(node, 0) + change
+        if not running[node]:
+            del running[node]
+    return parts
 
 
 def longest_path(spans: Iterable[Span]) -> float:

@@ -4,21 +4,83 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too; read when torch is imported
 
+import json
 import re
+import sys
+import traceback
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
+sys.path.insert(0, str(Path(__file__).parent))  # for what tests of several folders share
 torch.set_num_threads(1)
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session")
+def lacking():
+    """What a test calls, with why, where the package of an engine is not installed: it fails, so that nothing is left out unseen. With
+    RLFLOW_SKIP_ENGINES=1 in the environment it is skipped."""
+
+    def end(why):
+        if os.environ.get("RLFLOW_SKIP_ENGINES"):
+            pytest.skip(why)
+        pytest.fail(f"{why}: `make setup` installs it, RLFLOW_SKIP_ENGINES=1 skips the tests that need it", pytrace=False)
+
+    return end
+
+
+@pytest.fixture
+def vllm_installed(lacking):
+    if find_spec("vllm") is None:
+        lacking("the package 'vllm' is not installed")
 
 
 def pytest_collection_modifyitems(items):
     """Files with slow tests first, so that of several processes none waits long for another in the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture
+def on_ranks(tmp_path):
+    """``on_ranks(count, action)``: what ``action(rank)`` gives, plain values, on each of so many ranks of a gloo group. They are forks of
+    this process, since importing torch takes seconds."""
+
+    def on_ranks(count, action):
+        folder = tmp_path / f"ranks-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        children = [_forked(folder, rank, count, action) for rank in range(count)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert codes == [0] * count, "\n".join((folder / f"{rank}.json").read_text() for rank in range(count))
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+    return on_ranks
+
+
+def _forked(folder, rank, count, action):
+    """The process id of one rank, which leaves what came of it in a file."""
+    child = os.fork()
+    if child:
+        return child
+    code, said = 1, ""
+    try:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", f"file://{folder}/meeting", timedelta(seconds=60), count, rank)
+        said = json.dumps(action(rank))
+        dist.barrier()
+        code = 0
+    except BaseException:
+        said = traceback.format_exc()
+    finally:
+        (folder / f"{rank}.json").write_text(said)
+        os._exit(code)
 
 
 @pytest.hookimpl(optionalhook=True)

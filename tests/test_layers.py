@@ -6,6 +6,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+HERE = Path(__file__).parents[1]
 ROOTS = {"rlflow": "rlflow", "backends": "rlflow.backends", "algorithms": "rlflow.algorithms"}
 MAY_IMPORT = {
     "errors": "",
@@ -14,9 +15,12 @@ MAY_IMPORT = {
     "extras": "errors",
     "author": "errors columns dispatch",
     "lending": "",
+    "pretrained": "errors",
     "watchdog": "",
     "deadline": "",
     "process": "watchdog",
+    "durable": "process",
+    "logs": "durable",
     "batch": "errors columns author lending",
     "maths": "author",
     "graph": "errors columns",
@@ -33,25 +37,25 @@ MAY_IMPORT = {
     "explain": "errors columns graph trace placement plan passes simulate reshard residency",
     "reshard": "errors process",
     "training": "errors columns author batch",
-    "checkpoints": "errors process",
+    "checkpoints": "errors process durable",
     "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard residency "
                  "deadline watchdog",
-    "backends": "errors extras columns author batch training execution checkpoints reshard",
+    "backends": "errors extras pretrained columns author batch training execution checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
-               "residency lending process deadline watchdog",
-    "data": "errors columns extras batch",
+               "residency lending process watch deadline watchdog",
+    "data": "errors columns extras batch pretrained",
     "rewards": "errors columns extras batch data deadline watchdog",
     "tasks": "",
-    "watch": "errors extras process",
-    "given": "errors extras columns author batch graph trace execution data rewards training",
-    "runs": "errors extras columns author batch graph trace check placement plan passes passes.residency residency spans training "
-            "execution data rewards tasks checkpoints watch given cluster explain watchdog",
+    "watch": "errors extras process durable logs",
+    "given": "errors extras pretrained columns author batch graph trace execution data rewards training",
+    "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency residency spans "
+            "training execution data rewards tasks checkpoints watch given cluster explain durable logs watchdog",
     "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch given runs residency watchdog",
     "algorithms": "",
-    "tasks.arithmetic": "data runs",
+    "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",
 }  # fmt: skip
-VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said; recorded; compared
+VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said, recorded
 WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not load
     ("author.flow", "execution.eager"): "calling a flow runs it",
     ("author.scope", "execution.eager"): "a stage called outside any flow runs at once",
@@ -62,9 +66,10 @@ BACKENDS_MAY = {"execution.chance"}  # of a layer that they may not know otherwi
 
 def sources():
     for root, package in ROOTS.items():
-        for path in sorted(Path(root).rglob("*.py")):
-            names = [package, *path.relative_to(root).with_suffix("").parts]
-            yield path, ".".join(names).removesuffix(".__init__").removeprefix("rlflow").removeprefix("."), ast.parse(path.read_text())
+        for path in sorted((HERE / root).rglob("*.py")):
+            names = [package, *path.relative_to(HERE / root).with_suffix("").parts]
+            module = ".".join(names).removesuffix(".__init__").removeprefix("rlflow").removeprefix(".")
+            yield path.relative_to(HERE), module, ast.parse(path.read_text())
 
 
 SOURCES = list(sources())
@@ -93,6 +98,10 @@ def ours(tree: ast.Module):
     for name, top in imports(tree):
         if name.partition(".")[0] == "rlflow":
             yield name.removeprefix("rlflow").removeprefix("."), top
+
+
+def test_there_are_sources_of_every_layer():
+    assert {layer(module) for _, module, _ in SOURCES} == set(MAY_IMPORT)
 
 
 def test_imports_go_one_way():
@@ -163,4 +172,13 @@ def test_text_becomes_code_only_where_a_users_file_is_loaded():
 def test_no_code_of_a_model_folder_is_run():
     found = [str(path) for path, _, tree in SOURCES for call in calls(tree) for keyword in call.keywords
              if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"]  # fmt: skip
+    assert found == []
+
+
+def test_what_is_loaded_from_a_model_folder_says_that_it_runs_no_code():
+    """Where nothing is said, transformers asks, and takes the answer from standard input."""
+    found = [f"{path}:{call.lineno}" for path, _, tree in SOURCES for call in calls(tree)
+             if isinstance(call.func, ast.Attribute) and call.func.attr in ("from_pretrained", "from_config")
+             and ast.unparse(call.func.value).startswith(("Auto", "kind"))
+             and not any(keyword.arg in ("trust_remote_code", None) for keyword in call.keywords)]  # fmt: skip
     assert found == []

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -112,6 +113,20 @@ def test_a_column_is_freed_when_its_last_reader_is_done():
     assert told.done("ref") == "+charge"
     assert told.done("charge") == "-score -old -ref +learn"
     assert told.done("learn") == "-rollout -charge ."
+
+
+def test_a_node_whose_turn_is_after_another_waits_for_it_though_a_place_is_free():
+    plan = drawn(PPO)
+    old, ref = (plan.graph.by_name[name].id for name in ("old", "ref"))
+    told = Told(PPO, room={})
+    told.plan = replace(plan, turns={ref: old})
+    told.scheduler = Scheduler(told.plan, {})
+    assert told.plan.waits_for[ref] == plan.waits_for[ref] | {old}
+    assert "old" in told.plan.names_before(ref)
+    told.begin()
+    told.done("data")
+    assert set(told.done("rollout").split()) == {"-data", "+score", "+old"}
+    assert told.done("old") == "+ref"
 
 
 def test_the_longest_remaining_path_starts_first():

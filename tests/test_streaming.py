@@ -14,7 +14,7 @@ from rlflow.placement import Placement
 from rlflow.plan import Streaming
 from rlflow.schedule import Finish, Free, Scheduler, Start
 from rlflow.simulate import simulate
-from rlflow.trace.compile import compile_flow
+from rlflow.trace.compile import Options, compile_flow
 
 ROLES = ("actor", "critic", "reference", "reward", "rewards")
 EXACT = frozenset(ROLES)
@@ -132,6 +132,44 @@ def test_pieces_start_with_their_chunks_and_what_follows_with_the_last():
     assert "reward 2" in told(scheduler.done(names["actor.generate"]))
     assert told(scheduler.done(pieces()[0])) == []
     assert told(scheduler.done(pieces()[0])) == ["reward"]  # joins what the pieces gave
+
+
+RATED = """
+from rlflow import flow, loss, row, stage
+
+@stage(gives={"hard": row("float32")})
+def rate(prompt_tokens):
+    return prompt_tokens[:, 0].float()
+
+@loss
+def policy_loss(new, logprobs, scores):
+    return new.logprobs * logprobs * scores[:, None], {}
+
+@flow
+def rated(prompts, actor, reward):
+    prompts |= rate(prompts)
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    actor.update(batch, policy_loss)
+"""
+
+
+def test_a_piece_waits_for_what_else_it_reads(tmp_path):
+    """A reward that reads how hard a prompt is: its chunk is there before that is rated."""
+    (tmp_path / "rated.py").write_text(RATED)
+    reads = Options(1, ("completion", "answer", "hard"))
+    made = plan(compile_flow(load_flow(str(tmp_path / "rated.py")), None, reads), POOLS, Streaming(2, EXACT, frozenset({"reward"})))
+    names = {node.name: node.id for node in made.graph.nodes}
+    scheduler = Scheduler(made, room_of(POOLS))
+    scheduler.begin()
+    scheduler.done(names["prompts"])
+    assert scheduler.running == {names["rate"], names["actor.generate"]}
+    (chunk,) = made.chunks[names["actor.generate"]]
+    assert scheduler.released(chunk) == []
+    scheduler.validate()
+    assert {made.pieces[i.node].chunk for i in scheduler.done(names["rate"]) if isinstance(i, Start)} == {0}
+    scheduler.validate()
 
 
 @settings(deadline=None, max_examples=40)

@@ -38,7 +38,7 @@ def start(device: str) -> Any:
 
 def _alone(device: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing listens beyond this machine
-    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
     dist.init_process_group(backend, store=cast(Any, dist).HashStore(), rank=0, world_size=1)
 
 

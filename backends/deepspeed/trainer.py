@@ -90,8 +90,8 @@ class Trainer(local.Trainer):
     settings: TrainerSettings
 
     def __init__(self, spec: ModelSpec, settings: TrainerSettings | None = None) -> None:
-        package = start(spec.device)
         super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
+        package = start(spec.device)  # a folder that is refused leaves no group of ranks behind
         self.spec, self.peers = spec, Peers(lockstep=True)
         self.learning = self.network.parameters() if spec.trained else {}
         self.reader = Reader()

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, GenerationConfig
 
+from rlflow import pretrained
 from rlflow.backends.fsdp.ranks import box, own
 from rlflow.backends.local.network import load_whole, quiet
 from rlflow.training.protocols import ModelSpec
@@ -20,12 +20,12 @@ from rlflow.training.protocols import ModelSpec
 
 def load_empty(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any) -> Any:
     """The model with parameters that have no storage yet and buffers that do. Where its weights are not in the folder's safetensors by
-    the names and shapes that the model has (merged experts, other formats), or it cannot be made without them, the model whole, as
+    the names and shapes that the model has (merged experts), or it cannot be made without them, the model whole, as
     from ``load_whole``."""
-    config = AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=False, **options)
+    config = pretrained.read_config(Path(str(spec.folder)), **options)
     try:
         with quiet(), _without_storage():
-            module = kind.from_config(config, dtype=dtype, trust_remote_code=False)
+            module = pretrained.empty_model(kind, config, dtype)
     except RuntimeError:  # its constructor reads what it has drawn
         return load_whole(kind, spec, dtype, allowed, **options)
     files = Files(Path(str(spec.folder)), module.base_model_prefix)
@@ -33,7 +33,7 @@ def load_empty(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[st
     if set(lacking) - set(allowed):
         return load_whole(kind, spec, dtype, allowed, **options)
     if (files.folder / "generation_config.json").is_file():
-        module.generation_config = GenerationConfig.from_pretrained(files.folder, local_files_only=True)
+        module.generation_config = pretrained.read_generation_config(files.folder)
     return module
 
 

@@ -1,4 +1,8 @@
-"""The decode loop: prompts are read once, then one token per row and step; rows that ended leave."""
+"""The decode loop: prompts are read once, then one token per row and step; rows that ended leave.
+
+On a GPU the host runs ahead of the device, and every look at a result makes it wait. So it looks at what was sampled once a block of
+tokens, finds out afterwards where in the block each row ended, and nothing else in the loop waits.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +16,59 @@ from transformers.cache_utils import Cache
 from rlflow.backends.local.cache import new_cache
 from rlflow.backends.local.endings import Endings
 from rlflow.backends.local.network import Network
+from rlflow.backends.local.padding import known
 from rlflow.backends.local.sampling import draw
 from rlflow.training.protocols import Sampling
 
 IDLE = 0.2  # share of rows that may have ended before the cache is copied without them
+BLOCK = 16  # tokens of each row between two looks at a GPU
+
+
+def block_of(device: torch.device) -> int:
+    """After how many tokens of each row to look whether rows ended: looking at a CPU's memory costs nothing."""
+    return 1 if device.type == "cpu" else BLOCK
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """tokens int64 and logprobs [rows, max_tokens], of which the first ``lengths`` [rows] count; stopped: bool [rows]."""
+    """tokens int64 and logprobs [rows, max_tokens], of which the first ``lengths`` [rows] count; stopped: bool [rows]. The last two are
+    on the host."""
 
     tokens: Tensor
     logprobs: Tensor
     lengths: Tensor
     stopped: Tensor
 
+    @staticmethod
+    def nothing(rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu") -> Drawn:
+        """Room for ``rows`` rows of any lengths."""
+        shape = (rows, max_tokens)
+        return Drawn(torch.zeros(shape, dtype=torch.int64, device=device), torch.zeros(shape, dtype=logprobs, device=device),
+                     torch.full((rows,), max_tokens), torch.zeros(rows, dtype=torch.bool))
+
+    def end(self, numbers: Tensor, columns: range, ends: Endings) -> Tensor:
+        """Mark those of the rows ``numbers`` that end in the newest ``columns``; their numbers. The one look at the device."""
+        going = numbers[~self.stopped[numbers]]
+        seen = self.tokens[:, max(0, columns.start - ends.reach) : columns.stop].cpu()[going]
+        at = ends(seen, len(columns))
+        ended = at < len(columns)
+        self.lengths[going[ended]] = columns.start + at[ended] + 1
+        self.stopped[going[ended]] = True
+        return going[ended]
+
 
 @dataclass
 class Rows:
     """The rows under way.
 
-    numbers: int64 [rows], which rows they are. prompt: int64 [rows], tokens of each prompt. hidden: [rows, hidden] after the last
-    token read. mask: bool [rows, width + max_tokens], what is no padding, None where nothing is padded. width: tokens of the
-    longest prompt.
+    numbers: int64 [rows] on the host, which rows they are; places: the same on the device. padded: bool [rows] on the host, which have
+    padding before their prompt. prompt: int64 [rows], tokens of each prompt. hidden: [rows, hidden] after the last token read. mask:
+    bool [rows, width + max_tokens], what is no padding, None where nothing is padded. width: tokens of the longest prompt.
     """
 
     numbers: Tensor
+    places: Tensor
+    padded: Tensor
     prompt: Tensor
     hidden: Tensor
     mask: Tensor | None
@@ -45,46 +76,46 @@ class Rows:
     cache: Cache
 
     def take(self, index: Tensor) -> Rows:
-        """The rows at ``index``; a row may be taken several times."""
+        """The rows at ``index``, which is on the host; a row may be taken several times."""
+        there, padded = sent(index, self.places.device), self.padded[index]
         for layer in self.cache.layers:
-            layer.reorder_cache(index)
-        mask = self.mask[index] if self.mask is not None else None
-        return replace(self, numbers=self.numbers[index], prompt=self.prompt[index], hidden=self.hidden[index], mask=mask)
+            layer.reorder_cache(there)
+        mask = self.mask[there] if self.mask is not None and bool(padded.any()) else None
+        return replace(self, numbers=self.numbers[index], places=self.places[there], padded=padded, prompt=self.prompt[there],
+                       hidden=self.hidden[there], mask=mask)
 
 
 @torch.inference_mode()
 def decode(
-    network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Tensor, sampling: Sampling, ends: Endings
+    network: Network, prompts: Sequence[Tensor], of: Tensor, uniform: Tensor, sampling: Sampling, ends: Endings, block: int
 ) -> Iterator[tuple[Drawn, Tensor]]:
     """Sample one response for each entry of ``of`` [rows], the number of its prompt. Gives what is drawn so far, always the same tensors,
-    each time that rows end, and their numbers.
+    each time that it is known of rows that they ended, and their numbers, which are on the host as ``of`` is.
 
-    uniform: float64 [rows, max_tokens] in [0, 1). Rows that ended go on, unread, until a fifth of those under way has.
+    uniform: float64 [rows, max_tokens] in [0, 1). block: after how many tokens ends are looked for. Rows that ended go on, unread, to the
+    end of their block, and until a fifth of those under way has ended.
     """
     rows = prefill(network, prompts, sampling.max_tokens).take(of)
-    rows.numbers = torch.arange(len(of), device=of.device)
-    shape = (len(of), sampling.max_tokens)
-    tokens = torch.zeros(shape, dtype=torch.int64, device=of.device)
-    logprobs = torch.zeros(shape, dtype=torch.promote_types(rows.hidden.dtype, torch.float32), device=of.device)
-    lengths = torch.full((len(of),), sampling.max_tokens, device=of.device)
-    stopped = torch.zeros(len(of), dtype=torch.bool, device=of.device)
-    drawn = Drawn(tokens, logprobs, lengths, stopped)
-    for step in range(sampling.max_tokens):
-        token, logprob = draw(network.logits(rows.hidden), uniform[rows.numbers, step], sampling)
-        tokens[rows.numbers, step], logprobs[rows.numbers, step] = token, logprob
-        done = ends(tokens, rows.numbers, step) & ~stopped[rows.numbers]
-        if bool(done.any()):
-            lengths[rows.numbers[done]] = step + 1
-            stopped[rows.numbers[done]] = True
-            yield drawn, rows.numbers[done]
-            going = (~stopped[rows.numbers]).nonzero()[:, 0]
-            if len(going) == 0:
-                return
-            if len(going) <= (1 - IDLE) * len(rows.numbers):
-                rows, token = rows.take(going), token[going]
-        if step + 1 < sampling.max_tokens:
-            rows.hidden = advance(network, rows, token, step)
-    yield drawn, (~stopped).nonzero()[:, 0]
+    rows.numbers, rows.places = torch.arange(len(of)), torch.arange(len(of), device=network.device)
+    drawn = Drawn.nothing(len(of), sampling.max_tokens, torch.promote_types(rows.hidden.dtype, torch.float32), network.device)
+    token = rows.places  # of the step before; there is none before the first
+    for first in range(0, sampling.max_tokens, block):
+        columns = range(first, min(first + block, sampling.max_tokens))
+        for step in columns:
+            if step:
+                rows.hidden = advance(network, rows, token, step - 1)
+            token, logprob = draw(network.logits(rows.hidden), uniform[rows.places, step], sampling)
+            drawn.tokens[rows.places, step], drawn.logprobs[rows.places, step] = token, logprob
+        ended = drawn.end(rows.numbers, columns, ends)
+        if not len(ended):
+            continue
+        yield drawn, ended
+        going = (~drawn.stopped[rows.numbers]).nonzero()[:, 0]
+        if len(going) == 0:
+            return
+        if len(going) <= (1 - IDLE) * len(rows.numbers):
+            rows, token = rows.take(going), token[sent(going, token.device)]
+    yield drawn, (~drawn.stopped).nonzero()[:, 0]
 
 
 def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
@@ -95,16 +126,27 @@ def prefill(network: Network, prompts: Sequence[Tensor], room: int) -> Rows:
     ids = torch.zeros(inside.shape, dtype=torch.int64)
     ids[inside] = torch.cat(list(prompts))
     positions = (torch.arange(width) - (width - lengths[:, None])).clamp(min=0)
-    ids, lengths, inside, positions = (x.to(network.device) for x in (ids, lengths, inside, positions))
-    mask = None if bool(inside.all()) else torch.nn.functional.pad(inside, (0, room), value=True)
+    numbers, padded = torch.arange(len(lengths)), lengths < width
+    ids, lengths, inside, positions, places = (sent(x, network.device) for x in (ids, lengths, inside, positions, numbers))
+    mask = torch.nn.functional.pad(inside, (0, room), value=True) if bool(padded.any()) else None
     cache = new_cache(network.module.config)
-    attended = {} if mask is None else {"attention_mask": inside}
-    hidden = network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
-    return Rows(torch.arange(len(lengths), device=network.device), lengths, hidden, mask, width, cache)
+    hidden = _hidden(network, ids, positions, cache, inside if mask is not None else None)
+    return Rows(numbers, places, padded, lengths, hidden, mask, width, cache)
 
 
 def advance(network: Network, rows: Rows, token: Tensor, step: int) -> Tensor:
     """Hidden states [rows, hidden] after ``token`` [rows], the ``step``-th of each response."""
-    attended = {} if rows.mask is None else {"attention_mask": rows.mask[:, : rows.width + step + 1]}
-    positions = (rows.prompt + step)[:, None]
-    return network.hidden(token[:, None], positions, past_key_values=rows.cache, use_cache=True, **attended)[:, -1]
+    mask = None if rows.mask is None else rows.mask[:, : rows.width + step + 1]
+    return _hidden(network, token[:, None], (rows.prompt + step)[:, None], rows.cache, mask)
+
+
+def _hidden(network: Network, ids: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None) -> Tensor:
+    """After the last of ``ids`` [rows, L]. mask: bool [rows, all tokens so far], False somewhere; None where nothing is padded."""
+    attended = {} if mask is None else {"attention_mask": mask}
+    with known():
+        return network.hidden(ids, positions, past_key_values=cache, use_cache=True, **attended)[:, -1]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on a device, without waiting for the device."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

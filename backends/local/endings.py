@@ -22,14 +22,24 @@ class Endings:
     stop: tuple[str, ...]
     tokenizer: Any
 
-    def __call__(self, tokens: Tensor, rows: Tensor, step: int) -> Tensor:
-        """bool [rows]: whether each of ``rows`` ends with column ``step`` of tokens [all rows, max_tokens]."""
-        newest = tokens[rows, step]
-        ended = newest == self.eos if len(self.eos) == 1 else torch.isin(newest, self.eos)
-        if not self.stop:
-            return ended
-        tails = texts(self.tokenizer, tokens[rows, max(0, step + 1 - window(self.stop)) : step + 1].tolist())
-        return ended | torch.tensor([any(text in tail for text in self.stop) for tail in tails], device=ended.device)
+    @property
+    def reach(self) -> int:
+        """How many tokens before a new one have a say in whether it ends its row."""
+        return window(self.stop) - 1 if self.stop else 0
+
+    def __call__(self, seen: Tensor, new: int) -> Tensor:
+        """int64 [rows]: which of the last ``new`` tokens of ``seen`` int64 [rows, reach and new] ends each row, ``new`` where none does.
+        At the beginning of a response there may be fewer than ``reach`` tokens before the new ones."""
+        newest = seen[:, seen.shape[1] - new :]
+        hits = newest == self.eos if len(self.eos) == 1 else torch.isin(newest, self.eos)
+        at = torch.where(hits.any(1), hits.byte().argmax(1), new)
+        return self._stopped(seen, new, at) if self.stop else at
+
+    def _stopped(self, seen: Tensor, new: int, at: Tensor) -> Tensor:
+        """The same with ``stop``, which counts where it comes before ``at``."""
+        first, stops = seen.shape[1] - new + 1, text_stops(self.stop, self.tokenizer)
+        found = [next((n for n in range(end) if stops(row[: first + n])), end) for row, end in zip(seen.tolist(), at.tolist(), strict=True)]
+        return torch.tensor(found, dtype=torch.int64)
 
 
 def window(stop: Sequence[str]) -> int:

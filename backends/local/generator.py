@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from rlflow.backends.local.away import Away
-from rlflow.backends.local.decode import Drawn, decode
+from rlflow.backends.local.decode import Drawn, block_of, decode, sent
 from rlflow.backends.local.endings import Endings, eos_of
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
+from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer, texts
@@ -76,8 +77,8 @@ class Generator:
         def ended() -> Iterator[Tensor]:
             for rows, drawing in self._drawings(prompts, sampling, seeds):
                 for drawn, done in drawing:
-                    _take(out, rows, drawn, done.cpu())
-                    yield rows[done.cpu()].sort().values
+                    _take(out, rows, drawn, done)
+                    yield _in_order(out, rows[done])
 
         for rows in chunked(ended(), len(axis), chunks):
             yield self._batch(axis.take(rows), Drawn(*(getattr(out, name)[rows] for name in vars(out))), sampling)
@@ -99,9 +100,7 @@ class Generator:
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
         """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained on."""
-        logprobs = torch.promote_types(self.network.module.dtype, torch.float32)
-        return Drawn(torch.zeros(rows, sampling.max_tokens, dtype=torch.int64), torch.zeros(rows, sampling.max_tokens, dtype=logprobs),
-                     torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.bool))
+        return Drawn.nothing(rows, sampling.max_tokens, torch.promote_types(self.network.module.dtype, torch.float32))
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights by Hugging Face name, in place, in the dtype of this copy; ``version`` is the number of updates behind
@@ -137,9 +136,10 @@ class Generator:
 
     def _batches(self, prompts: Batch, rows: int, sampling: Sampling) -> Iterator[Tensor]:
         """Rows with prompts of similar lengths, as many as the cache has room for."""
-        lengths = prompts.data["prompt_tokens"].lengths.repeat_interleave(sampling.samples)
-        if rows and int(lengths.min()) == 0:
-            raise ValueError("prompt_tokens: found an empty prompt, expected at least one token (such as the tokenizer's BOS token)")
+        own = prompts.data["prompt_tokens"].lengths
+        config, folder = self.network.module.config, self.spec.folder
+        check_room(own.tolist(), sampling.max_tokens, longest(config), f"the positions of the model in {folder}")
+        lengths = own.repeat_interleave(sampling.samples)
         units = list(torch.arange(rows).split(1)) if rows else []
         for unit in microbatches(units, lengths + sampling.max_tokens, tokens=self.settings.batch_tokens):
             yield torch.cat(unit)
@@ -156,9 +156,10 @@ class Generator:
         which, of = torch.unique_consecutive(rows // sampling.samples, return_inverse=True)
         column = prompts.data["prompt_tokens"].take(which, prompts.axis)
         pieces = column.value.split(column.lengths.tolist())
-        uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(self.network.device)
-        ends = Endings(torch.tensor(self.eos, device=self.network.device), sampling.stop, self.tokenizer)
-        return decode(self.network, pieces, of.to(self.network.device), uniform, sampling, ends)
+        device = self.network.device
+        uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(device)
+        ends = Endings(torch.tensor(self.eos), sampling.stop, self.tokenizer)
+        return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device))
 
     def _text(self, drawn: Drawn) -> dict[str, Data]:
         rows = [row[:length] for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)]
@@ -183,14 +184,21 @@ def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:
 
 def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
     """Those at ``done`` of the rows of a batch, where they belong."""
-    for name in vars(out):
-        getattr(out, name)[rows[done]] = getattr(drawn, name)[done.to(drawn.tokens.device)].cpu()
+    there = sent(done, drawn.tokens.device)
+    out.tokens[rows[done]], out.logprobs[rows[done]] = drawn.tokens[there].cpu(), drawn.logprobs[there].cpu()
+    out.lengths[rows[done]], out.stopped[rows[done]] = drawn.lengths[done], drawn.stopped[done]
+
+
+def _in_order(out: Drawn, rows: Tensor) -> Tensor:
+    """Rows that ended in one block, in the order in which they did."""
+    ends = zip(out.lengths[rows].tolist(), (~out.stopped[rows]).tolist(), rows.tolist(), strict=True)
+    return torch.tensor([row for _, _, row in sorted(ends)], dtype=torch.int64)
 
 
 def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:
     lengths = drawn.lengths
     tokens, logprobs = flatten(drawn.tokens, lengths), flatten(drawn.logprobs, lengths)
-    temperature = torch.full((len(lengths),), sampling.temperature or 1.0)
+    temperature = torch.full((len(lengths),), sampling.temperature or 1.0, dtype=logprobs.dtype)  # it divides logits
     token_level = {
         "tokens": tokens,
         "mask": torch.ones(len(tokens), dtype=torch.bool),
@@ -198,4 +206,4 @@ def _columns(drawn: Drawn, sampling: Sampling, version: int) -> dict[str, Data]:
         "policy_version": torch.full((len(tokens),), version, dtype=torch.int64),
     }
     columns = {name: Data(Kind(Level.TOKEN, str(x.dtype).removeprefix("torch.")), x, lengths) for name, x in token_level.items()}
-    return columns | {"temperature": Data(standard_kind("temperature"), temperature)}
+    return columns | {"temperature": Data(Kind(Level.ROW, str(temperature.dtype).removeprefix("torch.")), temperature)}

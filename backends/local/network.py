@@ -12,10 +12,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, modeling_utils
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, modeling_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
+from rlflow import pretrained
 from rlflow.backends.local import lora
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.errors import PlanError, listed
@@ -38,6 +39,7 @@ class Network:
         self.amp: torch.dtype | None = None
         self.adapted: dict[str, Any] = lora.adapted(module)
         self.backbone = module.base_model
+        self.backbone.warn_if_padding_and_no_attention_mask = _silent  # it looks at tokens at every pass, for which a GPU is waited for
         self.takes = set(inspect.signature(self.backbone.forward).parameters)
         self.read: Transform = module.get_output_embeddings()
         self.vocabulary = module.get_output_embeddings().weight.shape[0] if kind == "logprobs" else 0
@@ -158,6 +160,10 @@ class Network:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD)
 
 
+def _silent(*_: Any) -> None:
+    """What transformers says of padding is not so here: masks are given where they are needed."""
+
+
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
     """The model in ``spec.folder`` with the head that ``spec`` asks for. Runs no code from the folder and fetches nothing.
 
@@ -233,7 +239,7 @@ def _config(spec: ModelSpec) -> Any:
     if spec.folder is None or not (spec.folder / "config.json").is_file():
         raise PlanError.of("no-model", "the local backend needs a Hugging Face model folder", found=str(spec.folder),
                            expected="a folder with config.json and safetensors")
-    return AutoConfig.from_pretrained(spec.folder, local_files_only=True, trust_remote_code=False)
+    return pretrained.read_config(spec.folder)
 
 
 @contextlib.contextmanager
@@ -253,9 +259,9 @@ def _first_sentence(error: Exception) -> str:
 
 def load_whole(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[str, ...], **options: Any) -> Any:
     """A model of an Auto class ``kind`` whose every weight, but those ``allowed`` to be new, is in the folder."""
-    options |= {"dtype": dtype, "local_files_only": True, "trust_remote_code": False, "output_loading_info": True}
+    assert spec.folder is not None
     with quiet():  # what is missing is an error below; the rest is expected
-        module, info = kind.from_pretrained(spec.folder, **options)
+        module, info = pretrained.read_model(kind, spec.folder, dtype=dtype, output_loading_info=True, **options)
     missing = sorted(set(info["missing_keys"]) - set(allowed))
     if missing:
         raise PlanError.of("weights-missing", f"the model folder {spec.folder} lacks weights", found=f"no {listed(missing, 8)}",

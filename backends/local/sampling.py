@@ -7,6 +7,8 @@ from torch import Tensor
 
 from rlflow.training.protocols import Sampling
 
+AT_ONCE = 8 << 20  # probabilities whose sums, in float64, exist at once
+
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """(token int64 [rows], its log-prob [rows]) from logits [rows, vocabulary] and uniform float64 [rows] in [0, 1).
@@ -19,10 +21,18 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
         token = logits.argmax(-1, keepdim=True)
         return token[:, 0], logits.log_softmax(-1).gather(-1, token)[:, 0]
     logprobs = truncated(logits / sampling.temperature, sampling.top_k, sampling.top_p).log_softmax(-1)
-    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    token = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-    token.clamp_(max=logits.shape[-1] - 1)  # NaN logits end here, and their NaN log-prob leaves the row out of training
-    return token[:, 0], logprobs.gather(-1, token)[:, 0]
+    token = inverse(logprobs, uniform)
+    return token, logprobs.gather(-1, token[:, None])[:, 0]
+
+
+def inverse(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """int64 [rows]: where the cumulative distribution of each row of ``logprobs`` [rows, vocabulary], summed in float64, passes
+    ``uniform``."""
+    vocabulary, tokens = logprobs.shape[-1], []
+    for some, at in zip(*(each.split(_rows(logprobs)) for each in (logprobs, uniform[:, None])), strict=True):
+        cumulative = some.exp().cumsum(-1, dtype=torch.float64)
+        tokens.append(torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True))
+    return torch.cat(tokens)[:, 0].clamp_(max=vocabulary - 1)  # NaN ends here, and a NaN log-prob leaves the row out of training
 
 
 def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -31,10 +41,17 @@ def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if 0 < top_k < logits.shape[-1]:
         kept = logits.topk(top_k, -1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
-    if top_p < 1:
-        ordered, index = logits.sort(dim=-1, descending=True, stable=True)
-        probability = ordered.softmax(-1, dtype=torch.float64)
-        beyond = probability.cumsum(-1) - probability >= top_p
-        beyond[:, 0] = False
-        logits = torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(beyond, -torch.inf))
-    return logits
+    return torch.cat([_nucleus(some, top_p) for some in logits.split(_rows(logits))]) if top_p < 1 else logits
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    ordered, index = logits.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.softmax(-1, dtype=torch.float64)
+    beyond = probability.cumsum(-1) - probability >= top_p
+    beyond[:, 0] = False
+    return torch.empty_like(logits).scatter(-1, index, ordered.masked_fill(beyond, -torch.inf))
+
+
+def _rows(logits: Tensor) -> int:
+    """How many rows of the vocabulary are worked on at once."""
+    return max(1, AT_ONCE // logits.shape[-1])

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import functools
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
+from rlflow import pretrained
+from rlflow.checkpoints.models import TOKENIZER, small_files
 from rlflow.errors import PlanError
-
-FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json",
-)
 
 
 @functools.lru_cache(maxsize=8)
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer in a model folder. Runs no code from it and fetches nothing. Raises PlanError where there is none."""
-    if not any((folder / name).is_file() for name in FILES):  # transformers would make up an empty one for some models
+    if not _files(folder):  # transformers would make up an empty one for some models
         raise _unusable(folder, "none of its files")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        return pretrained.read_tokenizer(folder)
+    except PlanError:
+        raise
+    except Exception as error:  # whatever its files make of transformers
         raise _unusable(folder, str(error)) from error
 
 
@@ -36,10 +32,20 @@ def _unusable(folder: Path, found: str) -> PlanError:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, byte by byte, where ``source`` has any."""
-    for name in FILES:
-        if (source / name).is_file() and source.resolve() != target.resolve():
-            shutil.copyfile(source / name, target / name)
+    """Copy the tokenizer's files, byte by byte, where ``source`` has any and can be read: a model is worth more than what is beside it."""
+    for path in _files(source) if source.resolve() != target.resolve() else ():
+        try:
+            data = path.read_bytes()
+        except OSError:
+            continue
+        (target / path.name).write_bytes(data)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return small_files(folder, TOKENIZER)
+    except OSError:
+        return []
 
 
 def texts(tokenizer: Any, rows: Iterable[Sequence[int]]) -> list[str]:

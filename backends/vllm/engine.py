@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlflow.backends.vllm.chance import installed, told
 from rlflow.backends.vllm.parallel import Seat
 from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, leave_memory, prepared
@@ -67,6 +68,7 @@ class Engine:
         self.seat.drop_segments()
         self.seat.check_group()
         self.direct = live(self.module)
+        self.draws = installed(self.llm.model_executor.driver_worker.worker.model_runner)
         self.version = 0
         self._names = itertools.count()
         self._calls, self._line, self._between = threading.Lock(), threading.Lock(), threading.Lock()
@@ -88,9 +90,9 @@ class Engine:
         cpu = spec.device == "cpu"
         cache = settings.kv_cache_memory_bytes or (CPU_CACHE if cpu else None)
         return {
-            "model": str(spec.folder), "dtype": spec.dtype, "seed": spec.seed % 2**31, "trust_remote_code": False,
-            "use_tqdm_on_load": False, "disable_log_stats": True, "skip_tokenizer_init": True, "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
+            "model": str(spec.folder), "dtype": spec.dtype, "seed": spec.seed % 2**31,
+            "trust_remote_code": False, "load_format": "safetensors", "skip_tokenizer_init": True, "generation_config": "vllm",
+            "use_tqdm_on_load": False, "disable_log_stats": True, "logprobs_mode": "processed_logprobs",
             "distributed_executor_backend": self.seat.launcher, "tensor_parallel_size": self.seat.size,
             "kv_cache_memory_bytes": cache, "gpu_memory_utilization": settings.gpu_memory_utilization,
             "max_model_len": settings.max_model_len or -1, "max_num_seqs": settings.max_num_seqs,
@@ -151,18 +153,20 @@ class Engine:
     def _add(
         self, under_way: dict[str, Row], rows: Sequence[Row], prompts: Sequence[Sequence[int]], parameters: Sequence[Any]
     ) -> None:
-        """Requests, by the engine's names for them. A prompt that was cached with other weights has another salt."""
+        """Requests, by the engine's names for them. What is cached of a prompt is found again by the rows of its call alone: not with other
+        weights, and not where an evaluation, or a run that was not stopped here, has read it before, which would change a last bit."""
+        salt = str(next(self._names))
         for row, prompt, own in zip(rows, prompts, parameters, strict=True):
             name = str(next(self._names))
             with self.alone():
-                self.llm.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": str(self.version)}, own)
+                self.llm.add_request(name, {"prompt_token_ids": list(prompt), "cache_salt": salt}, own)
             under_way[name] = row
 
     def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
         return self.vllm.SamplingParams(
-            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens, seed=seed,
-            stop_token_ids=list(eos), ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
-            output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens,
+            seed=None if self.draws else seed, extra_args=told(seed), stop_token_ids=list(eos), ignore_eos=True, logprobs=0,
+            flat_logprobs=True, detokenize=False, output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
         )
 
     def _step(self, under_way: Mapping[str, Row], stops: Stops) -> list[str]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
+from rlflow import pretrained
 from rlflow.backends.local.endings import eos_of, text_stops
+from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
 from rlflow.backends.vllm.engine import CPU_CACHE, Engine, Row, settled, whole
@@ -44,6 +46,7 @@ class Generator:
         self.tokenizer = load_tokenizer(spec.folder)
         self.asleep: set[str] = set()
         generation, config = _configs(spec.folder)
+        self.positions = positions(config)
         self.engine = Engine(spec, self.settings, config.architectures or ())
         self.eos = eos_of((generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer)
 
@@ -117,14 +120,16 @@ class Generator:
     def _check(self, prompts: list[list[int]], sampling: Sampling, rows: int, seeds: int) -> None:
         if seeds != rows:
             raise ValueError(f"generate: found {seeds} seeds, expected one per row: {rows}")
-        if not all(prompts):
-            raise ValueError("prompt_tokens: found an empty prompt, expected at least one token (such as the tokenizer's BOS token)")
         if 0 < sampling.temperature < COLDEST:
             raise ValueError(f"temperature: found {sampling.temperature}, expected 0 or at least {COLDEST}, the lowest that vLLM knows")
-        longest = max(map(len, prompts), default=0) + sampling.max_tokens
-        if prompts and longest > self.engine.longest:
-            raise ValueError(f"generate: found a prompt of {longest - sampling.max_tokens} tokens and max_tokens {sampling.max_tokens}, "
-                             f"expected at most {self.engine.longest} together; kv_cache_memory_bytes or max_model_len may be in the way")
+        check_room([len(prompt) for prompt in prompts], sampling.max_tokens, self.engine.longest, *self._limit())
+
+    def _limit(self) -> tuple[str, str]:
+        """What the longest row is bounded by, and what else can be done about it."""
+        if self.positions is not None and self.engine.longest >= self.positions:
+            return f"the positions of the model in {self.spec.folder}", ""
+        return ("what max_model_len and the key-value cache leave of the model's positions",
+                ", or a larger --ROLE.max_model_len or --ROLE.kv_cache_memory_bytes")
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Take new weights by Hugging Face name, in place, each rank its part; ``version`` is the number of updates behind them. Another
@@ -192,7 +197,7 @@ class Generator:
 
 def _configs(folder: Path) -> tuple[Any, Any]:
     """The generation config and the config of a model."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = pretrained.read_config(folder)
     own = (folder / "generation_config.json").is_file()
-    generation = GenerationConfig.from_pretrained(folder, local_files_only=True) if own else GenerationConfig.from_model_config(config)
+    generation = pretrained.read_generation_config(folder) if own else GenerationConfig.from_model_config(config)
     return generation, config

@@ -19,5 +19,5 @@ class GeneratorSettings:
     max_model_len: Annotated[int, Ge(0)] = 0  # tokens of the longest row, prompt included; 0: what the model knows and the cache holds
     max_num_seqs: Annotated[int, Ge(1)] = 256  # rows that are sampled at once; more is faster and takes more memory
     enforce_eager: bool = False  # true captures no CUDA graphs: quicker to start, slower to sample; a CPU never does
-    prefix_caching: bool = True  # true computes a prompt once for its samples; rounding may then depend on what was cached
+    prefix_caching: bool = True  # true reads a prompt once for its samples in a call, and what prompts of a call begin with in common
     sleep_mode: bool = False  # true lets sleep() free the memory of a GPU; on a CPU there is nothing to free

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,10 @@ WANTED = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",  # a model is a folder here
 }
-ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}  # vLLM compiles the gathering of log-probs even for eager models: seconds, and a compiler
+ON_CPU = {
+    "TORCHDYNAMO_DISABLE": "1",  # vLLM compiles the gathering of log-probs even for eager models: seconds, and a compiler
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner in which rows draw as they do in the local backend
+}
 OPEN = {"VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}  # where the user has no say
 
 
@@ -46,6 +50,8 @@ def prepared(device: str, **variables: str) -> Iterator[None]:
 def imported(device: str) -> Any:
     """The package. Raises PlanError where it is missing, broken, or another release."""
     remedy = install_line("vllm", device)
+    level = os.environ.get("VLLM_LOGGING_LEVEL", OPEN["VLLM_LOGGING_LEVEL"])
+    logging.getLogger("vllm").setLevel(level)  # it sets its own after its first words, of a Triton without CPUs
     try:
         vllm = importlib.import_module("vllm")
         importlib.import_module("vllm.v1.engine.llm_engine")

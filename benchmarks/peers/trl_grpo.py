@@ -98,12 +98,13 @@ def make_files(folder: Path, prompts: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "rlflow" / "tasks" / "arithmetic_model")
+    packaged = ROOT / "rlflow" / "tasks" / "arithmetic_model"
+    tokenizer = AutoTokenizer.from_pretrained(packaged, local_files_only=True, trust_remote_code=False)
     config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
                          num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=None,
                          bos_token_id=None, pad_token_id=tokenizer.pad_token_id)
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(folder / "model")
     tokenizer.add_special_tokens({"eos_token": "<never>"})  # the first id beyond the model's vocabulary
     tokenizer.save_pretrained(folder / "model")
     draw = random.Random(0)
@@ -164,8 +165,8 @@ def run_floor(folder: Path, iterations: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left", local_files_only=True, trust_remote_code=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, fused=True)
     texts = [line["prompt"] for line in prompts_of(folder)]
     turns = Turns()

@@ -23,7 +23,6 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     for repeated in program.graph.nodes:
         if repeated.body is not None:
             yield from repeat_problems(program.graph, repeated, repeated.body, staleness)
-    yield from prompt_problems(program.graph, staleness)
     generates = {use.name for use in program.graph.roles if use.generates}
     for node in program.graph.nodes:
         if node.op is Op.UPDATE and node.role in generates and not corrects(program.graph, node):
@@ -53,16 +52,6 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
                           "training changes, so the repeat cannot be sampled ahead", node.place, repeated.place,
                           found=listed(reads), expected="a body that reads nothing that training changes, but to sample",
                           remedy=f"call '{node.name}' after the `repeat`, or leave --staleness out")
-
-
-def prompt_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
-    """What samples ahead takes its prompts from the data."""
-    for node in graph.nodes:
-        made = [graph.nodes[item.column.node].name for item in node.inputs if graph.nodes[item.column.node].op is not Op.DATA]
-        if node.op is Op.GENERATE and made:
-            yield Problem("staleness-prompts", f"--staleness {staleness}: '{node.name}' samples from prompts that '{made[0]}' makes, so it "
-                          "cannot be done ahead", node.place, found=f"prompt_tokens of '{made[0]}'", expected="the prompts of the data",
-                          remedy="leave --staleness out")
 
 
 def _of_state(body: Graph, column: Column, names: set[str]) -> bool:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from rlflow.checkpoints.export import export
 from rlflow.checkpoints.load import Loaded, load_latest, verify
 from rlflow.checkpoints.lock import Lock
-from rlflow.checkpoints.roles import model_files, role_tensors, trainer_state
+from rlflow.checkpoints.models import model_files
+from rlflow.checkpoints.roles import role_tensors, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.checkpoints.writer import Writer
 

@@ -8,11 +8,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlflow.checkpoints import durable, names
+from rlflow import durable
+from rlflow.checkpoints import names
 from rlflow.errors import PlanError
 
 FOLDER = "checkpoints"
 POINTER = "latest"
+SMALL = 4096  # bytes of a pointer or a lock: more is not read
 _POINTER = re.compile(rb"(step-[0-9-]{8,32}) ([0-9a-f]{64}) ([0-9a-f]{16})\n")
 
 
@@ -68,7 +70,7 @@ def read_pointer(folder: Path) -> Pointer:
     """Raises ValueError saying what is wrong with it: missing, damaged, or naming no checkpoint."""
     path = folder / POINTER
     try:
-        data = read_small(path)
+        data = durable.read(path, SMALL)
     except FileNotFoundError:
         raise ValueError("it is missing") from None
     except OSError as error:
@@ -80,14 +82,3 @@ def read_pointer(folder: Path) -> Pointer:
     if pointer.encode() != data:
         raise ValueError("it is damaged: its own digest differs")
     return pointer
-
-
-def open_plain(path: Path) -> int:
-    """A regular file for reading. No link is followed and no pipe is waited for. Raises OSError."""
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def read_small(path: Path, limit: int = 4096) -> bytes:
-    """At most ``limit`` + 1 bytes of a file. Raises OSError."""
-    with open(open_plain(path), "rb", buffering=0) as file:
-        return file.read(limit + 1)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,8 +14,8 @@ import safetensors
 from safetensors.torch import load as tensors_of
 from torch import Tensor
 
+from rlflow import durable
 from rlflow.checkpoints import folder, names
-from rlflow.checkpoints.durable import CHUNK
 from rlflow.checkpoints.manifest import LARGEST, Entry, Manifest, decode
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.errors import PlanError, Problem
@@ -25,11 +25,13 @@ Wanted = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Loaded:
-    """rejected: what was newer and could not be used, each with the reason."""
+    """rejected: what was newer and could not be used, each with the reason. ignored: what lies in the checkpoint's folder and is no part
+    of it, such as the files that desktops leave; none of it is read."""
 
     snapshot: Snapshot
     path: Path
     rejected: list[tuple[Path, str]]
+    ignored: list[str] = field(default_factory=list)
 
 
 class Damaged(Exception):
@@ -46,7 +48,7 @@ def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded
     rejected: list[tuple[Path, str]] = []
     for path, digest in _candidates(folder.of_run(run_folder), rejected):
         try:
-            return Loaded(read(path, wanted, digest), path, rejected)
+            return Loaded(read(path, wanted, digest), path, rejected, unlisted(path))
         except Damaged as damage:
             rejected.append((path, str(damage)))
     raise _none_good(run_folder, rejected)
@@ -91,7 +93,7 @@ def verify(path: Path) -> list[str]:
 def read(path: Path, wanted: Wanted = lambda group: True, digest: str | None = None) -> Snapshot:
     """A checkpoint with the wanted groups of tensors. Raises Damaged where a byte is not what was written."""
     manifest = _manifest(path, digest)
-    problems = list(_strangers(path, manifest))
+    problems = [f"{name} is missing" for name in _compared(path, manifest)[0]]
     owners = manifest.shards()
     tensors: dict[str, dict[str, Tensor]] = {group: {} for group in manifest.groups if wanted(group)}
     files: dict[str, bytes] = {}
@@ -119,7 +121,7 @@ def _manifest(path: Path, digest: str | None) -> Manifest:
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise Damaged(["it is a link or a file, not a folder"])
-        data = folder.read_small(path / names.MANIFEST, LARGEST)
+        data = durable.read(path / names.MANIFEST, LARGEST)
         if len(data) > LARGEST:
             raise ValueError(f"more than {LARGEST} bytes")
         if digest is not None and hashlib.sha256(data).hexdigest() != digest:
@@ -135,16 +137,19 @@ def _manifest(path: Path, digest: str | None) -> Manifest:
     return manifest
 
 
-def _strangers(path: Path, manifest: Manifest) -> Iterator[str]:
-    """Files that are missing, or there though the manifest does not list them; links among them."""
+def unlisted(path: Path) -> list[str]:
+    """What lies in a checkpoint's folder though its manifest does not list it. Raises Damaged."""
+    return _compared(path, _manifest(path, None))[1]
+
+
+def _compared(path: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
+    """What the manifest lists and is not there as a plain file, and what is there and not listed."""
     try:
         found = set(_listing(path))
     except OSError as error:
-        yield f"it cannot be read: {error.strerror}"
-        return
+        raise Damaged([f"it cannot be read: {error.strerror}"]) from error
     expected = manifest.files.keys() | {names.MANIFEST} | {name.partition("/")[0] + "/" for name in manifest.files if "/" in name}
-    yield from (f"{name} is missing" for name in sorted(expected - found))
-    yield from (f"{name!r} is not listed in the manifest" for name in sorted(found - expected))
+    return sorted(expected - found), sorted(found - expected)
 
 
 def _listing(path: Path, prefix: str = "") -> Iterator[str]:
@@ -162,10 +167,10 @@ def _content(path: Path, entry: Entry, *, keep: bool) -> bytes:
     checked is what is used. Raises ValueError and OSError."""
     if path.parent.is_symlink():
         raise ValueError("its folder is a link")
-    with open(folder.open_plain(path), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size != entry.bytes:
-            raise ValueError(f"found {status.st_size} bytes, expected {entry.bytes}")
+    with open(durable.open_plain(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != entry.bytes:
+            raise ValueError(f"found {size} bytes, expected {entry.bytes}")
         data = file.read(entry.bytes) if keep else b""
         digest = hashlib.sha256(data) if keep else _digest(file)
     if digest.hexdigest() != entry.sha256:
@@ -174,7 +179,7 @@ def _content(path: Path, entry: Entry, *, keep: bool) -> bytes:
 
 
 def _digest(file: BinaryIO) -> hashlib._Hash:
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(durable.CHUNK))
     while count := file.readinto(buffer):  # type: ignore[attr-defined]
         digest.update(buffer[:count])
     return digest

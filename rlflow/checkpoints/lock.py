@@ -13,7 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlflow.checkpoints.folder import read_small
+from rlflow import durable
+from rlflow.checkpoints.folder import SMALL
 from rlflow.errors import PlanError, RunHeld
 from rlflow.process import Process, parsed
 
@@ -71,7 +72,8 @@ class Lock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), os.stat(self.path, follow_symlinks=False)):  # else it was deleted meanwhile
-                _write(file)
+                with contextlib.suppress(OSError):  # a full disk takes no name; the kernel knows the holder
+                    _write(file)
                 self._file, file = file, -1
                 return True
             return False
@@ -149,7 +151,7 @@ def _create(path: Path) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     """What a lock's file says; nothing where it is missing or half written."""
     try:
-        values = json.loads(read_small(path))
+        values = json.loads(durable.read(path, SMALL))
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

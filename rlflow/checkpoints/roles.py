@@ -1,9 +1,8 @@
-"""A role's part of a snapshot: its trainer's state as groups in Hugging Face names, and the small files of its model."""
+"""A role's part of a snapshot: its trainer's state as groups in Hugging Face names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor
 
@@ -12,8 +11,6 @@ from rlflow.errors import PlanError
 
 PARAMETERS = "parameters"
 OPTIMIZER = "optimizer"
-SMALL = 64 << 20  # bytes: a tokenizer has less
-SUFFIXES = (".json", ".txt", ".model", ".jinja")  # config and tokenizer; no code
 
 
 def role_tensors(role: str, state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -41,18 +38,3 @@ def no_role(role: str | None, tensors: Groups) -> PlanError:
     message = f"the checkpoint has no role '{role}'" if role else f"the checkpoint has {'several roles' if roles else 'no role'}"
     return PlanError.of("checkpoint-role", message, found=", ".join(roles) or "none", expected="one of its roles",
                         remedy=f"name one: --role {next(iter(roles), 'ROLE')}")
-
-
-def model_files(folder: Path, role: str) -> dict[str, bytes]:
-    """The small files of a Hugging Face folder that an export needs, as ``ROLE/NAME``: config, generation config, tokenizer.
-
-    Raises PlanError for one that is too large to be any of these.
-    """
-    files = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix in SUFFIXES and path.is_file() and not path.name.endswith(".index.json"):
-            if path.stat().st_size > SMALL:
-                raise PlanError.of("model-file", f"'{path}' is too large for a model's config or tokenizer",
-                                   found=f"{path.stat().st_size} bytes", expected=f"at most {SMALL}")  # fmt: skip
-            files[f"{role}/{path.name}"] = path.read_bytes()
-    return files

@@ -6,23 +6,20 @@ import contextlib
 import errno
 import functools
 import os
-import re
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlflow.checkpoints import durable, folder, names, tensors
+from rlflow import durable
+from rlflow.checkpoints import folder, names, tensors
 from rlflow.checkpoints.load import verify
 from rlflow.checkpoints.manifest import Entry, Manifest, encode
 from rlflow.checkpoints.snapshot import Snapshot
-from rlflow.process import Process
 
 SHARD = 2 << 30  # bytes of a file of tensors
 SPARE = 1 << 20  # bytes beside the files' own: headers, the manifest, the filesystem's own needs
-_ASIDE = re.compile(r"\.(?:writing|removing)-([0-9]{1,10})-([0-9]*)-([0-9a-f]*)-.*")
 
 
 def _shout(message: str) -> None:
@@ -32,8 +29,8 @@ def _shout(message: str) -> None:
 class Writer:
     """Saves snapshots of one run, one at a time, in a thread; keeps the newest ``keep`` good ones.
 
-    failures: what went wrong so far; each was also handed to ``on_failure`` in the writing thread. Only the holder of the run's
-    lock may have a writer. Raises PlanError where the folder is a link that leads elsewhere.
+    failures: what went wrong so far; each was also handed to ``on_failure`` in the writing thread, which calls ``before`` before each
+    checkpoint. Only the holder of the run's lock may have a writer. Raises PlanError where the folder is a link that leads elsewhere.
     """
 
     def __init__(
@@ -42,13 +39,14 @@ class Writer:
         keep: int = 2,
         *,
         on_failure: Callable[[str], None] = _shout,
+        before: Callable[[], object] = lambda: None,
         patience: float = 60.0,
         shard_bytes: int = SHARD,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep: found {keep}, expected 1 or more")
         self.folder, self.keep, self.patience, self.shard_bytes = folder.of_run(run_folder), keep, patience, shard_bytes
-        self.on_failure = on_failure
+        self.on_failure, self.before = on_failure, before
         self.failures: list[str] = []
         self.saved: Path | None = None  # the newest that this writer has put on the disk
         self._good: dict[Path, bool] = {}
@@ -130,9 +128,10 @@ class Writer:
             self.failures.append(f"on_failure raised {type(error).__name__}: {error}")
 
     def _save(self, snapshot: Snapshot) -> None:
+        self.before()
         durable.make_folder(self.folder)
         self._check_space(snapshot)
-        aside = self.folder / _aside("writing", names.step(snapshot.iteration))
+        aside = durable.aside(self.folder / names.step(snapshot.iteration))
         pointer = aside.with_name(aside.name + "-latest")
         target = folder.free_name(self.folder, snapshot.iteration)
         try:
@@ -177,15 +176,11 @@ class Writer:
         return self._good[path]
 
     def _remove(self, path: Path) -> None:
-        """Under a hidden name first: a removal cut short must not look like a damaged checkpoint."""
-        hidden = path.with_name(_aside("removing", path.name))
-        os.rename(path, hidden)
+        durable.remove(path)
         self._good.pop(path, None)
-        _delete(hidden)
 
     def _clear(self) -> None:
-        for path in _leftovers(self.folder):
-            _delete(path)
+        durable.clear(self.folder)
 
 
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
@@ -197,12 +192,12 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
         parts = tensors.shards(members, shard_bytes)
         groups[group] = {}
         for name, part in zip(tensors.shard_names(group, len(parts)), parts, strict=True):
-            files[name] = durable.write(path / name, tensors.pieces(part))
+            files[name] = _entry(durable.write(path / name, tensors.pieces(part)))
             groups[group][name] = list(part)
     for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
         os.mkdir(path / inner)
     for name, data in snapshot.files.items():
-        files[name] = durable.write(path / name, [data])
+        files[name] = _entry(durable.write(path / name, [data]))
     for inner in sorted({name.partition("/")[0] for name in snapshot.files if "/" in name}):
         durable.flush_folder(path / inner)
     manifest = encode(Manifest(iteration=snapshot.iteration, files=files, groups=groups, state=dict(snapshot.state)))
@@ -211,27 +206,5 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
     return digest
 
 
-def _aside(purpose: str, name: str) -> str:
-    """A hidden name that says whose it is."""
-    own = Process.this()
-    return f".{purpose}-{own.pid}-{own.started}-{own.boot.replace('-', '')[:12]}-{name}-{time.monotonic_ns()}"
-
-
-def _leftovers(where: Path) -> list[Path]:
-    """What writers that are dead left behind. Raises OSError."""
-    own = Process.this()
-    boot = own.boot.replace("-", "")[:12]
-    found = []
-    for name in os.listdir(where) if where.is_dir() else []:
-        match = _ASIDE.fullmatch(name)
-        if match:
-            owner = Process(int(match[1]), match[2], own.boot if match[3] == boot else "", own.space, own.host)
-            found += [where / name] if owner.alive() is False else []
-    return found
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _entry(written: durable.Written) -> Entry:
+    return Entry(bytes=written.bytes, sha256=written.sha256)

@@ -18,6 +18,7 @@ from rlflow.given.names import module_name, source_files, unknown_names
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.text import reads
 from rlflow.trace.compile import Options, role_names
+from rlflow.watch.secrets import remember
 
 MODEL_READS = ("prompt_tokens", "tokens")
 
@@ -54,6 +55,7 @@ def given_flags(flow: Flow, flags: Mapping[str, Any]) -> Given:
     values = dict(flags)
     config = values.pop("config", None)
     values = (read_toml(Path(config)) if config else {}) | values
+    remember(values)
     names = [name for names in role_names(flow, max(len(values.get("reward", ())), 1)).values() for name in names]
     return sorted_out({name: value for name, value in values.items() if name not in ("json", "quiet")}, names)
 
@@ -64,7 +66,9 @@ def settings(flow: Flow, given: Mapping[str, Any]) -> Any:
     if hp is None and given:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(given),
                            expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
-    return override(hp, given, "hp.") if hp is not None and given else hp
+    found = override(hp, given, "hp.") if hp is not None and given else hp
+    remember(vars(found) if found is not None else {})
+    return found
 
 
 def trace_options(given: Given) -> Options:

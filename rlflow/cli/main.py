@@ -12,6 +12,8 @@ import typer
 
 from rlflow.errors import FlowError, PlanError, RunHeld, StageError
 from rlflow.watch import terminal
+from rlflow.watch.command_line import taken
+from rlflow.watch.secrets import guard
 from rlflow.watchdog import launcher
 from rlflow.watchdog.signals import ending_at_once
 
@@ -168,7 +170,7 @@ def main() -> None:
 def exit_code() -> int:
     """Of the command that was asked for. Says what went wrong."""
     try:
-        code = called()
+        code = called(taken())
     except BrokenPipeError:  # `rlflow plan … | head`
         code = unread()
     except KeyboardInterrupt as stop:
@@ -186,11 +188,13 @@ def exit_code() -> int:
     return code
 
 
-def called() -> int:
-    """The command that was asked for. Past typer's own `main`, which keeps to itself what a stopped run says of going on."""
+def called(words: list[str]) -> int:
+    """The command that was asked for, printed without secrets. Past typer's own `main`, which keeps to itself what a stopped run says of
+    going on."""
     command = typer.main.get_command(app)
+    guard(sys.stdout, sys.stderr)
     try:
-        with command.make_context("rlflow", sys.argv[1:]) as context:
+        with command.make_context("rlflow", words) as context:
             command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
@@ -219,9 +223,7 @@ def leave(code: int) -> None:
 
 
 def _told(error: BaseException, code: int) -> int:
-    from rlflow.watch.secrets import masked
-
-    print(masked(str(error)) or "stopped before the run began", file=sys.stderr)  # what a reward or stage raised may tell a key
+    print(str(error) or "stopped before the run began", file=sys.stderr)
     return code
 
 

@@ -20,8 +20,8 @@ from rlflow.placement import HALVES
 from rlflow.trace.compile import Options
 from rlflow.watch.tables import output, plain
 
-TRANSPORTS = {"segment": "by shared memory", "alltoall": "by all-to-all", "store": "through Ray's object store",
-              "frozen": "through Ray's object store, packed as soon as they are trained"}
+TRANSPORTS = {"segment": "by shared memory", "handles": "by shared handles", "alltoall": "by all-to-all",
+              "store": "through Ray's object store", "frozen": "through Ray's object store, packed as soon as they are trained"}
 
 
 def plan_file(file: str, arguments: Sequence[str]) -> int:
@@ -184,7 +184,7 @@ def total(parts: Sequence[Held]) -> str:
 def times(found: Explanation) -> Iterator[str]:
     time = found.time
     yield f"an iteration takes {time.makespan:g}; no schedule takes less than {time.bound:g}"
-    yield "decided by " + ", ".join(dict.fromkeys(step.node for step in time.critical))
+    yield "decided by " + ", ".join(time.decided_by)
     yield "busy: " + ", ".join(f"{lane} {share:.0%}" for lane, share in time.busy.items())
 
 

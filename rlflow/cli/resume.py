@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlflow.cli.run import told
+from rlflow.errors import listed, printable
 from rlflow.given.flags import parse_flags
 
 
@@ -37,5 +38,7 @@ def export_model(run: str, out: str, role: str | None) -> int:
     loaded = export(source if (source / MANIFEST).is_file() else find_run(run), Path(out), role)
     for path, reason in loaded.rejected:
         print(f"{path.name} is damaged and not used: {reason}")
+    if loaded.ignored:
+        print(f"{loaded.path.name}: ignored, since they are no part of it: {printable(listed(loaded.ignored))}")
     print(f"wrote {out} from {loaded.path}")
     return 0

@@ -62,7 +62,7 @@ def loads(split: Sequence[Tensor], tokens: Tensor) -> list[int]:
 def off_balance(split: Sequence[Tensor], tokens: Tensor) -> float:
     """How much more the fullest rank has than the mean, as a share of it; 0.0 where there is nothing."""
     each = loads(split, tokens)
-    return max(each) * len(each) / sum(each) - 1 if any(each) else 0.0
+    return (max(each) * len(each) - sum(each)) / sum(each) if any(each) else 0.0
 
 
 def keep_or_balance(split: list[Tensor], units: Sequence[Tensor], tokens: Tensor, slack: float = SLACK) -> list[Tensor]:

@@ -6,18 +6,21 @@ plan can move (adapters, which are merged first; engines that show no memory) go
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch.distributed as dist
 
+from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.reshard.choices import cut_dims
 from rlflow.reshard.execute import Resharder
+from rlflow.reshard.handles import Handles
 from rlflow.reshard.layout import join
+from rlflow.reshard.plan import Plan
 from rlflow.reshard.planner import make_plan
-from rlflow.reshard.segment import Segment
+from rlflow.reshard.segment import Segment, machine
 from rlflow.reshard.shards import Pieces, held
 from rlflow.reshard.transport import AllToAll, Transport
 
@@ -46,16 +49,17 @@ class Moving:
         self.destinations = self.generator.destinations(source.tensors)
         target = join(_gathered(held(self.destinations.pieces)))
         nodes = _nodes()
-        plan = make_plan(source, target, nodes)
-        self.resharder = Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, self._transport(len(set(nodes)) == 1),
-                                   verify_every=self.verify_every)
+        self.resharder = self._resharder(make_plan(source, target, nodes), pieces, len(set(nodes)) == 1)
         self.matched = sum(dim > 0 for dim in cut_dims(source).values())
         self._at = storages(pieces)
 
-    def _transport(self, one_machine: bool) -> Transport:
-        if self.how == "segment" or (self.how == "auto" and one_machine and self.device == "cpu"):
-            return Segment(self.run)
-        return AllToAll(None, self.device)
+    def _resharder(self, plan: Plan, pieces: Mapping[str, Pieces], one_machine: bool) -> Resharder:
+        def bound(way: str) -> Resharder:
+            made: dict[str, Callable[[], Transport]] = {"segment": partial(Segment, self.run), "handles": partial(Handles, self.device),
+                                                        "alltoall": partial(AllToAll, None, self.device)}  # fmt: skip
+            return Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, made[way](), verify_every=self.verify_every)
+
+        return first_that_opens(bound, ways(self.how, self.device, one_machine))
 
     def __call__(self, version: int) -> dict[str, Any]:
         """Bring the generator to the trainer's weights. Gives the bytes that came from other ranks, the least that any plan could do with,
@@ -68,12 +72,35 @@ class Moving:
             self.resharder.run(version)
             self.destinations.finish(self.generator.load)
         stats, rank = self.resharder.plan.stats, self.resharder.rank
-        transport = "segment" if isinstance(self.resharder.transport, Segment) else "alltoall"
+        transport = self.resharder.transport.name
         return {"inbound": float(stats.inbound[rank]), "bound": float(stats.bound[rank]), "extra": float(stats.extra(transport)),
                 "matched": self.matched, "transport": transport}
 
     def close(self) -> None:
         self.resharder.close()
+
+
+def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
+    """What carries weights between the ranks of a pool, the first choice first. On one machine it is memory that ranks share: of their GPUs
+    where the weights lie there, else of the host."""
+    if how == "segment":
+        return ("segment",) if device == "cpu" else ("handles",)
+    if how == "alltoall" or not one_machine:
+        return ("alltoall",)
+    return ("segment",) if device == "cpu" else ("handles", "alltoall")
+
+
+def first_that_opens(bound: Callable[[str], Resharder], ways: tuple[str, ...]) -> Resharder:
+    """By the next way where processes cannot share the memory of their GPUs, which all ranks find out together. Raises PlanError where
+    there is no other."""
+    *choices, last = ways
+    for way in choices:
+        try:
+            return bound(way)
+        except PlanError as error:
+            if any(problem.code != "reshard-handles" for problem in error.problems):
+                raise
+    return bound(last)
 
 
 def _gathered(mine: Any) -> list[Any]:
@@ -84,7 +111,7 @@ def _gathered(mine: Any) -> list[Any]:
 
 def _nodes() -> list[int]:
     """The machine of each rank, by number."""
-    names = _gathered(socket.gethostname())
+    names = _gathered(machine())
     return [names.index(name) for name in names]
 
 

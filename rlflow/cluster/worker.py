@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
+from rlflow.cluster.group import join
 from rlflow.cluster.host import Payload, opened, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.passing import End, end_of
@@ -41,14 +40,15 @@ from rlflow.training.learning import Share
 from rlflow.training.objective import Totals
 from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_rows, group_of, mask_counts, token_counts
-
-GROUP_SECONDS = 1800.0  # how long a collective may wait for the slowest rank
+from rlflow.watch.secrets import guard, remember
 
 
 class Worker:
     """Carries out calls with an engine of its own, which is the one of a run in one process."""
 
     def __init__(self, setup: Setup) -> None:
+        guard(sys.stdout, sys.stderr)  # which Ray keeps in files
+        remember(setup.given.values)
         torch.set_num_threads(setup.threads)
         self.setup = setup
         self.program = setup.program()
@@ -56,7 +56,7 @@ class Worker:
         self.moving: dict[str, Moving] = {}
         self.ends: dict[str, End] = {}
         if setup.ranks > 1:
-            join(setup)
+            join(setup.meeting, setup.rank, setup.ranks, device_of(setup.given.options.device))
         self.rewards = Rewards(setup.given, setup.data)
         self.engine = self._engine()
         others_alone()
@@ -307,19 +307,6 @@ class Worker:
 
     def close(self) -> None:
         self.rewards.close()
-
-
-def join(setup: Setup) -> None:
-    """The torch group of the pool. Ranks on one machine meet in a file, so that nothing listens; others at the first one's address."""
-    timeout, stores = timedelta(seconds=GROUP_SECONDS), cast(Any, dist)
-    if setup.meeting.startswith("/"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store: Any = stores.FileStore(setup.meeting, setup.ranks)
-    else:
-        host, _, port = setup.meeting.rpartition(":")
-        store = stores.TCPStore(host, int(port), setup.ranks, setup.rank == 0, timeout=timeout)
-    backend = "nccl" if device_of(setup.given.options.device) == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=setup.rank, world_size=setup.ranks, timeout=timeout)
 
 
 def _no_data(count: int) -> Batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlflow.columns import Kind
 from rlflow.data import rows
 from rlflow.data.encode import Encoder, Wording
+from rlflow.data.faults import Fault, Room, faults
 from rlflow.data.fields import Record, Shape
 from rlflow.data.scorer import MATCH, Scorer
 from rlflow.errors import PlanError
@@ -27,6 +28,7 @@ class Dataset:
 
     declared: columns beyond the standard ones, with their kinds. fields: the field of the file that each name was read from.
     dropped: records left out because their prompt is longer than ``max_prompt``. doubles: questions that a task drew again.
+    faults: records of the file that could not be read, so that they are none of ``records``. room: what models can take of a row.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Dataset:
     fields: Mapping[str, str] = field(default_factory=dict)
     dropped: int = 0
     doubles: int = 0
+    faults: tuple[Fault, ...] = ()
+    room: Room = Room()
 
     def __len__(self) -> int:
         return len(self.records)
@@ -79,9 +83,18 @@ class Dataset:
             total.update(json.dumps([record.prompt, record.answer, record.responses, dict(record.more)], default=str).encode())
         return total.hexdigest()[:12]
 
-    def batch(self, index: Sequence[int], start: int = 0) -> Batch:
-        """The records at ``index`` as rows, at consecutive positions of the data stream from ``start``."""
-        return rows.batch([self.records[i] for i in index], self._like, start, self.encoder, self.wording, self.declared)
+    def batch(self, index: Sequence[int], start: int = 0, at: Sequence[int] | None = None) -> Batch:
+        """The records at ``index`` as rows, at consecutive positions of the data stream from ``start``, or at those of ``at``."""
+        positions = range(start, start + len(index)) if at is None else at
+        return rows.batch([self.records[i] for i in index], self._like, positions, self.encoder, self.wording, self.declared)
+
+    def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
+        """Those of the records at ``index`` that no model can be given, with what is wrong with each."""
+        return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
+
+    def usable(self) -> Iterator[int]:
+        """The records that models can be given, one after another."""
+        return (i for i in range(len(self)) if not self.faulty([i]))
 
     def prompts(self, seed: int = 0) -> Prompts:
         """A cursor over the records, shuffled anew in each epoch."""
@@ -97,12 +110,12 @@ class Dataset:
         question has several. Neither side is freed of repeated questions.
         """
         if held_out == 0 or not self.records:
-            return self, replace(self, records=(), dropped=0, doubles=0)
+            return self, replace(self, records=(), dropped=0, doubles=0, faults=())
         held = _held([_place(record.question, seed) for record in self.records], held_out)
         if all(held) or held_out < 0:
             raise _bad_split(self, held_out)
         sides = [[record for record, out in zip(self.records, held, strict=True) if out is side] for side in (False, True)]
-        return replace(self, records=sides[0]), replace(self, records=sides[1], dropped=0, doubles=0)
+        return replace(self, records=sides[0]), replace(self, records=sides[1], dropped=0, doubles=0, faults=())
 
 
 def _place(question: str, seed: int) -> int:

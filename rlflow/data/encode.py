@@ -6,9 +6,12 @@ import os
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlflow import pretrained
+from rlflow.data.chat import ChatTemplate
 from rlflow.data.fields import Message, Record
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
@@ -49,10 +52,10 @@ class Wording:
 
 def _check_template(template: str) -> None:
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        names = [f"{name}{form}{conversion or ''}" for _, name, form, conversion in string.Formatter().parse(template) if name is not None]
     except ValueError as error:
         names = [str(error)]
-    if set(names) != {"prompt"}:
+    if set(names) != {"prompt"}:  # no width either, which could be of any size
         raise PlanError.of("data-template", "the template must name {prompt} and nothing else", found=repr(template), expected="{prompt}",
                            remedy="write other braces twice: \\boxed{{}}")
 
@@ -63,9 +66,13 @@ def _no_use(setting: str, why: str) -> PlanError:
 
 
 class Encoder(Protocol):
-    """Turns wordings and responses into token ids. chats: whether it has a chat template."""
+    """Turns wordings and responses into token ids. chats: whether it has a chat template. longest: characters that one token stands for
+    at most."""
 
     chats: bool
+
+    @property
+    def longest(self) -> int: ...
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]: ...
     def responses(self, texts: Sequence[str]) -> list[list[int]]: ...
@@ -76,6 +83,7 @@ class ByteEncoder:
     """UTF-8 bytes as token ids, and END: for runs without a model."""
 
     chats = False
+    longest = 1
 
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
         return [list(_plain(item).encode()) for item in worded]
@@ -105,12 +113,16 @@ class TokenizerEncoder:
         self.tokenizer = _load(self.folder)
         self.chats = bool(getattr(self.tokenizer, "chat_template", None))
 
+    @cached_property
+    def longest(self) -> int:
+        return max(map(len, self.tokenizer.get_vocab()))
+
     def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
         """Plain text gets the tokenizer's own first tokens (BOS); a chat template writes its own."""
-        chats = [index for index, item in enumerate(worded) if not isinstance(item, str)]
-        plain = [index for index, item in enumerate(worded) if isinstance(item, str)]
-        ids = dict(zip(chats, self._encode([self._chat(worded[index]) for index in chats], False), strict=True))
-        ids |= zip(plain, map(self._open_ended, self._encode([worded[index] for index in plain], True)), strict=True)
+        chats = {index: item for index, item in enumerate(worded) if not isinstance(item, str)}
+        plain = {index: item for index, item in enumerate(worded) if isinstance(item, str)}
+        ids = dict(zip(chats, self._encode(self._chats(list(chats.values())), False), strict=True))
+        ids |= zip(plain, map(self._open_ended, self._encode(list(plain.values()), True)), strict=True)
         return [ids[index] for index in range(len(worded))]
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
@@ -128,10 +140,10 @@ class TokenizerEncoder:
             raise PlanError.of("turns-chat", "a response of several turns needs a chat template", found="prompts that are plain text",
                                expected="a model whose tokenizer has one", remedy="set chat = true, or map the completion to a text")
         found: list[Turn] = []
-        messages, before = list(worded), self._chat(worded)
+        messages, (before,) = list(worded), self._chats([worded])
         for told, said in divided(response):
             if found:
-                after = self._chat([*messages, *told])
+                (after,) = self._chats([[*messages, *told]])
                 if not after.startswith(before):
                     raise self._rewrites(before, after)
                 between = after[len(before) :].removeprefix(self.tokenizer.eos_token)
@@ -148,33 +160,41 @@ class TokenizerEncoder:
                             remedy="give each turn of the assistant as a completion of its own, with what came before in its prompt")
 
     def _encode(self, texts: Sequence[Any], special: bool) -> list[list[int]]:
-        ids = self.tokenizer(list(texts), add_special_tokens=special)["input_ids"] if texts else []
-        return [list(row) for row in ids]
+        if not texts:
+            return []
+        try:
+            return [list(row) for row in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]]
+        except Exception as error:  # a tokenizer is the model's own: what it cannot encode is not for us to say
+            raise PlanError.of("tokenizer", f"the tokenizer of {self.folder} refuses a text: {type(error).__name__}: {error}",
+                               found=repr(str(texts[0])[:60]), expected="texts that it can encode") from error
 
     def _open_ended(self, ids: list[int]) -> list[int]:
         """Without the end-of-sequence token that some tokenizers put after a text: the response is still to come."""
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
-    def _chat(self, messages: str | list[Message]) -> str:
+    def _chats(self, conversations: list[list[Message]]) -> list[str]:
+        return self._template.render(conversations) if conversations else []
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
         if not self.chats:
             raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no chat template", found="prompts to be put as a chat",
                                expected="a chat_template", remedy="use an instruct model, or set chat = false and a template")
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # the template is a program of the model's: it may refuse roles or their order
-            raise PlanError.of("chat-template", f"the chat template of {self.folder} refuses a prompt: {error}",
-                               found=f"roles {[message['role'] for message in messages if not isinstance(message, str)]}",
-                               expected="roles that the template takes") from error
+            return ChatTemplate(self.folder, str(self.tokenizer.get_chat_template()), self.tokenizer.special_tokens_map)
+        except ValueError as error:  # several, and none is the default
+            raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no one chat template", found=str(error),
+                               expected="one, or one of them named default", remedy="leave one in its tokenizer_config.json") from error
 
 
 def _load(folder: Path) -> Any:
     if not folder.is_dir():
         raise PlanError.of("tokenizer-missing", f"no such model folder: {folder}", expected="a folder with a tokenizer")
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        return pretrained.read_tokenizer(folder)
+    except PlanError:
+        raise
+    except Exception as error:  # whatever its files make of transformers
         raise PlanError.of("tokenizer-missing", f"cannot load the tokenizer of {folder}: {error}",
                            found=listed(sorted(item.name for item in folder.iterdir())),
                            expected="tokenizer.json and its config") from error

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlflow.columns import Kind, Level
 from rlflow.data.records import Raw
-from rlflow.errors import PlanError, listed, nearest
+from rlflow.errors import Place, PlanError, listed, nearest
 
 Shape = Literal["prompts", "completions", "pairs"]
 Message = Mapping[str, str]
@@ -23,12 +23,13 @@ TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "boo
 @dataclass(frozen=True, slots=True)
 class Record:
     """One question, and what the data says of it. ``responses`` are a completion, or (chosen, rejected); messages where one has several
-    turns, of which the first and the last are the assistant's."""
+    turns, of which the first and the last are the assistant's. ``place``: where it stands in a file."""
 
     prompt: str | tuple[Message, ...]
     answer: str | None = None
     responses: tuple[Response, ...] = ()
     more: Mapping[str, Any] = field(default_factory=dict)
+    place: Place | None = field(default=None, compare=False)
 
     @property
     def question(self) -> str:
@@ -64,7 +65,7 @@ class Mapped:
         answer = _text(raw, self.fields["answer"]) if "answer" in self.fields else None
         responses = tuple(_response(raw, self.fields[name], "prompt" in self.fields) for name in self.responses)
         more = {name: _declared(raw, self.fields[name], kind) for name, kind in self.columns.items()}
-        return Record(self._prompt(raw), answer, responses, more)
+        return Record(self._prompt(raw), answer, responses, more, raw.place)
 
     def _prompt(self, raw: Raw) -> str | tuple[Message, ...]:
         if "prompt" in self.fields:
@@ -171,9 +172,16 @@ def _declared(raw: Raw, name: str, kind: Kind) -> Any:
     if kind.level is Level.TEXT:
         return _text(raw, name)
     value, family = _value(raw, name), kind.family or "float"
-    if not isinstance(value, TYPES.get(family, ())) or (isinstance(value, bool) and family != "bool"):
+    if not isinstance(value, TYPES.get(family, ())) or (isinstance(value, bool) and family != "bool") or _too_large(value, family):
         raise _bad_field(raw, f"the field '{name}' is {_short(value)}", f"a value for a column of kind {kind}")
     return value
+
+
+def _too_large(value: Any, family: str) -> bool:
+    """Whether an int of JSON, which has no limit, is more than a number of the family holds."""
+    if not isinstance(value, int):
+        return False
+    return not (-(2**63) <= value < 2**63 if family == "int" else -(2**127) < value < 2**127)
 
 
 def _unicode(text: str, raw: Raw, name: str) -> str:

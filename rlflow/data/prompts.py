@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlflow.data.dataset import Dataset
+from rlflow.data.faults import Fault, refused
 from rlflow.errors import PlanError
 
 if TYPE_CHECKING:
     from rlflow.batch import Batch
 
+TOGETHER = 512  # records that are checked at once
+
 
 class Prompts:
-    """Serves the records of a data set without end: a new order in each epoch, a new position for each row of the stream."""
+    """Serves the records of a data set without end: a new order in each epoch, a new position for each row of the stream. A record that
+    cannot be used is passed over: its position has no row. Whether a record can be used follows from the data alone, so a resumed cursor
+    passes over the same ones."""
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
         if not len(data):
             raise PlanError.of("data-empty", f"{data.name} has no records to draw from", expected="one record or more")
         self.data, self.seed, self.position = data, seed, 0
+        self.faults: dict[int, Fault] = {}
+        self._judged = bytearray(len(data))  # of each record whether it is known to be usable or not
+        self._untold: deque[Fault] = deque()
         self._order: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -31,11 +41,43 @@ class Prompts:
         return self.position // len(self)
 
     def take(self, count: int) -> Batch:
-        """The next ``count`` records (of pairs: 2 × ``count`` rows), going on into the next epoch where one ends."""
-        index = [self._record(position) for position in range(self.position, self.position + count)]
-        batch = self.data.batch(index, self.position)
-        self.position += count
-        return batch
+        """The next ``count`` records that can be used (of pairs: 2 × ``count`` rows), going on into the next epoch where one ends. Raises
+        PlanError where a whole epoch has none."""
+        taken: list[tuple[int, int]] = []
+        position, since = self.position, self.position
+        while len(taken) < count:
+            ahead = [(place, self._record(place)) for place in range(position, position + count - len(taken))]
+            self._untold += self._judge([record for _, record in ahead])
+            position += len(ahead)
+            if sound := [pair for pair in ahead if pair[1] not in self.faults]:
+                taken, since = taken + sound, position
+            elif position - since >= 2 * len(self):  # as many as may stand between two draws of one record
+                raise refused(self.data.name, list(self.faults.values()), len(self), self.data.room)
+        self.position = position
+        return self.data.batch([record for _, record in taken], at=[place for place, _ in taken])
+
+    def check(self, seconds: float) -> int:
+        """Look for records that cannot be used, in the order of the data, for about so long. Gives how many records are judged by then;
+        those that cannot be used are in ``faults``."""
+        limit = time.monotonic() + seconds
+        for start in range(0, len(self), TOGETHER):
+            if time.monotonic() > limit:
+                break
+            self._judge(range(start, min(start + TOGETHER, len(self))))
+        return sum(self._judged)
+
+    def untold(self) -> Iterator[Fault]:
+        """Faults of records that were drawn since this was last asked, each once."""
+        while self._untold:
+            yield self._untold.popleft()
+
+    def left_out(self, since: Mapping[str, int | str]) -> dict[str, float]:
+        """Metrics: how many records were passed over since a ``state``, by cause."""
+        if not self.faults:
+            return {}
+        first = self._position(since)
+        found = Counter(fault.cause for place in range(first, self.position) if (fault := self.faults.get(self._record(place))))
+        return {f"data/left_out_{cause}": float(count) for cause, count in sorted(found.items())}
 
     def state(self) -> dict[str, int | str]:
         """What ``load`` needs to go on from here."""
@@ -48,13 +90,25 @@ class Prompts:
             if state[name] != now[name]:
                 raise PlanError.of("data-changed", f"the {name} of {self.data.name} is not that of the saved run", found=str(now[name]),
                                    expected=str(state[name]), remedy="resume with the same data and seed")
-        self.position = int(state["epoch"]) * len(self) + int(state["cursor"])
+        self.position = self._position(state)
+
+    def _position(self, state: Mapping[str, int | str]) -> int:
+        return int(state["epoch"]) * len(self) + int(state["cursor"])
 
     def _record(self, position: int) -> int:
         epoch, place = divmod(position, len(self))
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, _order(len(self), self.seed, epoch))
         return int(self._order[1][place])
+
+    def _judge(self, index: Iterable[int]) -> list[Fault]:
+        """Judge records that were not yet judged; what is wrong with them."""
+        new = [record for record in dict.fromkeys(index) if not self._judged[record]]
+        found = self.data.faulty(new)
+        self.faults |= found
+        for record in new:
+            self._judged[record] = 1
+        return list(found.values())
 
 
 def _order(count: int, seed: int, epoch: int) -> np.ndarray:

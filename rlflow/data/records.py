@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlflow.errors import Place, PlanError, listed, nearest
+from rlflow.errors import Place, PlanError, Problem, listed, nearest
 from rlflow.extras import require
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -23,17 +23,18 @@ class Raw:
     place: Place
 
 
-def read(path: Path, part: str | None = None) -> list[Raw]:
-    """All records of a file or a folder; ``part`` names the split of a folder that has several. Raises PlanError."""
+def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
+    """All records of a file or a folder, and what is wrong with lines that hold none; ``part`` names the split of a folder that has
+    several. Raises PlanError where nothing can be read."""
     if not path.exists():
         raise no_such_file(path)
-    records = list(_folder(path, part) if path.is_dir() else _file(path))
-    if not records:
+    found = list(_folder(path, part) if path.is_dir() else _file(path))
+    if not found:
         raise PlanError.of("data-empty", f"{path} holds no records", expected="one record or more")
-    return records
+    return [item for item in found if isinstance(item, Raw)], [item for item in found if isinstance(item, Problem)]
 
 
-def _file(path: Path) -> Iterator[Raw]:
+def _file(path: Path) -> Iterator[Raw | Problem]:
     match path.suffix:
         case ".jsonl":
             return _jsonl(path)
@@ -44,27 +45,25 @@ def _file(path: Path) -> Iterator[Raw]:
                        remedy="write one JSON object per line to a .jsonl file")
 
 
-def _jsonl(path: Path) -> Iterator[Raw]:
+def _jsonl(path: Path) -> Iterator[Raw | Problem]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                place = Place(str(path), number)
-                yield Raw(_object(line.removeprefix(b"\xef\xbb\xbf"), place), place)
+                yield _object(line.removeprefix(b"\xef\xbb\xbf"), Place(str(path), number))
 
 
-def _object(line: bytes, place: Place) -> dict[str, Any]:
+def _object(line: bytes, place: Place) -> Raw | Problem:
     try:
         value = json.loads(line.decode())
     except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
-        raise PlanError.of("data-json", f"not valid JSON: {error}", place=place, found=repr(line[:60]),
-                           expected="one JSON object per line") from error
+        return Problem("data-json", f"not valid JSON: {error}", place, found=repr(line[:60]), expected="one JSON object per line")
     if not isinstance(value, dict):
-        raise PlanError.of("data-json", "the line is not a JSON object", place=place, found=type(value).__name__,
-                           expected='an object such as {"prompt": "…", "answer": "…"}')
-    return value
+        return Problem("data-json", "the line is not a JSON object", place, found=type(value).__name__,
+                       expected='an object such as {"prompt": "…", "answer": "…"}')
+    return Raw(value, place)
 
 
-def _parquet(path: Path) -> Iterator[Raw]:
+def _parquet(path: Path) -> Iterator[Raw | Problem]:
     parquet = require("pyarrow.parquet", extra="tasks")
     try:
         table = parquet.read_table(path)
@@ -73,7 +72,7 @@ def _parquet(path: Path) -> Iterator[Raw]:
     return _numbered(table.to_pylist(), str(path))
 
 
-def _folder(path: Path, part: str | None) -> Iterator[Raw]:
+def _folder(path: Path, part: str | None) -> Iterator[Raw | Problem]:
     if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
         return _saved(path, part)
     files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and not _hidden(file.relative_to(path)))
@@ -106,7 +105,7 @@ def _split_of(file: Path) -> str:
     return stem if stem in SPLITS else ""
 
 
-def _saved(path: Path, part: str | None) -> Iterator[Raw]:
+def _saved(path: Path, part: str | None) -> Iterator[Raw | Problem]:
     data = require("datasets", extra="tasks").load_from_disk(str(path))
     if isinstance(data, Mapping):
         name = part or ("train" if len(data) > 1 else next(iter(data)))
@@ -118,7 +117,7 @@ def _saved(path: Path, part: str | None) -> Iterator[Raw]:
     return _numbered(data, str(path))
 
 
-def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Iterator[Raw]:
+def _numbered(rows: Iterable[Mapping[str, Any]], path: str) -> Iterator[Raw | Problem]:
     return (Raw(row, Place(path, number)) for number, row in enumerate(rows, 1))
 
 

@@ -23,8 +23,10 @@ def kinds(like: Record, declared: Mapping[str, Kind]) -> dict[str, Kind]:
     return {name: TABLE[name].kind for name in names} | {name: _settled(kind) for name, kind in declared.items()}
 
 
-def batch(records: Sequence[Record], like: Record, start: int, encoder: Encoder, wording: Wording, declared: Mapping[str, Kind]) -> Batch:
-    """The records as rows at consecutive positions of the data stream from ``start``. ``like`` says which columns no records have."""
+def batch(
+    records: Sequence[Record], like: Record, positions: Sequence[int], encoder: Encoder, wording: Wording, declared: Mapping[str, Kind]
+) -> Batch:
+    """The records as rows, each at its position of the data stream. ``like`` says which columns no records have."""
     each = max(len(like.responses), 1)
     repeated = [record for record in records for _ in range(each)]
     worded = [wording.of(record) for record in records]
@@ -34,15 +36,14 @@ def batch(records: Sequence[Record], like: Record, start: int, encoder: Encoder,
         data["answer"] = _text([record.answer or "" for record in repeated])
     data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids in prompts for _ in range(each)])
     data |= {name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()}
-    axis = _axis(len(records), start, pairs=each == 2)
+    axis = _axis(positions, pairs=each == 2)
     return Batch(axis, data | dict(_responses(records, worded, encoder, axis) if like.responses else ()))
 
 
-def _axis(count: int, start: int, pairs: bool) -> Axis:
-    if not pairs:
-        return Axis.fresh(count, start)
-    position = torch.arange(start, start + count).repeat_interleave(2)
-    return Axis(torch.stack([position, torch.arange(2).repeat(count)], 1), grouped=True)
+def _axis(positions: Sequence[int], pairs: bool) -> Axis:
+    each = 2 if pairs else 1
+    position = torch.tensor(positions, dtype=torch.int64).repeat_interleave(each)
+    return Axis(torch.stack([position, torch.arange(each).repeat(len(positions))], 1), grouped=pairs)
 
 
 def _responses(

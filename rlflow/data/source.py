@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlflow.columns import Kind
 from rlflow.data import gym, records
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
-from rlflow.data.fields import Record, mapped
-from rlflow.errors import PlanError
+from rlflow.data.faults import Fault, Room, refused
+from rlflow.data.fields import Mapped, Record, mapped
+from rlflow.data.records import Raw
+from rlflow.errors import PlanError, Problem
+
+STEP = 1024  # records that are encoded at once
+TRIED = 1000  # records of which one must suit the settings
 
 
 def open_data(
@@ -29,6 +34,7 @@ def open_data(
     split: str | None = None,
     task: Mapping[str, Any] | None = None,
     seed: int = 0,
+    bad: Literal["stop", "skip"] = "stop",
 ) -> Dataset:
     """The data that ``spec`` names: a .jsonl or .parquet file, a Hugging Face dataset folder, or a reasoning-gym task.
 
@@ -36,7 +42,7 @@ def open_data(
     columns: declared columns beyond the standard ones. chat, system, template: see ``Wording``; without ``chat``, prompts are a chat
     where the tokenizer has a chat template, else plain text. max_prompt: records with a longer prompt, in tokens, are dropped and
     counted. split: of a folder that has several. task, seed: a reasoning-gym task's parameters and what its questions are drawn by.
-    Raises PlanError.
+    bad: whether lines that are no record are an error, or left out and told by ``Dataset.faults``. Raises PlanError.
     """
     encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer is not None else ByteEncoder()
     wording = Wording(encoder.chats if chat is None else chat, system, template)
@@ -46,7 +52,7 @@ def open_data(
         data = _drawn(name.removeprefix(gym.PREFIX), task or {}, columns or {}, seed)
     else:
         _unused({"task": task}, f"{name} is a file or a folder")
-        data = _read(Path(name), fields or {}, columns or {}, split)
+        data = _read(Path(name), fields or {}, columns or {}, split, bad)
     dataset = Dataset(**data, encoder=encoder, wording=wording)
     _check_wording(dataset)
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
@@ -76,26 +82,62 @@ def _drawn(task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind]
     return {"name": task, "records": drawn, "declared": gym.COLUMNS, "task": gym.scorer(task, parameters), "doubles": doubles}
 
 
-def _read(path: Path, fields: Mapping[str, str | None], columns: Mapping[str, Kind], split: str | None) -> dict[str, Any]:
-    raw = records.read(path, split)
-    mapping = mapped(raw[0], fields, columns)
-    return {"name": str(path), "records": [mapping.record(item) for item in raw], "declared": columns, "fields": mapping.fields}
+def _read(
+    path: Path, fields: Mapping[str, str | None], columns: Mapping[str, Kind], split: str | None, bad: Literal["stop", "skip"]
+) -> dict[str, Any]:
+    raw, problems = records.read(path, split)
+    mapping = _mapping(raw, fields, columns, bad) if raw else None
+    kept: list[Record] = []
+    for item in raw if mapping else ():
+        try:
+            kept.append(mapping.record(item))  # type: ignore[union-attr]
+        except PlanError as error:
+            problems += error.problems
+    faults = [Fault("unreadable", problem) for problem in sorted(problems, key=_line)]
+    if faults and (bad == "stop" or mapping is None):
+        raise refused(str(path), faults, len(kept) + len(faults), Room())
+    return {"name": str(path), "records": kept, "declared": columns, "fields": mapping.fields if mapping else {}, "faults": tuple(faults)}
+
+
+def _mapping(raw: Sequence[Raw], fields: Mapping[str, str | None], columns: Mapping[str, Kind], bad: Literal["stop", "skip"]) -> Mapped:
+    """What the fields are, by the first record; where bad ones are left out, by the first that has what is needed."""
+    errors: list[PlanError] = []
+    for item in raw:
+        try:
+            return mapped(item, fields, columns)
+        except PlanError as error:
+            errors.append(error)
+            if bad == "stop" or len(errors) == TRIED:
+                break
+    raise errors[0]
+
+
+def _line(problem: Problem) -> tuple[str, int]:
+    return (problem.place.path, problem.place.line) if problem.place else ("", 0)
 
 
 def _check_wording(data: Dataset) -> None:
-    """Tell of settings that the prompts cannot follow before anything runs, by the first record."""
-    data.encoder.prompts([data.wording.of(record) for record in data.records[:1]])
+    """Tell of settings that the prompts cannot follow before anything runs, by the first record that they suit. Raises PlanError where
+    they suit none."""
+    errors: list[PlanError] = []
+    for record in data.records[:TRIED]:
+        try:
+            data.encoder.prompts([data.wording.of(record)])
+            return
+        except PlanError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _short_enough(data: Dataset, limit: int) -> Dataset:
-    kept = [record for record, length in zip(data.records, _lengths(data), strict=True) if length <= limit]
-    if not kept:
+    """Without prompts that are longer. What cannot be encoded stays, to be told with all else that cannot be used."""
+    judged = replace(data, room=Room(limit))
+    long: dict[int, int] = {}
+    for start in range(0, len(data), STEP):
+        found = judged.faulty(range(start, min(start + STEP, len(data))))
+        long |= {i: fault.tokens for i, fault in found.items() if fault.cause == "too_long"}
+    if long and len(long) == len(data):
         raise PlanError.of("data-empty", f"every prompt of {data.name} is longer than max_prompt", found=f"max_prompt = {limit}",
-                           expected=f"at least {min(_lengths(data))}, the length of its shortest prompt")
-    return replace(data, records=kept, dropped=len(data) - len(kept))
-
-
-def _lengths(data: Dataset, step: int = 1024) -> Iterator[int]:
-    for start in range(0, len(data), step):
-        chunk: Sequence[Record] = data.records[start : start + step]
-        yield from (len(ids) for ids in data.encoder.prompts([data.wording.of(record) for record in chunk]))
+                           expected=f"at least {min(long.values())}, the length of its shortest prompt")
+    return replace(data, records=[record for i, record in enumerate(data.records) if i not in long], dropped=len(long))

@@ -38,6 +38,9 @@ class Stream(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 
+    def left_out(self, since: Mapping[str, Any]) -> Mapping[str, float]:
+        """Metrics: what was passed over since a state."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -125,6 +128,7 @@ class Ahead:
         except SkipIteration as skip:
             return Entry(cursor, Sampled(prompts.so_far(), skipped=str(skip)))
         given = prompts.given() if self.always_reads else prompts.so_far()
+        outcome.metrics |= self.stream.left_out(cursor)
         return Entry(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans)))
 
     def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:

@@ -83,6 +83,8 @@ def checked(what: str, signature: Signature, given: Mapping[str, Any], skip: tup
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
+    if made := [name for name in gives or batch.data if name in rules.OF_THE_DATA]:
+        raise FlowError(*(rules.gives_prompt(what, name, call_place(), None) for name in made))
     if gives is None:
         return batch
     if len(gives) != len(batch.data) or len(set(gives)) != len(gives):

@@ -56,7 +56,7 @@ class Scorer(Protocol):
     """Something bound to a reward role."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
-        """Scores [rows] float32, NaN for missing; and metrics."""
+        """Scores [rows], float32 or in a float64 run float64, NaN for missing; and metrics."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Engine:
     grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
     weights: Mapping[str, Any] = field(default_factory=dict)
     keeper: Keeper = field(default_factory=Keeper)
+    dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
         """This engine for the calls of a later iteration, which draw what that one draws and keep their columns for it."""
@@ -168,7 +169,8 @@ class Engine:
         scores, metrics = self.scorers[role](batch)
         if tuple(scores.shape) != (len(batch),):
             raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(batch)}], one per row")
-        data = Data(Kind(Level.ROW, "float32"), scores.float())
+        scores = scores if scores.dtype is torch.float64 else scores.float()
+        data = Data(Kind(Level.ROW, str(scores.dtype).removeprefix("torch.")), scores)
         metrics = {"mean": Tally.of(scores), **metrics, "missing": Tally.sum(float(scores.isnan().sum()))}
         return Batch(batch.axis, {"scores": data}), metrics
 
@@ -243,8 +245,11 @@ class Engine:
 
     def state_batch(self, batch: Batch) -> Batch:
         """The state's scalars as columns over the batch's rows."""
-        data = {name: Data(Kind(Level.SCALAR, "float32"), torch.tensor(value)) for name, value in self.state.items()}
-        return Batch(batch.axis, data)
+        return Batch(batch.axis, {name: self.state_data(value) for name, value in self.state.items()})
+
+    def state_data(self, value: float) -> Data:
+        """A number of the state as a column."""
+        return Data(Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype))
 
     def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, Tallies]:
         """Kept groups of ``body`` in prompt order, at most ``groups``. Raises SkipIteration where none is kept."""

@@ -10,12 +10,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
-from rlflow.columns import Kind, Level
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import StageError
 from rlflow.execution.apply import Stopped, failing, shapes
@@ -317,8 +314,7 @@ class _Run:
         """A scalar that the flow's state holds is kept as the number it is across iterations, here and eagerly."""
         for output in node.outputs:
             if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
-                value = torch.tensor(float(result.data[output.source].value))
-                result.data[output.source] = Data(Kind(Level.SCALAR, "float32"), value)
+                result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
 
     def repeat(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
         body = self.plan.bodies[node.id]

@@ -34,9 +34,9 @@ class Edge:
 @dataclass(frozen=True)
 class Weights:
     """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: over all ranks, None
-    where the number of parameters is not known. transport: ``segment``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``.
-    By a plan, each: the most that a rank receives, which no plan can go below; extra: the most that a transfer takes on a rank beside
-    the model; advice: what is done, or would do, to move less."""
+    where the number of parameters is not known. transport: ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else
+    ``whole``. By a plan, each: the most that a rank receives, which no plan can go below; extra: the most that a transfer takes on a rank
+    beside the model; advice: what is done, or would do, to move less."""
 
     role: str
     after: str

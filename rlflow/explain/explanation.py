@@ -72,7 +72,7 @@ class Explanation:
             "commits": asdict(self.commits) if self.commits else None,
             "passes": {did.name: did.what for did in self.did},
             "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
-                     "critical": [*dict.fromkeys(step.node for step in self.time.critical)],
+                     "critical": self.time.decided_by,
                      "costs": {str(op): cost for op, cost in COST.items()}},
             "warnings": [{"code": warning.code, "text": str(warning)} for warning in self.warnings],
         }

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rlflow import pretrained
 from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.execution.engine import Model
@@ -72,7 +73,9 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
     """Names, values, folders and packages of all roles, before any data or model is loaded. Raises PlanError."""
     problems: list[Problem] = []
     for use in uses:
-        _, modules = _planned(use, given)
+        folder, modules = _planned(use, given)
+        if folder is not None and not all(module.__name__ == "rlflow.backends.null" for module in modules):
+            pretrained.check(folder)
         needed = Halves(use.trained or not use.generates, use.generates)
         halfless = [no_half(module, half, use.name) for half, module, need in zip(HALVES, modules, needed, strict=True)
                     if need and not hasattr(module, half)]  # fmt: skip
@@ -94,6 +97,7 @@ def make_models(
 ) -> dict[str, Model]:
     """A Model for each role that is one; with ``placed`` the halves that it names alone, one after another. dims: of each role what is
     sharded along another dimension than the first. outer: roles of whose generator ranks that are not adjacent share a model."""
+    keep_whole_products(device, given.options.dtype)
     made = {}
     for use in uses:
         folder, (trainer, generator) = _planned(use, given)
@@ -110,6 +114,13 @@ def make_models(
     return made
 
 
+def keep_whole_products(device: str, dtype: str) -> None:
+    """Products of float32 stay float32 on a GPU, where TF32 would keep ten bits of each factor, whatever the environment or a library has
+    said before."""
+    if device == "cuda" and dtype == "float32":
+        torch.set_float32_matmul_precision("highest")
+
+
 def half_of(module: Any, half: str, role: str) -> Any:
     """The class of a backend. Raises PlanError where the backend has none."""
     if not hasattr(module, half):
@@ -124,7 +135,7 @@ def no_half(module: Any, half: str, role: str) -> Problem:
 
 
 def model_folder(use: RoleUse, given: Given) -> Path | None:
-    """The folder that a role's model starts from, None where its backend needs none."""
+    """The folder that a role's model starts from, wherever a stage goes later; None where its backend needs none."""
     return _planned(use, given)[0]
 
 
@@ -145,7 +156,12 @@ def _planned(use: RoleUse, given: Given) -> tuple[Path | None, tuple[Any, Any]]:
                            expected="a folder with config.json and weights", nearest=nearest(str(folder), siblings),
                            remedy=f"name another folder with --model or --{use.name}.model; nothing is downloaded: "
                                   f"hf download {folder if len(folder.parts) == 2 else 'OWNER/NAME'} --local-dir FOLDER")
-    return folder, modules
+    return folder.absolute(), modules
+
+
+def numbers(dtype: str) -> torch.dtype:
+    """The dtype of what a run computes beside its models, such as scores: float64 in a float64 run, else float32."""
+    return torch.float64 if dtype == "float64" else torch.float32
 
 
 def device_of(name: str) -> str:

@@ -39,7 +39,8 @@ def open_dataset(flow: Flow, given: Given) -> Dataset:
         else:
             task[name] = number(value)
     columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
-    data = open_data(given.options.data, tokenizer=tokenizer(given), fields=fields or None, columns=columns, task=task or None, **options)
+    data = open_data(given.options.data, tokenizer=tokenizer(given), fields=fields or None, columns=columns, task=task or None,
+                     bad=given.options.bad_records, **options)
     holds_responses(flow, data, given.options.data)
     return data
 

@@ -14,7 +14,7 @@ from rlflow.batch import Batch
 from rlflow.data.scorer import Judged
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.tally import Tallies, Tally
-from rlflow.given.backends import backend
+from rlflow.given.backends import backend, numbers
 from rlflow.given.dataset import tokenizer
 from rlflow.given.flags import Given
 from rlflow.rewards.pool import RewardPool
@@ -45,8 +45,9 @@ class ModelReward:
 
 @dataclass
 class Weighted:
-    """The weighted sum of rewards on one role; missing in one is missing in the sum."""
+    """The weighted sum of rewards on one role, in ``dtype``; missing in one is missing in the sum."""
 
+    dtype: torch.dtype
     functions: list[Reward]
     models: list[ModelReward] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Weighted:
         total = torch.zeros(len(batch), dtype=torch.float64)
         metrics: dict[str, Tally] = {}
         if self.functions:
-            scores = score_all(self.functions, batch)
+            scores = score_all(self.functions, batch, self.dtype)
             total += scores.values.double()
             self.reasons.update(scores.first)
             metrics |= {f"missing_{cause}": Tally.sum(count) for cause, count in scores.missing.items()}
@@ -65,7 +66,7 @@ class Weighted:
             part = model(batch)
             total += model.spec.weight * part.double()
             metrics[f"{model.spec.name}_mean"] = Tally.of(part)
-        return total.float(), metrics
+        return total.to(self.dtype), metrics
 
 
 @dataclass
@@ -94,6 +95,7 @@ class Rewards:
     def __init__(self, given: Given, data: Judged) -> None:
         self._given, self._data = given, data
         self._pool = RewardPool()
+        self._dtype = numbers(given.options.dtype)
         null = given.options.backend == "null" and not given.options.reward
         self._specs = [] if null else [parse_reward(item) for item in given.options.reward or ("task",)]
         self._models: dict[str, list[ModelReward]] = {}
@@ -129,7 +131,7 @@ class Rewards:
         for model in models if writer else ():
             check_same(Path(model.spec.path), Path(writer))
         self._models[role] = models
-        self._bound.append(Weighted(self._bind([spec for spec in specs if spec.kind != "model"]), models))
+        self._bound.append(Weighted(self._dtype, self._bind([spec for spec in specs if spec.kind != "model"]), models))
         return self._bound[-1]
 
     def reasons(self) -> dict[str, str]:
@@ -143,7 +145,7 @@ class Rewards:
         own = [parse_reward("task")] if self._data.scorer else []
         functions = [spec for spec in self._specs if spec.kind == "function"]
         chosen = next(iter([*given, *own, *functions]), None)
-        return Weighted(self._bind([dataclasses.replace(chosen, weight=1.0)])) if chosen else None
+        return Weighted(self._dtype, self._bind([dataclasses.replace(chosen, weight=1.0)])) if chosen else None
 
     def load_models(self, device: str, roles: Collection[str] | None = None) -> None:
         """The models of some roles, or of all."""

@@ -7,7 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlflow.author.stage import stage
 from rlflow.maths.statistics import like
+
+
+@stage(gives="advantages", rows="group")
+def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = True) -> Tensor:
+    """GRPO's advantages [rows, T]: the score minus its group's mean, over its group's deviation + 1e-4, at each token of the mask and 0
+    outside it (Shao et al. 2024, section 4.1.2). Without ``deviation`` it is the difference alone (Liu et al. 2025; Dr. GRPO).
+
+    A group of equal scores has an advantage of exactly 0. A missing score (NaN) leaves its row out of the update.
+    """
+    advantage = scores - group_mean(scores, group)
+    if deviation:
+        advantage = advantage / (group_std(scores, group) + 1e-4)
+    return torch.where(mask, advantage[:, None], 0.0)
 
 
 def group_mean(x: Tensor, group: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Resharder:
         self.source, self.target, self.version, self.runs = source, target, -1, 0
         self.rounds = [plan.round(index, rank) for index in range(len(plan.buckets))]
         self.verifier = Verifier(plan, rank, source, target)
-        self._local = Copies.of(pair for name, box in plan.local(rank) for pair in self._straight(name, box))
+        self._local = self._own()
         self._bound: dict[tuple[int, int, bool], Copies] = {}
         self._slot = 0
         if self.rounds:
@@ -133,6 +133,7 @@ class Resharder:
         _check_bound(self.plan, self.rank, source, self.target)
         self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
         self._bound.clear()
+        self._local = self._own()
 
     def unpack(self, index: int, messages: Mapping[int, Tensor]) -> None:
         """Bucket ``index`` from the message of each rank that it comes from. Raises TransferError where a message is missing or has
@@ -174,6 +175,10 @@ class Resharder:
             legs = [leg for leg in bucket.receives if leg.peer == peer]
             for view, leg in zip(_views(message.view(dtype), legs), legs, strict=True):
                 yield from ((piece.at(leg.box), view) for piece in self.target[leg.name].around(leg.box))
+
+    def _own(self) -> Copies:
+        """What this rank has itself, to where it needs it."""
+        return Copies.of(pair for name, box in self.plan.local(self.rank) for pair in self._straight(name, box))
 
     def _straight(self, name: str, box: Box) -> Iterable[tuple[Tensor, Tensor]]:
         return ((piece.at(box), self._held(name, box)) for piece in self.target[name].around(box))

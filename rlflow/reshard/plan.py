@@ -230,7 +230,7 @@ class Stats:
         """The most that any rank takes so, by the transport. Messages of Ray's store lie in the sender's one buffer, and of two buckets
         in the store; on another machine the receiver's has them once more. ``frozen``: in the store all that a sender sends."""
         sent, received = (int(side.max(initial=0)) for side in self.largest)
-        return {"segment": 2 * sent, "alltoall": 2 * (sent + received), "store": max(3 * sent, 2 * received),
+        return {"segment": 2 * sent, "handles": 2 * sent, "alltoall": 2 * (sent + received), "store": max(3 * sent, 2 * received),
                 "frozen": max(sent + int(self.outbound.max(initial=0)), 2 * received)}[transport]  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:

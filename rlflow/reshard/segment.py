@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,12 +27,14 @@ from rlflow.reshard.transport import summed
 
 HEAD = 64  # bytes before the slots: of each, the version of what is in it
 ROOT = Path("/dev/shm")
+T = TypeVar("T")
 
 
 class Segment:
     """run: names the files; group: the ranks, all on one machine, over gloo (None: the default group). A barrier of the group stands
     between packing and copying, and its timeout is the deadline."""
 
+    name = "segment"
     copies = False
 
     def __init__(self, run: str, group: dist.ProcessGroup | None = None, root: Path = ROOT) -> None:
@@ -53,7 +56,7 @@ class Segment:
         mine = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{os.getpid()}"
         try:
             problem = create(mine, HEAD + slots * room)
-            told: list[tuple[str, int, str, str]] = self._gathered((str(mine), HEAD + slots * room, machine(), problem))
+            told = self._gathered((str(mine), HEAD + slots * room, machine(), problem))
             check_machines(where for _, _, where, _ in told)
             check_room({f"rank {rank}": what for rank, (_, _, _, what) in enumerate(told)})
             self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in told]
@@ -61,8 +64,8 @@ class Segment:
         finally:
             mine.unlink(missing_ok=True)
 
-    def _gathered(self, mine: tuple[str, int, str, str]) -> list[tuple[str, int, str, str]]:
-        told: list[tuple[str, int, str, str]] = [mine] * self.ranks
+    def _gathered(self, mine: T) -> list[T]:
+        told = [mine] * self.ranks
         dist.all_gather_object(told, mine, group=self.group)
         return told
 

@@ -73,7 +73,7 @@ def _by_dimension(
 
 def _split(shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: Axis) -> Iterator[tuple[int, Axis]]:
     """An axis that was made by joining dimensions, as one for each of them."""
-    dim = next(dim for dim in range(len(shape)) if rows[dim] <= axis.read and shape[dim] > 1)
+    dim = next(dim for dim in range(len(shape)) if rows[dim] <= axis.read)
     step, rest = divmod(axis.read, rows[dim])
     if rest:
         raise Untraceable(f"steps of {axis.read} elements in a tensor of shape {list(shape)}")

@@ -20,6 +20,7 @@ class Transport(Protocol):
     """A bucket is packed into ``outbox``, on its way from ``start`` on, and after ``wait`` readable in ``inbox``. Slots are buffers that
     are used in turn; a transport with two lets the next bucket be packed while the last one is still read."""
 
+    name: str  # as weights.json and a plan say it
     received: int  # bytes that came from other ranks, ever
     copies: bool  # whether it needs memory of its own for what comes
 
@@ -55,6 +56,7 @@ class Transport(Protocol):
 class AllToAll:
     """One ``all_to_all_single`` for a bucket, over gloo or NCCL. device: where buffers lie; that of the group's collectives."""
 
+    name = "alltoall"
     copies = True
 
     def __init__(self, group: dist.ProcessGroup | None = None, device: str | torch.device = "cpu") -> None:

@@ -17,6 +17,7 @@ from rlflow.rewards.spec import RewardSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch import dtype as Dtype
 
     from rlflow.batch import Batch
 
@@ -25,7 +26,7 @@ READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
 
 @dataclass(frozen=True)
 class Scores:
-    """float32 [rows], NaN where missing. ``missing`` counts by cause and ``first`` keeps the first message of each; of several
+    """[rows], NaN where missing. ``missing`` counts by cause and ``first`` keeps the first message of each; of several
     rewards they are under ``name/cause``, and ``parts`` holds the unweighted scores of each."""
 
     values: Tensor
@@ -68,8 +69,10 @@ class Reward:
                                    remedy="judge tokens in a stage; rewards see rows")
 
     def score(self, batch: Batch) -> Scores:
-        """The rows' scores."""
-        return _scores(self.pool.wait(self._submit(batch)))
+        """The rows' scores, float32."""
+        import torch
+
+        return _scores(self.pool.wait(self._submit(batch)), torch.float32)
 
     def _submit(self, batch: Batch) -> Any:
         self.check(batch.columns)
@@ -83,22 +86,22 @@ def _values(column: Any) -> list[Any]:
     return column if isinstance(column, list) else list(column.tolist())
 
 
-def _scores(results: Results) -> Scores:
+def _scores(results: Results, dtype: Dtype) -> Scores:
     import torch
 
-    return Scores(torch.tensor(results.values, dtype=torch.float32), dict(results.missing), results.first)
+    return Scores(torch.tensor(results.values, dtype=dtype), dict(results.missing), results.first)
 
 
-def score_all(rewards: Sequence[Reward], batch: Batch) -> Scores:
-    """The weighted sum of several rewards, scored side by side; missing where any is missing."""
+def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
+    """The weighted sum of several rewards, scored side by side, in float32 or float64; missing where any is missing."""
     import torch
 
     calls = [(reward, reward._submit(batch)) for reward in rewards]
-    scored = {reward.name: (reward.weight, _scores(reward.pool.wait(call))) for reward, call in calls}
+    scored = {reward.name: (reward.weight, _scores(reward.pool.wait(call), dtype)) for reward, call in calls}
     total = sum((weight * part.values.double() for weight, part in scored.values()), torch.zeros(len(batch), dtype=torch.float64))
     missing = Counter({f"{name}/{cause}": count for name, (_, part) in scored.items() for cause, count in part.missing.items()})
     first = {f"{name}/{cause}": message for name, (_, part) in scored.items() for cause, message in part.first.items()}
-    return Scores(total.float(), dict(missing), first, {name: part.values for name, (_, part) in scored.items()})
+    return Scores(total.to(dtype), dict(missing), first, {name: part.values for name, (_, part) in scored.items()})
 
 
 def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = None, timeout: float = 60.0) -> list[Reward]:

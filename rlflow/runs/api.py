@@ -21,6 +21,7 @@ from rlflow.runs.prepare import prepare
 from rlflow.runs.session import started
 from rlflow.trace.compile import role_names
 from rlflow.watch.reporter import make_reporter
+from rlflow.watch.secrets import remember
 
 
 def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> Result:
@@ -37,7 +38,9 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
 
 
 def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[Given, Any]:
-    """What is given with the packaged task beneath it, and the flow's settings. Raises PlanError."""
+    """What is given with the packaged task beneath it, and the flow's settings; from here on no text of ours repeats their secrets. Raises
+    PlanError."""
+    remember(values)
     rewards = max(len(values.get("reward", ())), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
     if packaged_beneath and uses_packaged(values):
@@ -51,7 +54,9 @@ def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: b
     if hp is None and given.hp:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(given.hp),
                            expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
-    return given, override(hp, given.hp, "hp.") if hp is not None else None
+    hp = override(hp, given.hp, "hp.") if hp is not None else None
+    remember(vars(hp) if hp is not None else {})
+    return given, hp
 
 
 def named_reward(reward: Any) -> Any:
@@ -100,6 +105,6 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
     given, hp = resolved(flow, hp, flat(keywords))
-    prepared = prepare(flow, hp, given)
+    prepared = prepare(flow, hp, given, judge=None)
     names = [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names]
     return Roles(prepared, {name: Role(name, prepared.engine) for name in names}, hp)

@@ -4,41 +4,49 @@ what no schedule can beat."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlflow.spans import Span, critical_path, longest_path
+from rlflow.spans import Span, chain, critical_path, divided, flat, longest_path
 
 PATH = "the longest path"  # what bounds where no lane has more work
 
 
 @dataclass
 class Share:
-    """Totals of one node over a run, in seconds; of its calls on critical paths how many, and how long after their iterations' starts."""
+    """Totals of one node over a run, in seconds: its own time, without that of nodes that ran in it; its part of the iterations' time,
+    where of several nodes at once each has an even part; and its time on critical paths."""
 
     node: str
     seconds: float = 0.0
+    part: float = 0.0
     critical: float = 0.0
     calls: int = 0
-    decided: int = 0
-    after: float = 0.0
 
-    @property
-    def place(self) -> float:
-        """Where on the critical path it is, on average."""
-        return self.after / max(self.decided, 1)
+
+@dataclass
+class Path:
+    """The iterations whose critical path went along the same nodes: how many, their seconds, and those of each of the nodes on the path,
+    in its order."""
+
+    nodes: dict[str, float]
+    iterations: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """An iteration of a run, in seconds, all means. ``critical``: nodes of the critical path in its order, each with the time for which
-    it was on it. ``work``: of each lane its nodes' seconds over its room."""
+    """An iteration of a run, in seconds, all means. ``critical``: the nodes of the critical path that most iterations had, ``alike`` of
+    them, in its order, each with the time for which it was on it; ``outside``: the rest of these iterations' time, between nodes, before
+    them and after. ``work``: of each lane its nodes' seconds over its room."""
 
     iterations: int
     seconds: float
     path: float
     work: Mapping[str, float]
-    critical: Mapping[str, float]
+    critical: Mapping[str, float] = field(default_factory=dict)
+    alike: int = 0
+    outside: float = 0.0
 
     @property
     def bound(self) -> float:
@@ -56,39 +64,54 @@ class Bounds:
         """Of each lane the share of its room that was taken."""
         return {lane: work / self.seconds if self.seconds else 0.0 for lane, work in self.work.items()}
 
-    @property
-    def outside(self) -> float:
-        """Seconds in which no node of the critical path ran: between nodes, before them and after."""
-        return max(self.seconds - sum(self.critical.values()), 0.0)
-
 
 class Totals:
     """Adds up iterations. ``room``: how many nodes each lane runs at once; ``staleness``: how many more iterations are under way beside
-    the one that trains."""
+    the one that trains; ``within``: by node the one that it runs in (``Plan.within``)."""
 
-    def __init__(self, room: Mapping[str, int] | None = None, staleness: int = 0) -> None:
+    def __init__(self, room: Mapping[str, int] | None = None, staleness: int = 0, within: Mapping[str, str] | None = None) -> None:
         self.shares: dict[str, Share] = {}
         self.seconds, self.iterations = 0.0, 0
-        self._room, self._under_way = dict(room or {}), staleness + 1
-        self._work: dict[str, float] = dict.fromkeys(self._room, 0.0)
+        self._room, self._under_way, self._within = room, staleness + 1, dict(within or {})
+        self._work: dict[str, float] = dict.fromkeys(room or {}, 0.0)
+        self._paths: dict[tuple[str, ...], Path] = {}
         self._path = 0.0
 
     def add(self, spans: Sequence[Span], start: float, seconds: float) -> None:
         """An iteration that began at ``start`` and took ``seconds``. What ran before, ahead of it, kept nothing waiting."""
         self.iterations += 1
         self.seconds += seconds
-        self._path += longest_path(spans)
-        critical = {id(span) for span in critical_path(spans)}
         for span in spans:
-            share = self.shares.setdefault(span.node, Share(span.node))
-            share.seconds += span.seconds
-            share.calls += 1
+            self._share(span.node).calls += 1
+        own = flat(spans, self._within)
+        self._path += longest_path(own)
+        for span in own:
+            self._share(span.node).seconds += span.seconds
             if span.lane in self._work:
-                self._work[span.lane] += span.seconds / self._room[span.lane]
-            if id(span) in critical and span.end > start:
-                share.critical += span.end - max(span.start, start)
-                share.decided += 1
-                share.after += max(span.start - start, 0.0)
+                self._work[span.lane] += span.seconds / (self._room or {})[span.lane]
+        for node, part in divided(own, start, start + seconds).items():
+            self._share(node).part += part
+        self._decided([span for span in critical_path(own, self._room) if span.end > start], start, seconds)
+
+    def _share(self, node: str) -> Share:
+        return self.shares.setdefault(node, Share(node))
+
+    def _decided(self, path: Sequence[Span], start: float, seconds: float) -> None:
+        """Count an iteration among those of the same critical path. Of a node that others ran in, what is left at its end follows them:
+        the rest of its time counts there."""
+        on_path: dict[str, float] = {}
+        for span in path:
+            on_path[span.node] = on_path.get(span.node, 0.0) + span.end - max(span.start, start)
+        for node, own in on_path.items():
+            self._share(node).critical += own
+        last = {span.node: place for place, span in enumerate(path)}
+        holders = set(self._within.values())
+        nodes = chain(span.node for place, span in enumerate(path) if span.node not in holders or last[span.node] == place)
+        alike = self._paths.setdefault(tuple(nodes), Path(dict.fromkeys(nodes, 0.0)))
+        alike.iterations += 1
+        alike.seconds += seconds
+        for node in nodes:
+            alike.nodes[node] += on_path[node]
 
     def __iter__(self) -> Iterator[Share]:
         return iter(sorted(self.shares.values(), key=lambda share: -share.seconds))
@@ -96,15 +119,18 @@ class Totals:
     @property
     def bounds(self) -> Bounds:
         each = 1 / max(self.iterations, 1)
-        path = sorted((share for share in self.shares.values() if share.decided), key=lambda share: share.place)
+        most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
+        critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}
+        outside = max(most.seconds / max(most.iterations, 1) - sum(critical.values()), 0.0)
         return Bounds(self.iterations, self.seconds * each, self._path * each / self._under_way,
-                      {lane: work * each for lane, work in self._work.items()}, {share.node: share.critical * each for share in path})
+                      {lane: work * each for lane, work in self._work.items()}, critical, most.iterations, outside)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values under stable keys; docs/runs.md says what each is."""
         found = self.bounds
         return asdict(found) | {
             "critical": [{"node": node, "seconds": seconds} for node, seconds in found.critical.items()],
-            "bound": found.bound, "bounded_by": "path" if found.by == PATH else found.by, "busy": found.busy, "outside": found.outside,
-            "nodes": {share.node: {"calls": share.calls, "seconds": share.seconds, "critical": share.critical} for share in self},
+            "bound": found.bound, "bounded_by": "path" if found.by == PATH else found.by, "busy": found.busy,
+            "nodes": {share.node: {"calls": share.calls, "seconds": share.seconds, "part": share.part, "critical": share.critical}
+                      for share in self},
         }

@@ -1,48 +1,73 @@
-"""A run's directory: settings, graph, metrics, samples and timeline as text files that any tool reads."""
+"""A run's folder: its name, and the files in it that say what the run is."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
-from rlflow.errors import PlanError
-from rlflow.execution.executor import Outcome
+from rlflow import durable
+from rlflow.errors import Place, PlanError
 from rlflow.graph import draw, wire
 from rlflow.graph.model import Graph, Value
-from rlflow.residency import computing
-from rlflow.runs.timeline import Timeline
-from rlflow.watch.secrets import redacted
-
-if TYPE_CHECKING:
-    from rlflow.runs.loop import Prepared
+from rlflow.watch.secrets import masked, redacted
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+SETTINGS, GRAPH = "settings.json", "graph.msgpack"
+ABANDONED = 3600.0  # seconds after which a folder that a dead process was making is removed by another run
 
 
-GRAPH = "graph.msgpack"
-
-
-def create(out: Path, name: str | None, flow: str) -> Path:
-    """A new folder in ``out``: ``name``, or the flow's name and the next free number. Raises PlanError for a name that is taken or
-    would lie elsewhere."""
+def create(out: Path, name: str | None, flow: str, texts: Mapping[str, bytes] = MappingProxyType({})) -> Path:
+    """A new folder in ``out``: ``name``, or the flow's name and the next free number, as an absolute path. It is there with all of
+    ``texts`` or not at all. Raises PlanError for a name that is taken or would lie elsewhere."""
     check_free(out, name)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if name is not None:
-            (out / name).mkdir()
-            return out / name
-        return _numbered(out, flow)
-    except FileExistsError:
-        raise _exists(out / (name or "")) from None
+        durable.clear(out, ABANDONED)
+        return _place(out.absolute(), [name] if name is not None else _numbered(flow), texts)
     except OSError as error:
         raise PlanError.of("run-folder", f"no run can be written to '{out}'", found=str(error.strerror),
                            expected="a folder that can be written", remedy="choose another --out") from error
+
+
+def _place(out: Path, names: Iterable[str], texts: Mapping[str, bytes]) -> Path:
+    """The first of the names that is free. Raises OSError, and PlanError where none is."""
+    folder = durable.aside(out / "run")
+    os.mkdir(folder)
+    try:
+        for file, data in texts.items():
+            durable.write(folder / file, [data])
+        durable.flush_folder(folder)
+        for name in names:
+            if not os.path.lexists(out / name) and _taken(folder, out / name):
+                return out / name
+        raise _exists(out / name)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _taken(folder: Path, name: Path) -> bool:
+    """Whether the folder got this name, which no other process may get meanwhile. Raises OSError."""
+    try:
+        durable.move(folder, name)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            return False
+        raise
+    return True
+
+
+def _numbered(flow: str) -> Iterator[str]:
+    return (f"{flow}-{number}" for number in itertools.count(1))
 
 
 def check_free(out: Path, name: str | None) -> None:
@@ -62,173 +87,25 @@ def _exists(folder: Path) -> PlanError:
                         remedy=f"choose another --name, or leave it out; rlflow resume {folder} goes on with a run that was stopped")
 
 
-def _numbered(out: Path, flow: str) -> Path:
-    number = 1
-    while True:
-        try:
-            (out / f"{flow}-{number}").mkdir()
-            return out / f"{flow}-{number}"
-        except FileExistsError:
-            number += 1
-
-
-class Records:
-    """What a run writes while it goes. Every line is whole when written, so that a stopped run can be read. A disk that is full ends
-    no run: that is said once, and what does not fit is written with later lines, as far as a buffer holds it."""
-
-    def __init__(
-        self, folder: Path, start: int = 0, say: Callable[[str], None] = lambda text: None, pools: Iterable[str] = ()
-    ) -> None:
-        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes. ``pools``: of the run."""
-        self.folder, self._say, self._said = folder, say, False
-        self._open_lines(start)
-        self._timeline = (folder / (f"timeline-{start}.json" if start else "timeline.json")).open("w")
-        self._timeline.write("[")
-        self._events = 0
-        self._rows = Timeline(pools)
-
-    def _open_lines(self, start: int) -> None:
-        """Go on with what was written before an iteration."""
-        for name in ("metrics.jsonl", "samples.jsonl"):
-            try:
-                keep_before(self.folder / name, start)
-            except OSError as error:
-                self._complain(name, error)
-        self._metrics = (self.folder / "metrics.jsonl").open("a")
-        self._samples = (self.folder / "samples.jsonl").open("a")
-
-    def back_to(self, iteration: int) -> None:
-        """Forget what was written of an iteration and of later ones: it is done again."""
-        for file in (self._metrics, self._samples, self._timeline):
-            self._shut(file)
-        self._open_lines(iteration)
-        path = Path(self._timeline.name)
-        events = [line.rstrip(",") for line in path.read_text().splitlines()[1:]]
-        kept = [event for event in events if _event_before(event, iteration)]
-        self._timeline, self._events = path.open("w"), len(kept)
-        self._put(self._timeline, "[" + "".join(("\n" if not i else ",\n") + event for i, event in enumerate(kept)))
-
-    def settings(self, settings: Mapping[str, Any], graph: Graph) -> None:
-        """Settings as JSON; the graph as text and as JSON. No secrets in any."""
-        graph = without_secrets(graph)
-        (self.folder / "settings.json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
-        (self.folder / "graph.txt").write_text(str(graph) + "\n")
-        (self.folder / "graph.json").write_text(draw.as_json(graph) + "\n")
-        (self.folder / GRAPH).write_bytes(wire.pack(graph))
-
-    def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
-        """A line of metrics; what is not finite is written as null."""
-        finite = {name: value if math.isfinite(value) else None for name, value in sorted(values.items())}
-        self._line(self._metrics, {"iteration": iteration, **finite})
-
-    def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        for row in rows:
-            self._line(self._samples, {"iteration": iteration, **row})
-
-    def answers(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """answers.jsonl: held-out prompts with what the model answered before and after."""
-        (self.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    def bounds(self, words: str, values: Mapping[str, Any]) -> None:
-        """bounds.txt and bounds.json: what bounded the run, to read and for tools."""
-        for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
-            self._whole(name, text)
-
-    def weights(self, moved: Mapping[str, Any]) -> None:
-        """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its generator, and has to, and
-        what that takes."""
-        self._whole("weights.json", json.dumps(moved, indent=1))
-
-    def _whole(self, name: str, text: str) -> None:
-        try:
-            (self.folder / name).write_text(text + "\n")
-        except OSError as error:
-            self._complain(name, error)
-
-    def timeline(self, iteration: int, outcome: Outcome) -> None:
-        """Chrome trace events: Perfetto and chrome://tracing open the file."""
-        for event in self._rows.events(iteration, outcome.spans, outcome.ranks):
-            self._event(event)
-        self._put(self._timeline, "")
-
-    def _event(self, event: Mapping[str, Any]) -> None:
-        self._put(self._timeline, (",\n" if self._events else "\n") + json.dumps(event), flush=False)
-        self._events += 1
-
-    def _line(self, file: IO[str], values: Mapping[str, Any]) -> None:
-        self._put(file, json.dumps(values) + "\n")
-
-    def _put(self, file: IO[str], text: str, flush: bool = True) -> None:
-        try:
-            file.write(text)
-            if flush:
-                file.flush()
-        except OSError as error:
-            self._complain(Path(file.name).name, error)
-
-    def _complain(self, name: str, error: OSError) -> None:
-        if not self._said:
-            self._said = True
-            self._say(f"{name} cannot be written, the run goes on: {error.strerror}")
-
-    def close(self) -> None:
-        self._put(self._timeline, "\n]\n")
-        for file in (self._metrics, self._samples, self._timeline):
-            self._shut(file)
-
-    def _shut(self, file: IO[str]) -> None:
-        try:
-            file.close()
-        except OSError as error:
-            self._complain(Path(file.name).name, error)
+def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
+    """What the run is, by file: settings as JSON; the graph as text, as JSON and to compare on resume. No secrets in any."""
+    graph = without_secrets(graph)
+    return {SETTINGS: f"{json.dumps(settings, indent=1, default=str)}\n".encode(), "graph.txt": f"{graph}\n".encode(),
+            "graph.json": f"{draw.as_json(graph)}\n".encode(), GRAPH: wire.pack(graph)}
 
 
 def without_secrets(graph: Graph) -> Graph:
-    """The graph with the secrets among its settings masked. Done to one where it is done already, it changes nothing."""
-    nodes = (replace(node, settings=_masked(node.settings), body=node.body and without_secrets(node.body)) for node in graph.nodes)
+    """The graph with the secrets among its settings and in its files' names masked. Done to one where it is done already, it changes
+    nothing."""
+    nodes = (replace(node, settings=_masked(node.settings), body=node.body and without_secrets(node.body),
+                     place=_masked_place(node.place), definition=_masked_place(node.definition)) for node in graph.nodes)  # fmt: skip
     return replace(graph, hp=_masked(graph.hp), nodes=tuple(nodes))
+
+
+def _masked_place(place: Place | None) -> Place | None:
+    return place and replace(place, path=masked(place.path))
 
 
 def _masked(settings: tuple[tuple[str, Value], ...]) -> tuple[tuple[str, Value], ...]:
     found = ((name, next(iter(redacted({name: value}).values()))) for name, value in settings)
     return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in found)
-
-
-def keep_before(path: Path, iteration: int) -> None:
-    """Cut a file of JSON lines before the first that a run from ``iteration`` writes again. A line that is half written goes."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        evaluated = any(name.startswith("evaluation/") for name in values)
-        if values.get("iteration", -1) < iteration + evaluated:  # an evaluation after n iterations is done before iteration n begins
-            kept.append(line)
-    aside = path.with_suffix(".aside")
-    aside.write_text("".join(kept))
-    aside.replace(path)
-
-
-def _event_before(line: str, iteration: int) -> bool:
-    """Whether a line of the timeline is of an earlier iteration, or of none. One that is half written is not."""
-    try:
-        return int(json.loads(line).get("args", {}).get("iteration", -1)) < iteration
-    except ValueError:
-        return False
-
-
-def final_models(prepared: Prepared, folder: Path) -> None:
-    """A plain Hugging Face folder for each trained role: ``final/ROLE``."""
-    for use in prepared.plan.graph.roles:
-        trainer = prepared.engine.models[use.name].trainer if use.trained else None
-        if trainer is None:
-            continue
-        prepared.engine.keeper.settle(computing(use.name))
-        try:
-            trainer.save(folder / "final" / use.name)
-        except OSError as error:
-            raise PlanError.of("final-model", f"the trained model of '{use.name}' cannot be written", found=str(error.strerror or error),
-                               expected=f"room in {folder / 'final'}", remedy=f"make room, then: rlflow export {folder} FOLDER") from error

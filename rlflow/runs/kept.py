@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ def _cache_bytes(module: Any, chosen: Any, given: Given) -> int:
 def device_in(given: Given) -> str:
     """The kind of device that a run would have, which need not be here."""
     return "cuda" if given.options.device == "cuda" else device_of(given.options.device)
+
+
+def decided(given: Given) -> Given:
+    """With the device that ``auto`` is here, for workers that may see other ones."""
+    return replace(given, options=replace(given.options, device=device_in(given)))  # type: ignore[arg-type]
 
 
 def facts(folder: Path) -> ModelFacts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,17 +23,22 @@ from rlflow.plan import Plan
 from rlflow.runs.bad_days import Guard, mismatched, too_few
 from rlflow.runs.bounds import Totals
 from rlflow.runs.canary import Canary, strange
-from rlflow.runs.directory import Records
+from rlflow.runs.depends import Found
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
+from rlflow.runs.records import Records
 from rlflow.runs.recovery import Recovery, Workers
+from rlflow.spans import flat
 from rlflow.watch.reporter import Reporter
 from rlflow.watchdog.beside import Watchdog
+
+TOLD = 20  # records left out that are told with their places
 
 
 @dataclass
 class Prepared:
-    """Everything that a run needs, made before its first iteration. ``folders``: the model folder of each role that has one. ``stop`` ends
-    what was started, but for the watchdog."""
+    """Everything that a run needs, made before its first iteration. ``files``: by trained role the small files of its model, by name.
+    ``inputs``: what the run depends on beside its settings and its plan; None where that was not asked for. ``stop`` ends what was started,
+    but for the watchdog."""
 
     plan: Plan
     engine: Engine
@@ -42,7 +47,8 @@ class Prepared:
     options: Options
     evaluation: Evaluation | None
     settings: Mapping[str, Any]
-    folders: Mapping[str, Path]
+    files: Mapping[str, Mapping[str, bytes]]
+    inputs: Found | None
     reasons: Callable[[], Mapping[str, str]]
     stop: Callable[[], None]
     watchdog: Watchdog
@@ -61,16 +67,18 @@ class Prepared:
 @dataclass(frozen=True)
 class Start:
     """Where a run begins: at its first iteration, or where a checkpoint was taken. ``before`` and ``answers``: how the first weights
-    did, known where the run was begun earlier."""
+    did, known where the run was begun earlier; ``here``: how those do with which it begins, known where they were evaluated."""
 
     iteration: int = 0
     before: Accuracy | None = None
     answers: list[dict[str, str]] = field(default_factory=list)
+    here: Accuracy | None = None
 
 
 @dataclass
 class Result:
-    """What a run came to. ``before`` and ``after`` are None where there was nothing to evaluate."""
+    """What a run came to. ``before`` and ``after`` are None where there was nothing to evaluate. ``shown``: the folder, for people who are
+    where the run was started."""
 
     folder: Path
     iterations: int
@@ -81,6 +89,7 @@ class Result:
     answers: list[dict[str, str]] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
     skipped: int = 0
+    shown: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The last line of ``--json``."""
@@ -115,15 +124,20 @@ TakeSnapshot = Callable[[Start, Mapping[str, Any]], Snapshot]
 class Loop:
     """One run, from its start to its end or to the request to stop. Raises Stopped after saving where it was stopped."""
 
-    def __init__(self, prepared: Prepared, records: Records, writer: Writer, reporter: Reporter, take: TakeSnapshot) -> None:
-        self.prepared, self.records, self.writer, self.reporter, self.take = prepared, records, writer, reporter, take
+    def __init__(
+        self, prepared: Prepared, records: Records, writer: Writer, reporter: Reporter, take: TakeSnapshot,
+        look: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``look`` is called between iterations and raises where the run's folder is no longer there."""
+        self.prepared, self.records, self.writer, self.reporter, self.take, self.look = prepared, records, writer, reporter, take, look
         self.options = prepared.options
         self.guard = Guard(prepared.options, prepared.reasons)
-        self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness)
+        self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness, prepared.plan.within)
         self.start = Start()
         self.last: dict[str, float] = {}
-        self.skipped = 0
+        self.skipped = self.told = 0
         self.evaluated: dict[int, Accuracy] = {}
+        self.done = 0  # iterations, at the last look at the folder
         self.recovery = Recovery(self)
 
     def run(self, start: Start) -> Result:
@@ -134,6 +148,8 @@ class Loop:
     def _run(self, start: Start) -> Result:
         began = time.monotonic()
         self.start = start
+        if start.here:
+            self.evaluated[start.iteration] = start.here
         after, compared = self.recovery.run(self.to_the_end, start.iteration)
         seconds = time.monotonic() - began
         return Result(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
@@ -148,7 +164,10 @@ class Loop:
             self.step(iteration)
         after = self.evaluate(self.options.iterations)
         last = self.answers()
-        self.save(self.options.iterations, self.prepared.prompts.state())
+        self.done = self.options.iterations
+        self.look()
+        if first < self.options.iterations:  # else that is where the run was resumed
+            self.save(self.options.iterations, self.prepared.prompts.state())
         pairs = zip(self.start.answers, last, strict=True)
         compared = [one | {"before": one["completion"], "after": other["completion"]} for one, other in pairs]
         self.records.answers(compared)
@@ -169,6 +188,8 @@ class Loop:
         cursor, self.prepared.engine.iteration = self.prepared.prompts.state(), iteration
         self._end_where_lost(iteration, cursor)
         self.recovery.commit(iteration)
+        self.done = iteration
+        self.look()
         try:
             if self.prepared.executor.stopping:
                 raise Stopped
@@ -192,7 +213,10 @@ class Loop:
     def outcome(self, iteration: int) -> Outcome:
         prepared = self.prepared
         if prepared.ahead is None:
-            return prepared.executor.run(prepared.plan, prepared.prompts.take(self.options.prompts))
+            cursor = prepared.prompts.state()
+            outcome = prepared.executor.run(prepared.plan, prepared.prompts.take(self.options.prompts))
+            outcome.metrics |= prepared.prompts.left_out(cursor)
+            return outcome
         try:
             sampled = prepared.ahead.advance(iteration)
             return prepared.executor.run(prepared.plan, sampled.prompts, sampled)
@@ -219,14 +243,24 @@ class Loop:
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
-        self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome))
-        odd = strange(canaries, self.options.max_mismatch)
-        for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd):
+        self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome, self.prepared.plan))
+        odd = strange(canaries, self.options.max_mismatch, self.options.dtype)
+        for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd, *self.passed_over()):
             self.reporter.note(f"iteration {iteration + 1}: {what}")
         self.guard.check(iteration, self.last, outcome.summary)
 
+    def passed_over(self) -> Iterator[str]:
+        """Records that were drawn and cannot be used, each once; after many they are counted only."""
+        for fault in self.prepared.prompts.untold():
+            self.told += 1
+            if self.told <= TOLD:
+                yield str(fault)
+            if self.told == TOLD:
+                yield "further records that are left out are counted only, as data/left_out_* of the metrics"
+
     def save(self, iteration: int, cursor: Mapping[str, Any]) -> None:
-        self.writer.submit(self.compute(partial(self.take, replace(self.start, iteration=iteration), cursor)))
+        start = replace(self.start, iteration=iteration, here=self.evaluated.get(iteration))
+        self.writer.submit(self.compute(partial(self.take, start, cursor)))
 
     def compute(self, call: Callable[[], T]) -> T:
         """A call that works with models, where they are worked with."""
@@ -248,9 +282,10 @@ class Loop:
         return self.compute(partial(self.prepared.evaluation.answers, 10)) if self.prepared.evaluation else []
 
 
-def stage_seconds(outcome: Outcome) -> dict[str, float]:
+def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:
+    """Seconds by node, of a `repeat` without those of its body."""
     seconds: dict[str, float] = {}
-    for span in outcome.spans:
+    for span in flat(outcome.spans, plan.within):
         seconds[span.node] = seconds.get(span.node, 0.0) + span.end - span.start
     return seconds
 

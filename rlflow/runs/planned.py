@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from rlflow.author.flow import Flow
@@ -15,7 +15,8 @@ from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, sho
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.given.backends import Halves, backend, check_settings, halves
 from rlflow.given.flags import Given, refuse_stray
-from rlflow.graph.model import Graph
+from rlflow.given.positions import room
+from rlflow.graph.model import Graph, RoleUse
 from rlflow.passes import plan
 from rlflow.placement import HALVES, Placement, parse_pools, place
 from rlflow.runs.kept import device_in, kept, reward_models
@@ -47,19 +48,28 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     sizes = Sizes.of(program.graph, assumed)
     if placement is not None:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
-    warnings += list(short_repeats(program.graph, sizes))
+    warnings += [*short_repeats(program.graph, sizes), *no_room(program.graph, uses, given)]
     models = {use.name: kept(use, given, placement) for use in uses}
     return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings,
                    given.options.commit_every, ways(given))
 
 
+def no_room(graph: Graph, uses: list[RoleUse], given: Given) -> list[Problem]:
+    """A warning where what is sampled leaves no room for a prompt: a run refuses it, once it has data."""
+    try:
+        room(graph, uses, given, False)
+    except PlanError as error:
+        return [replace(problem, severity="warning") for problem in error.problems]
+    return []
+
+
 def ways(given: Given) -> tuple[str, str]:
-    """How weights go to generators on the trainer's pool and on another, as far as it can be told before anything is started: by shared
-    memory on one machine without GPUs."""
-    options = given.options
-    here = options.ray_address is None and device_in(given) == "cpu"
-    way = options.weights if options.weights != "auto" else "segment" if here else "alltoall"
-    return way, "gather" if way == "gather" else "frozen" if options.staleness else "store" if way == "alltoall" else way
+    """How weights go to generators on the trainer's pool and on another, as far as it can be told before anything is started: on one
+    machine by shared memory, on its GPUs by shared handles and, to another pool, through the store."""
+    options, gpus = given.options, device_in(given) == "cuda"
+    way = options.weights if options.weights != "auto" else "segment" if options.ray_address is None else "alltoall"
+    between = "store" if way == "alltoall" or (options.weights == "auto" and gpus) else way
+    return "handles" if way == "segment" and gpus else way, "frozen" if options.staleness and way != "gather" else between
 
 
 def placed(

@@ -24,7 +24,7 @@ from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.lanes import Lanes
-from rlflow.given.backends import device_of
+from rlflow.given.backends import numbers
 from rlflow.given.flags import Given
 from rlflow.graph.model import Graph
 from rlflow.graph.wire import identity
@@ -32,7 +32,7 @@ from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
 from rlflow.plan import Plan
 from rlflow.residency import Course
-from rlflow.runs.kept import kept
+from rlflow.runs.kept import decided, kept
 from rlflow.runs.prepare import Made, make_plan, model_uses, placed
 from rlflow.trace.compile import Options, Program
 from rlflow.watchdog.beside import Watchdog
@@ -46,6 +46,7 @@ def on_pools(
 ) -> Made:
     """Start the pools of ``--pools`` and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
     PlanError; what was started then is ended."""
+    given = decided(given)
     lies, began = partial(_placed, program.graph, given, evaluated), time.monotonic()
     with ExitStack() as started:
         groups, controllers = _room(program, given, lies(()), started, watchdog, note)
@@ -72,7 +73,7 @@ def _room(
     with watchdog.marking():
         controllers = launch.start(address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
     started.callback(launch.leave, controllers)
-    return launch.place_pools(placement.pools, device_of(given.options.device) == "cuda"), controllers
+    return launch.place_pools(placement.pools, given.options.device == "cuda"), controllers
 
 
 def _made(plan: Plan, given: Given, prompts: Prompts, fleet: Fleet, started: ExitStack) -> Made:
@@ -150,7 +151,8 @@ def engine_of(
     }
     names = {id(function): name for name, function in program.functions.items()}
     return ClusterEngine(models, {}, given.options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                         reward_timeout=given.options.reward_timeout, grace=GRACE, pools=pools, placement=placement, names=names,
+                         reward_timeout=given.options.reward_timeout, dtype=numbers(given.options.dtype), grace=GRACE, pools=pools,
+                         placement=placement, names=names,
                          judging=judging(graph, placement), limited=[course.pool for course in made.residency if course.moving])
 
 

@@ -4,21 +4,25 @@ model is loaded."""
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import rlflow
+from rlflow import pretrained
 from rlflow.author.flow import Flow
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
+from rlflow.checkpoints.models import small_files
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
-from rlflow.errors import FlowError, PlanError
+from rlflow.errors import FlowError, PlanError, listed
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
@@ -28,8 +32,8 @@ from rlflow.explain.explanation import here
 from rlflow.explain.fits import overlap_problems, stream_problems
 from rlflow.extras import ask
 from rlflow.given import rewards as bound
-from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder
-from rlflow.given.dataset import divided, open_dataset
+from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder, numbers
+from rlflow.given.dataset import open_dataset
 from rlflow.given.flags import Given, refuse_stray
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
@@ -38,16 +42,18 @@ from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
 from rlflow.runs.canary import canary
+from rlflow.runs.depends import Found, Sources, found, rewards_of, unreadable
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
 from rlflow.runs.parallel import lying
 from rlflow.runs.recovery import Workers
 from rlflow.runs.residents import resident
+from rlflow.runs.screening import screened
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
-from rlflow.watch.secrets import redacted
+from rlflow.watch.secrets import redacted, telling
 from rlflow.watchdog.beside import Watchdog
 
 QUIET = Quiet()
@@ -66,8 +72,20 @@ class Made:
     workers: Workers | None = None
 
 
-def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note) -> Prepared:
-    """``note`` is told what takes long. Raises FlowError and PlanError."""
+Judge = Callable[[Graph, Found], Found]
+
+
+def as_it_is(graph: Graph, found: Found) -> Found:
+    """The judge of a run that is new."""
+    return found
+
+
+def prepare(
+    flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note, judge: Judge | None = as_it_is, begun: bool = False
+) -> Prepared:
+    """``note`` is told what takes long. ``judge`` is shown the graph and what the run depends on before any model is loaded, and may add
+    digests that it knows; None where there will be no run to go on with. begun: whether the run has begun before, so that no record stops
+    it. Raises FlowError and PlanError, and what ``judge`` raises."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
@@ -75,17 +93,18 @@ def prepare(flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUI
     report = check(flow, hp, Options(max(len(given.options.reward), 1)), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
-    device_of(given.options.device)
+    if given.options.ray_address is None:  # a cluster may have GPUs where its driver has none
+        device_of(given.options.device)
     check_settings(model_uses(report.program.graph), given)
     check_fits(report.program, given)
     if given.options.pools:
         ask("ray", "cluster")
     data = open_dataset(flow, given)
-    training, held_out = divided(data, given.options.held_out)
     rewards, watchdog = bound.Rewards(given, data), Watchdog.start()
     try:
         program = compiled(flow, hp, given, data, rewards)
-        return _assembled(program, given, training, held_out, rewards, watchdog, note)
+        prompts, held_out = screened(data, program.graph, model_uses(program.graph), given, note, begun)
+        return _assembled(program, given, prompts, held_out, rewards, watchdog, note, judge)
     except BaseException:
         rewards.close()
         watchdog.close()
@@ -135,12 +154,16 @@ def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Optio
 
 
 def _assembled(
-    program: Program, given: Given, training: Dataset, held_out: Dataset, rewards: bound.Rewards, watchdog: Watchdog,
-    note: Callable[[str], None],
+    program: Program, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, watchdog: Watchdog,
+    note: Callable[[str], None], judge: Judge | None,
 ) -> Prepared:
-    graph, options = program.graph, given.options
-    prompts = training.prompts(options.seed)
+    graph, options, training = program.graph, given.options, prompts.data
     uses = model_uses(graph)
+    inputs = judge(graph, depends_on(program, given, training, held_out)) if judge else None
+    files = {use.name: kept_files(use, given) for use in uses if use.trained}
+    for folder in dict.fromkeys(folder for use in uses if (folder := model_folder(use, given))):
+        if code := pretrained.named_code(folder):
+            note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
     updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
     evaluated = evaluated_role(graph, held_out, rewards, given)
     if options.pools:
@@ -150,15 +173,31 @@ def _assembled(
         made = pools.on_pools(program, given, training, traced, prompts, updates, evaluated, watchdog, note)
     else:
         made = _here(program, given, prompts, updates, rewards, evaluated)
-    folders = {use.name: folder for use in uses if (folder := model_folder(use, given))}
 
     def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score
         made.close()
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
-                    evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), folders,
+                    evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), files, inputs,
                     made.reasons, stop, watchdog, made.ahead, made.workers, canary(uses, made.engine, training, given))
+
+
+def depends_on(program: Program, given: Given, training: Dataset, held_out: Dataset) -> Found:
+    """All that the run's numbers depend on beside its settings and its graph."""
+    uses, graph = model_uses(program.graph), program.graph
+    rewards = rewards_of([use for use in graph.roles if use.rewards], given)
+    return found(Sources(Path(program.flow.place.path), uses, rewards, training, held_out), given)
+
+
+def kept_files(use: RoleUse, given: Given) -> dict[str, bytes]:
+    """The small files of a trained role's model folder, which checkpoints and final models get: from here on nothing needs the folder.
+    Raises PlanError."""
+    folder = model_folder(use, given)
+    try:
+        return {path.name: path.read_bytes() for path in small_files(folder)} if folder else {}
+    except OSError as error:
+        raise unreadable(folder, error) from error
 
 
 def _here(
@@ -175,7 +214,7 @@ def _here(
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models
     models = lanes.do("control", partial(make_models, graph, uses, given, device, updates, loaded=keeper.loaded))
     engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
-                    reward_timeout=options.reward_timeout, keeper=keeper)
+                    reward_timeout=options.reward_timeout, keeper=keeper, dtype=numbers(options.dtype))
     scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
     lanes.do("control", partial(rewards.load_models, device))
     return Made(made, engine, lanes, rewards.reasons, lanes.close)
@@ -238,11 +277,22 @@ def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given, loaded:
     return make_models(sampling, [role], given, device_of(given.options.device), {}, loaded=loaded)[role.name].generator
 
 
+def working_folder() -> str | None:
+    """Where relative paths among the settings begin; None where that folder is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
 def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
-    """What settings.json says: everything needed to go on with the run, or to run the same again."""
+    """What settings.json says: everything needed to go on with the run, or to run the same again. A secret that is a default of the flow's
+    own file is left to that file."""
+    default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
+    hp = {name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))}
     return redacted({
-        "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
-        "hp": dict(program.graph.hp), "options": dataclasses.asdict(given.options),
+        "hp": hp, "options": dataclasses.asdict(given.options),
         "values": {name: value for name, value in given.values.items() if not name.startswith("hp.")},
     })

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlflow.errors import printable
-from rlflow.runs.bounds import PATH, Totals
+from rlflow.runs.bounds import PATH, Bounds, Totals
 from rlflow.runs.loop import Result
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
@@ -25,7 +25,7 @@ def summary(result: Result) -> str:
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
     many = "s" * (result.iterations != 1)
-    parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.folder}")
+    parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.shown or result.folder}")
     return "\n".join(parts)
 
 
@@ -58,12 +58,18 @@ def bounded(totals: Totals) -> str:
     if not found.iterations:
         return "no iteration was run to its end"
     by = found.by if found.by == PATH else f"the work of {found.by}"
-    path = " → ".join(f"{node} {seconds:.3f} s" for node, seconds in found.critical.items() if seconds >= SHOWN * found.seconds)
+    alike = f" (of {found.alike} iterations)" if found.alike < found.iterations else ""
     shares = ", ".join(f"{lane} {share:.0%}" for lane, share in found.busy.items() if share >= SHOWN or "." not in lane)
     return "\n".join([
         _rendered(_stages(totals)),
         f"an iteration took {found.seconds:.3f} s; no schedule of its nodes takes less than {found.bound:.3f} s: {by}",
-        f"critical path: {path}; {found.outside:.3f} s outside nodes", f"busy: {shares}"])
+        f"critical path{alike}: {_chain(found)}; {found.outside:.3f} s outside nodes", f"busy: {shares}"])
+
+
+def _chain(found: Bounds) -> str:
+    """The nodes of the critical path in words; … stands for those that took next to nothing."""
+    words = [f"{node} {seconds:.3f} s" if seconds >= SHOWN * found.seconds else "…" for node, seconds in found.critical.items()]
+    return " → ".join(word for word, before in zip(words, ["", *words], strict=False) if (word, before) != ("…", "…"))
 
 
 def _stages(totals: Totals) -> Table:
@@ -72,7 +78,7 @@ def _stages(totals: Totals) -> Table:
         column.justify = "right"
     total = totals.seconds or 1.0
     for share in totals:
-        table.add_row(share.node, str(share.calls), f"{share.seconds:.2f}", f"{share.seconds / total:.0%}", f"{share.critical / total:.0%}")
+        table.add_row(share.node, str(share.calls), f"{share.seconds:.2f}", f"{share.part / total:.0%}", f"{share.critical / total:.0%}")
     return table
 
 

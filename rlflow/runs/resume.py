@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlflow import durable
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
@@ -18,32 +20,38 @@ from rlflow.given.flags import Given
 from rlflow.graph import wire
 from rlflow.graph.diff import diff
 from rlflow.graph.model import Graph, Node
-from rlflow.runs import directory, state
+from rlflow.rewards.spec import BUILT_IN
+from rlflow.runs import directory, final, state
 from rlflow.runs.api import resolved
+from rlflow.runs.depends import Found
+from rlflow.runs.home import shown
+from rlflow.runs.inputs import other_inputs, same_inputs
 from rlflow.runs.loop import Prepared, Result, Start
-from rlflow.runs.prepare import prepare
-from rlflow.runs.session import carried_on
+from rlflow.runs.prepare import Judge, prepare
+from rlflow.runs.session import carried_on, new_folder
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_mismatch", "canary",
               "max_bad", "heartbeat", "load_timeout", "commit_every", "insecure", "memory")
+PATHS = ("model", "data", "reward")  # settings that may be paths, of the run and of a role
 
 
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
-    """Go on where the run stood. Raises PlanError where the algorithm, the data or other settings changed, RunHeld where it runs."""
+    """Go on where the run stood, or finish what is left where all iterations are behind it. Raises PlanError where the algorithm, the data,
+    a model folder, a reward or other settings changed, RunHeld where it runs."""
+    name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
-    refused = [name for name in changes if name not in MAY_CHANGE and name not in masked_values(saved)]
+    refused = [flag for flag in changes if flag not in MAY_CHANGE and flag not in masked_values(saved)]
     if refused:
         raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
                            expected=f"changes to {listed(MAY_CHANGE)} only",
                            remedy="rlflow resume RUN --fork … starts a new run with others")
     with Lock(folder):
-        flow, given, prepared = again(saved, changes, reporter)
+        flow, given, prepared = again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
         try:
-            same_algorithm(folder, prepared)
-            start = restored(folder, prepared, reporter)
-            _iterations_left(folder, start, given)
+            start = restored(newest(folder, reporter), prepared, reporter)
+            _something_left(folder, name, start, prepared, reporter)
         except BaseException:
             prepared.close()
             raise
@@ -52,29 +60,39 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Resu
 
 def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
     """A new run from the checkpoint of another, with other settings or a changed algorithm."""
+    name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
-    flow, given, prepared = again(saved, {"name": None, **changes}, reporter)
+    flow, given, prepared = again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
     try:
-        start = restored(folder, prepared, reporter)
-        _iterations_left(folder, start, given)
-        made = directory.create(Path(given.options.out), given.options.name, flow.name)
-        reporter.note(f"fork of {folder} at iteration {start.iteration}")
+        start = restored(newest(folder, reporter), prepared, reporter)
+        _iterations_left(name, start, given.options.iterations)
     except BaseException:
         prepared.close()
         raise
+    made = new_folder(prepared, flow, given)
+    reporter.note(f"fork of {name} at iteration {start.iteration}")
     with Lock(made):
         return carried_on(prepared, made, reporter, start)
 
 
+WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}  # what settings.json must say so that a run can go on
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
-    """settings.json of a run. Raises PlanError where there is none."""
+    """settings.json of a run. Raises PlanError where there is none, or not all of it."""
     try:
-        return dict(json.loads((folder / "settings.json").read_text()))
-    except (OSError, ValueError) as error:
+        found = json.loads(durable.read(folder / directory.SETTINGS))
+    except (OSError, ValueError, RecursionError) as error:
         runs = [str(path.parent) for path in folder.parent.glob("*/settings.json")] if folder.parent.is_dir() else []
         raise PlanError.of("no-run", f"'{folder}' is no run directory", found=f"settings.json: {error}",
                            expected="a folder that `rlflow run` made", nearest=nearest(str(folder), runs),
                            remedy="`rlflow runs` lists them") from error
+    lacking = [name for name, kind in WHAT.items() if not isinstance(found, dict) or not isinstance(found.get(name), kind)]
+    if lacking:
+        raise PlanError.of("run-settings", f"settings.json of '{folder}' is not what a run wrote", found=f"no {listed(lacking)}",
+                           expected=f"a JSON object with {listed(WHAT)}",
+                           remedy=f"put a copy of it back; the model alone can be had: rlflow export {folder} FOLDER")
+    return dict(found)
 
 
 def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,18 +105,37 @@ def masked_values(saved: Mapping[str, Any]) -> list[str]:
     return [name for name, value in recorded_values(saved).items() if MASK in str(value)]
 
 
-def again(saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Reporter) -> tuple[Flow, Given, Prepared]:
+def again(
+    saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Reporter, judge: Judge | None = None
+) -> tuple[Flow, Given, Prepared]:
     """The run prepared again as it was, with changes."""
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
     if missing:
         raise PlanError.of("resume-secret", f"the run does not keep --{missing[0]}, which is a secret", found=listed(missing),
                            expected="secrets to be given again", remedy=f"rlflow resume RUN --{missing[0]} …")
-    recorded = recorded_values(saved)
+    recorded = anchored(recorded_values(saved), saved.get("started_in"))
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
     given, hp = resolved(flow, None, {**recorded, **changes}, packaged_beneath=False)
-    return flow, given, prepare(flow, hp, given, reporter.note)
+    return flow, given, prepare(flow, hp, given, reporter.note, judge, begun=True)
+
+
+def anchored(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
+    """The settings, of which relative paths that lead nowhere from here lead from where the run was started."""
+    if not isinstance(start, str):
+        return dict(recorded)
+    paths = {name for name in recorded if name.rpartition(".")[2] in PATHS and not name.startswith(("hp.", "data."))}
+    return {name: value if name not in paths else tuple(_anchored(each, start) for each in value) if isinstance(value, list)
+            else _anchored(value, start) for name, value in recorded.items()}  # fmt: skip
+
+
+def _anchored(value: Any, start: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    path = value.partition(".py:")[0] + ".py" if ".py:" in value else value
+    lost = value not in BUILT_IN and not os.path.exists(path) and os.path.exists(os.path.join(start, path))
+    return os.path.join(start, value) if lost else value
 
 
 def _of_pools(flag: str) -> bool:
@@ -106,16 +143,36 @@ def _of_pools(flag: str) -> bool:
     return flag in ("pools", "ray_address") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
 
 
-def same_algorithm(folder: Path, prepared: Prepared) -> None:
+def same_run(folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, found: Found) -> Found:
+    """What the run depends on, with the digests that are known of it. Raises PlanError where the algorithm or any of it is another."""
+    same_algorithm(folder, name, saved, graph, reporter)
+    return same_inputs(folder, name, reporter, found)
+
+
+def same_algorithm(folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter) -> None:
     """Raises PlanError with the differences where the graph is not that of the run. Deadlines may differ."""
-    before = timeless(wire.unpack((folder / directory.GRAPH).read_bytes()))
-    now = timeless(directory.without_secrets(prepared.plan.graph))
+    try:
+        before = timeless(wire.unpack(durable.read(folder / directory.GRAPH)))
+    except (OSError, PlanError) as error:
+        reporter.note(f"{directory.GRAPH} cannot be read: {error.strerror if isinstance(error, OSError) else error.problems[0].found}")
+        return _same_identity(name, saved.get("graph"), wire.identity(graph))
+    now = timeless(directory.without_secrets(graph))
     if wire.identity(before) == wire.identity(now):
         return
     changes = [str(line) for line in diff(before, now)]
-    raise PlanError.of("resume-changed", "the algorithm is not the one that this run was started with",
-                       found="\n            ".join(changes), expected="the same graph and the same function bodies",
-                       remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {folder} --fork")
+    raise _changed(name, "\n            ".join(changes))
+
+
+def _same_identity(name: str, before: object, now: str) -> None:
+    """By what the settings say, which know which graph it was, but not what was in it."""
+    if before != now:
+        raise _changed(name, f"the graph {now}, and not {before}; what differs cannot be told without {directory.GRAPH}")
+
+
+def _changed(name: str, found: str) -> PlanError:
+    return PlanError.of("resume-changed", "the algorithm is not the one that this run was started with", found=found,
+                        expected="the same graph and the same function bodies",
+                        remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {name} --fork")
 
 
 def timeless(graph: Graph) -> Graph:
@@ -126,18 +183,32 @@ def _timeless(node: Node) -> Node:
     return dataclasses.replace(node, timeout=0.0, body=timeless(node.body) if node.body else None)
 
 
-def restored(folder: Path, prepared: Prepared, reporter: Reporter) -> Start:
-    """Load the newest good checkpoint into the prepared run; what was damaged is said."""
-    loaded: Loaded = load_latest(folder)
+def newest(folder: Path, reporter: Reporter) -> Loaded:
+    """The newest good checkpoint; what was damaged is said, and what is no part of it."""
+    loaded = load_latest(folder)
     for path, reason in loaded.rejected:
         reporter.note(f"{path.name} is damaged and not used: {reason}")
+    if loaded.ignored:
+        reporter.note(f"{loaded.path.name}: ignored, since they are no part of it: {listed(loaded.ignored)}")
+    return loaded
+
+
+def restored(loaded: Loaded, prepared: Prepared, reporter: Reporter) -> Start:
+    """Put the prepared run where a checkpoint was taken."""
     start = prepared.executor.lanes.do("control", partial(state.restore, prepared, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
 
 
-def _iterations_left(folder: Path, start: Start, given: Given) -> None:
-    if start.iteration >= given.options.iterations:
-        raise PlanError.of("resume-done", f"the run '{folder}' has done its iterations",
-                           found=f"{start.iteration} of {given.options.iterations}", expected="iterations that are left",
-                           remedy=f"give it more: --iterations {start.iteration + 50}")
+def _something_left(folder: Path, name: str, start: Start, prepared: Prepared, reporter: Reporter) -> None:
+    """Raises PlanError for a run that has come to its end. One that was stopped between its last iteration and its final models has not."""
+    iterations = prepared.options.iterations
+    if start.iteration != iterations or final.finished(folder, iterations, state.trained(prepared)):
+        return _iterations_left(name, start, iterations)
+    reporter.note("all iterations are done; what is left is done now")
+
+
+def _iterations_left(name: str, start: Start, iterations: int) -> None:
+    if start.iteration >= iterations:
+        raise PlanError.of("resume-done", f"the run '{name}' has done its iterations", found=f"{start.iteration} of {iterations}",
+                           expected="iterations that are left", remedy=f"give it more: --iterations {start.iteration + 50}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rlflow.checkpoints.roles import model_files, role_tensors, trainer_state
+from rlflow.checkpoints.roles import role_tensors, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.execution.engine import Model
 from rlflow.graph.wire import identity
@@ -31,8 +31,7 @@ def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapsh
         assert model.trainer is not None
         prepared.engine.keeper.settle(copying(role))
         tensors |= {group: host_copy(members) for group, members in role_tensors(role, model.trainer.state()).items()}
-        folder = prepared.folders.get(role)
-        files |= model_files(folder, role) if folder else {}
+        files |= {f"{role}/{name}": data for name, data in prepared.files.get(role, {}).items()}
     queue, rows = prepared.ahead.saved(at.iteration) if prepared.ahead else ({}, {})
     files |= {f"{QUEUE}/{name}": packed for name, packed in rows.items()}
     state = {
@@ -44,6 +43,7 @@ def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapsh
         "graph": identity(prepared.plan.graph),
         "before": asdict(at.before) if at.before else None,
         "answers": at.answers,
+        "here": asdict(at.here) if at.here else None,
     }
     return Snapshot(at.iteration, tensors, state, files)
 
@@ -67,5 +67,5 @@ def restore(prepared: Prepared, saved: Snapshot) -> Start:
         start = f"{QUEUE}/"
         files = {name.removeprefix(start): rows for name, rows in saved.files.items() if name.startswith(start)}
         prepared.ahead.restore(saved.state["queue"], files)
-    before = saved.state["before"]
-    return Start(saved.iteration, Accuracy(**before) if before else None, saved.state["answers"])
+    before, here = (Accuracy(**found) if (found := saved.state.get(name)) else None for name in ("before", "here"))
+    return Start(saved.iteration, before, saved.state["answers"], here)

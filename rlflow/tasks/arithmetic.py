@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from rlflow import pretrained
 from rlflow.data.dataset import Dataset
 from rlflow.data.source import open_data
 from rlflow.runs.api import run
@@ -59,7 +60,7 @@ def teacher(folder: Path, out: Path) -> Path:
     from transformers import AutoModelForCausalLM
 
     made = _taught(folder / "arithmetic_model", folder / "arithmetic_lessons.jsonl", 100, out, lr=5e-4)
-    AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16).save_pretrained(made)
+    pretrained.read_model(AutoModelForCausalLM, made, dtype=torch.bfloat16).save_pretrained(made)
     return made
 
 

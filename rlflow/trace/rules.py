@@ -51,6 +51,16 @@ def table_kind(what: str, name: str, found: Kind | None, table: Kind | None, pla
                    remedy="give it a name of your own, or make it of the table's kind")
 
 
+OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
+
+
+def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    """A prompt that the flow makes. Models would go on sampling from the data's, and nothing would say so."""
+    return Problem("gives-prompt", f"{what} gives '{name}', but a model samples from the prompts of the data and would never see this one",
+                   place, definition, found=f"a column '{name}' made by the flow", expected=f"'{name}' from the data alone",
+                   remedy="give the column another name; what a model is to read must stand in the data's prompts")
+
+
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     close = nearest(name, TABLE)
     return Problem("own-column", f"{what} gives the column '{name}', which the table does not know; its kind is taken from the first "

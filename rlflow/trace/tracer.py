@@ -168,6 +168,9 @@ class Tracer:
         outputs = []
         for source, name in zip(given, names or given, strict=True):
             kind, table = given[source], STATE if name in self.state else standard_kind(name)
+            if name in rules.OF_THE_DATA:
+                self.report(rules.gives_prompt(what, name, place, definition))
+                continue  # later readers see the data's
             if kind is not None and table is not None and not fits(kind, table):
                 other = rules.state_rows if name in self.state else rules.table_kind
                 self.report(other(what, name, kind, table, place, definition))
@@ -270,12 +273,15 @@ class Tracer:
         renamed = {}
         for old, new in names.items():
             held, table = self.find(batch, old, "rename"), standard_kind(new)
+            if held and new in rules.OF_THE_DATA and held.column.name != new:  # a prompt that gets its own name back is the data's
+                self.report(rules.gives_prompt("rename", new, call_place(), None))
+                continue
             if held and not fits(held.kind, table):
                 self.report(rules.table_kind("rename", new, held.kind, table, call_place(), None))
                 held = Held(held.column, table)
             if held:
                 renamed[new] = held
-        rest = {name: held for name, held in batch.held.items() if name not in names}
+        rest = {name: held for name, held in batch.held.items() if names.get(name) not in renamed}
         self._replace(rest, renamed, call_place())
         return batch._with(rest | renamed)
 

@@ -42,8 +42,18 @@ def mixed(*numbers: int) -> int:
 
 def uniforms(seeds: Sequence[int], steps: int) -> Tensor:
     """float64 [len(seeds), steps] in [0, 1 - 2⁻⁵²]: entry (i, t) is a function of (seeds[i], t)."""
+    return _uniform(seeds, torch.arange(steps))
+
+
+def uniforms_at(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
+    """float64 [len(seeds)]: entry (i, steps[i]) of ``uniforms``."""
+    return _uniform(seeds, torch.tensor(steps, dtype=torch.int64)[:, None])[:, 0]
+
+
+def _uniform(seeds: Sequence[int], steps: Tensor) -> Tensor:
+    """``steps`` is the same for all seeds, or has a row for each."""
     rows = splitmix(torch.tensor([signed(int(seed)) for seed in seeds], dtype=torch.int64))
-    bits = splitmix(rows[:, None] + torch.arange(steps) * _GOLDEN)
+    bits = splitmix(rows[:, None] + steps * _GOLDEN)
     return (bits >> 12 & 2**52 - 1).double() * 2.0**-52
 
 

@@ -13,7 +13,7 @@ OWN = ("loss", "grad_norm", "lr", "rows", "steps", "left_out", "skipped_steps")
 
 
 class Meter:
-    """Running totals of a loss's metrics. They stay on the device, so that nothing waits for it before the end."""
+    """Running totals of a loss's metrics, on its device."""
 
     def __init__(self) -> None:
         self.totals: dict[str, Tensor] = {}

@@ -115,7 +115,8 @@ class Generator(Protocol):
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
         """tokens, mask, completion, finish, sampled_logprobs, temperature, policy_version over ``prompts.axis.repeat(samples)``;
-        ``seeds`` has one number per row, and a row's tokens depend on its prompt and its seed alone.
+        ``seeds`` has one number per row, and a row's tokens depend on its prompt and its seed alone: one with a smaller ``max_tokens`` is
+        the same row, cut. Raises PlanError, before anything is sampled, where the model has no positions for a prompt and ``max_tokens``.
 
         A generator may also have ``generate_chunks(prompts, sampling, seeds, chunks)``: the same rows, bit for bit, in an iterator over
         ``chunks`` batches, each as soon as its last row has ended. Their axes are taken from one, ``prompts.axis.repeat(samples)``.

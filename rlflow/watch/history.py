@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlflow import durable
 from rlflow.errors import PlanError, nearest
 from rlflow.watch import status
 from rlflow.watch.names import reward_roles
@@ -62,7 +63,7 @@ class Growing:
     def lines(self) -> list[bytes]:
         """What has come since the last call. A file that is not there has no lines; one that shrank is read anew."""
         try:
-            with self._path.open("rb") as file:
+            with open(durable.open_plain(self._path), "rb") as file:
                 self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
                 file.seek(self._offset)
                 whole = file.read().rpartition(b"\n")[0]
@@ -95,7 +96,7 @@ def find_run(text: str, base: Path = Path("runs")) -> Path:
 def run_folders(base: Path) -> list[Path]:
     """The runs in a folder, by name. A folder that cannot be read holds none."""
     try:
-        return sorted(path for path in base.iterdir() if path.is_dir() and is_run(path))
+        return sorted(path for path in base.iterdir() if not path.name.startswith(".") and path.is_dir() and is_run(path))
     except OSError:
         return []
 
@@ -139,7 +140,7 @@ def _touched(folder: Path) -> float:
 
 def stage_seconds(folder: Path) -> dict[str, float]:
     """Seconds by node of the last iteration in timeline.json, which is read line by line: a run under way has not closed it."""
-    events = [event for line in tail(folder / "timeline.json") if (event := as_object(line.rstrip(b",\r"))) and event.get("ph") == "X"]
+    events = [event for line in tail(folder / "timeline.json") if (event := as_object(line.strip(b"[,\r"))) and event.get("ph") == "X"]
     nodes = (event for event in events if event.get("cat") != "rank")  # their parts on ranks are told besides
     numbered = [(event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)]
     last = max((number for number, _ in numbered if isinstance(number, int)), default=None)
@@ -159,7 +160,7 @@ def reward(metrics: Mapping[str, float]) -> float | None:
 def tail(path: Path) -> list[bytes]:
     """The last whole lines of a file; none where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open(durable.open_plain(path), "rb") as file:
             start = max(os.fstat(file.fileno()).st_size - TAIL, 0)
             file.seek(start)
             lines = file.read().split(b"\n")
@@ -171,7 +172,7 @@ def tail(path: Path) -> list[bytes]:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object of a file; an empty one where there is none."""
     try:
-        return as_object(path.read_bytes()) or {}
+        return as_object(durable.read(path)) or {}
     except OSError:
         return {}
 

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlflow.watch.secrets import masked
+
 LISTEN = "0A"
 OURS = re.compile(r"rlflow|^(.*/)?(raylet|gcs_server)$|^ray::|^ray\.|/ray/")
 
@@ -62,7 +64,7 @@ def processes(proc: Path) -> list[tuple[int, str]]:
     ours = {pid for pid, (_, words) in found.items() if any(OURS.search(word) for word in words[:4])}
     while more := {pid for pid, (parent, _) in found.items() if parent in ours} - ours:
         ours |= more
-    return [(pid, " ".join(found[pid][1]).strip()[:80]) for pid in sorted(ours - {os.getpid()})]
+    return [(pid, masked(" ".join(found[pid][1]).strip())[:80]) for pid in sorted(ours - {os.getpid()})]
 
 
 def _process(entry: Path) -> tuple[int, list[str]] | None:

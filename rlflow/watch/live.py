@@ -18,6 +18,7 @@ from rlflow.errors import printable
 from rlflow.watch.frame import RECENT, Frame, draw
 from rlflow.watch.plain import accuracy
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.secrets import masked
 
 EVERY_SECONDS = 0.25
 
@@ -41,8 +42,8 @@ class Live:
         self.frame = Frame()
 
     def start(self, run: RunInfo) -> None:
-        self.note(f"run: {run.folder}")
-        self.frame = Frame(run.flow, str(run.folder), done=run.done, iterations=run.iterations)
+        self.note(f"run: {run.place}")
+        self.frame = Frame(run.flow, run.place, done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
         # what a stage prints goes above the frame, but only where it would have gone to the terminal anyway
         self._live = rich.live.Live(console=self._console, auto_refresh=False, get_renderable=self._drawn,
@@ -64,7 +65,7 @@ class Live:
         self.note(accuracy(number, metrics, self._held_out))
 
     def note(self, text: str) -> None:
-        self._console.print(Text(printable(text)), soft_wrap=True)
+        self._console.print(Text(printable(masked(text))), soft_wrap=True)
 
     def close(self, state: State, error: str = "") -> None:
         self.stop(state)

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from rlflow.errors import printable
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
+from rlflow.watch.secrets import masked
 
 EVERY_SECONDS = 3.0
 
@@ -21,7 +22,7 @@ class Plain:
 
     def start(self, run: RunInfo) -> None:
         self._run = run
-        self.note(f"run: {run.folder}")
+        self.note(f"run: {run.place}")
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
         total, now = self._run.iterations if self._run else 0, self._clock()
@@ -33,7 +34,7 @@ class Plain:
         self.note(accuracy(number, metrics, self._run.held_out if self._run else 0))
 
     def note(self, text: str) -> None:
-        print(printable(text), file=self._stream, flush=True)
+        print(printable(masked(text)), file=self._stream, flush=True)
 
     def close(self, state: State, error: str = "") -> None:
         """Says nothing: whoever ends the run says how."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
 from rlflow.errors import printable
+from rlflow.watch.secrets import masked
 
 State = Literal["done", "failed", "interrupted"]
 Metrics = Mapping[str, float]
@@ -20,7 +21,7 @@ Rows = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class RunInfo:
     """A run as it starts. ``settings`` as in settings.json; ``held_out``: how many prompts an evaluation has; ``done``: how many
-    iterations were behind it when it was resumed."""
+    iterations were behind it when it was resumed; ``shown``: its folder as it is best written where the run was started."""
 
     folder: Path
     flow: str
@@ -28,6 +29,12 @@ class RunInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)
     held_out: int = 0
     done: int = 0
+    shown: str = ""
+
+    @property
+    def place(self) -> str:
+        """The folder, for people."""
+        return self.shown or str(self.folder)
 
 
 class Reporter(Protocol):
@@ -151,4 +158,4 @@ def alarm(reporter: Reporter, text: str) -> None:
 
 def complain(text: str) -> None:
     """What is said even by --quiet: that something is left out."""
-    print(printable(text), file=sys.stderr, flush=True)
+    print(printable(masked(text)), file=sys.stderr, flush=True)

@@ -1,47 +1,167 @@
-"""Secrets kept out of settings, logs and trackers: values under telling names, and values of the environment's telling variables."""
+"""Secrets kept out of settings, logs, trackers and terminals, by three signs: the name that a value bears, in settings, flags and the
+environment; the value itself, once a name has told of it; and its shape.
+
+What models and data say (samples.jsonl, answers.jsonl) is what a run learns from, and is left as it is.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TextIO
 
 MASK = "***"
 # parts of a name; not 'tokens', which here counts tokens: max_tokens, prompt_tokens
-TELLING = {"token", "secret", "secrets", "key", "keys", "apikey", "apikeys", "password", "passwords", "passwd", "passphrase", "credentials"}
+TELLING = {
+    "token", "secret", "secrets", "key", "keys", "apikey", "apikeys", "password", "passwords", "passwd", "passphrase", "credential",
+    "credentials", "creds", "pat", "pass", "auth", "authorization", "pwd", "bearer", "cookie", "jwt",
+}  # fmt: skip
+ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")  # of a part: PGPASSWORD, authtoken
+ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url"}  # as the last part: no secret itself, but about one
+ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}  # telling in running text even without another part
+KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}  # before 'key': no name of a field
+TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "audio", "video", "special", "think"}
+WORD = re.compile(r"[A-Za-z][A-Za-z_. -]{0,18}")
+FOLDERS = ("PWD", "OLDPWD")  # of every shell
 SHORTEST = 6  # a shorter value would be found by chance in innocent text
+LINE = 16  # characters of a line that is a secret of its own, where a secret has several
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")  # scheme://user:password@host
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+ADDRESS = re.compile(r"""(://[^/\s:@"']*:)[^/\s"']+@|(://)[\w-]{20,}@""")  # scheme://user:password@host, or a token alone before the host
+SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:sk-[\w-]{20,}|[sr]k_(?:live|test)_\w{16,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|hf_\w{30,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{35}|npm_\w{36}|pypi-[\w-]{50,}"
+    r"|ya29\.[\w-]{20,}|(?<!-)eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+    r"|(?<=[?&]sig=)[\w%+/=-]{16,}"  # of an address that is signed
+    r"|-----BEGIN [A-Z0-9 ]{0,20}PRIVATE KEY-----"
+    r"(?:(?:(?!-----BEGIN)[\s\S])*?-----END [A-Z0-9 ]{0,20}PRIVATE KEY-----|(?:(?:\\[nr]|\s)*[A-Za-z0-9+/=]{16,})*)"
+)
+BEARER = re.compile(r"\b(bearer\s{1,3})(?=\S*\d|\S{20})[\w.~+/=-]{8,}", re.IGNORECASE)
+BASIC = re.compile(r"(authorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?basic\s{1,3})[\w+/=-]{4,}", re.IGNORECASE)
+WANDB = re.compile(r"(wandb\W{0,3}(?:\w{1,40}\W{1,3}){0,4}?)\b[0-9a-f]{40}\b", re.IGNORECASE)  # 40 digits are a commit elsewhere
+BESIDE = re.compile(  # api_key=VALUE, "api_key": "VALUE", --api-key VALUE
+    r"""(?P<lead>(?<![\w.])(?P<flag>--)?(?P<name>[A-Za-z][\w.-]{0,80})(?:(?P<sign>["']?\s{0,3}[=:]\s{0,3})|(?(flag)\s{1,3}|(?!))))"""
+    r"""(?:(?P<quote>["'])(?P<quoted>[^"'<\[{][^"']{5,4096})(?P=quote)|(?=(?P<plain>[^\s"'<>\[\]{}()|,;&]{8})))"""
+)
+PLAIN = re.compile(r"""[^\s"'<>\[\]{}()|,;&]*""")
+_remembered: set[str] = set()
 
 
+@lru_cache(maxsize=4096)
 def telling(name: str) -> bool:
     """Whether what bears this name is a secret: one of its parts (of snake_case, kebab-case, dotted.name or camelCase) says so."""
-    return any(part.lower() in TELLING for part in PARTS.findall(name))
+    parts = [part.lower() for part in PARTS.findall(name)]
+    return any(part in TELLING or part.endswith(ENDINGS) for part in parts) and parts[-1] not in ABOUT
 
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping with secrets masked, at every depth. Short numbers, booleans and None stay: --hp.key_dim is none."""
-    return {masked(str(key)): MASK if telling(str(key)) and _hides(value) else _cleaned(value) for key, value in mapping.items()}
+    return {masked(str(key)): MASK if telling(str(key)) and hides(value) else _cleaned(value) for key, value in mapping.items()}
+
+
+def remember(mapping: Mapping[str, Any]) -> None:
+    """From here on ``masked`` masks the values that telling names have here, wherever they stand: an error may repeat a flag's value."""
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            remember(value)
+        elif telling(str(name)) and hides(value):
+            _remembered.update(text for text in _texts(value) if len(text) >= SHORTEST and not _ordinary(str(name), text))
 
 
 def masked(text: str) -> str:
-    """The text without the values of telling environment variables and without passwords in addresses."""
-    for value in _environment():
+    """The text without values of telling environment variables and of what is remembered, without what has the shape of a secret, without
+    passwords in addresses, and without what stands beside a telling name."""
+    for value in _values():
         text = text.replace(value, MASK)
-    return ADDRESS.sub(rf"\1{MASK}@", text)
+    text = ADDRESS.sub(lambda found: f"{found[1] or found[2]}{MASK}@", SHAPES.sub(MASK, text))
+    for shape in (BEARER, BASIC, WANDB):
+        text = shape.sub(rf"\1{MASK}", text)
+    return _beside_names(text)
 
 
-def _environment() -> list[str]:
+def guard(*streams: TextIO | None) -> None:
+    """What is written to these streams is masked from here on: what stages print, warnings and tracebacks too."""
+    for stream in streams:
+        if stream is not None and not hasattr(stream, "guarded"):
+            _guard(stream)
+
+
+def _guard(stream: Any) -> None:
+    plain = stream.write
+
+    def write(text: str) -> int:
+        plain(masked(text) if text.strip() else text)
+        return len(text)
+
+    stream.write, stream.guarded = write, True
+
+
+def _beside_names(text: str) -> str:
+    """The text without the values that stand beside telling names."""
+    kept, at = [], 0
+    while found := BESIDE.search(text, at):
+        end, quote = found.end("lead"), found["quote"] or ""
+        kept.append(text[at:end])
+        at = end  # beside a name that tells nothing another may stand
+        if _clear(found):
+            value = found["quoted"] or PLAIN.match(text, end)[0]  # type: ignore[index]
+            if not NUMBER.fullmatch(value) and MASK not in value:
+                kept.append(f"{quote}{MASK}{quote}")
+                at = end + len(value) + 2 * len(quote)
+    return "".join([*kept, text[at:]])
+
+
+def _clear(found: re.Match[str]) -> bool:
+    """Whether a name in running text clearly says that a secret follows. It has to end in a telling part: KeyError does not; and what a
+    colon follows has another part too, or says it alone: "unexpected token: x" does not."""
+    parts = PARTS.findall(found["name"].rpartition(".")[2])
+    last = parts[-1].lower() if parts else ""
+    tells = last in TELLING or last.endswith(ENDINGS)
+    return tells and ("=" in (found["sign"] or "=") or len(parts) > 1 or last in ALONE)
+
+
+def _values() -> list[str]:
     """Longest first, so that no rest of a longer value is left where a shorter one is part of it."""
-    values = {value for name, value in os.environ.items() if telling(name) and len(value) >= SHORTEST}
-    return sorted(values, key=len, reverse=True)
+    known = {value for name, value in os.environ.items() if len(value) >= SHORTEST and name not in FOLDERS and telling(name)}
+    return sorted({form for value in known | _remembered for form in _forms(value)}, key=len, reverse=True)
 
 
-def _hides(value: Any) -> bool:
+@lru_cache(maxsize=256)
+def _forms(value: str) -> tuple[str, ...]:
+    """A value as it may stand in text: as it is, as JSON or Python quote it, in an address, and by its lines where it has several."""
+    lines = [line for line in value.splitlines() if len(line) >= LINE and "-----" not in line] if "\n" in value else []
+    return value, json.dumps(value)[1:-1], repr(value)[1:-1], urllib.parse.quote(value, safe=""), *lines
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _texts(item)
+    else:
+        yield str(value)
+
+
+def _ordinary(name: str, text: str) -> bool:
+    """Whether a setting, as prompt_key or pad_token are, is but a word, which would be missed wherever else it stands."""
+    if not WORD.fullmatch(text):
+        return False
+    before, last = ["", *(part.lower() for part in PARTS.findall(name))][-2:]
+    if last in ("key", "keys"):
+        return before not in KEYS
+    return before in TOKENS if last == "token" else last not in TELLING and not last.endswith(ENDINGS)
+
+
+def hides(value: Any) -> bool:
+    """Whether a value under a telling name can be a secret. Of texts those are none that say a short number: flags are texts."""
     if value is None or isinstance(value, bool | float):
         return False
-    return len(str(value)) >= SHORTEST if isinstance(value, int) else bool(value)
+    if isinstance(value, str) and NUMBER.fullmatch(value):
+        return value.isdigit() and len(value) >= SHORTEST
+    return len(str(value)) >= SHORTEST if isinstance(value, int) else bool(value) and value not in ("true", "false")
 
 
 def _cleaned(value: Any) -> Any:
@@ -50,5 +170,5 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_cleaned(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
-        return MASK if isinstance(value, int) and str(value) in _environment() else value
+        return MASK if isinstance(value, int) and str(value) in _values() else value
     return masked(value if isinstance(value, str) else str(value))

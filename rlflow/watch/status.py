@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rlflow import durable
 from rlflow.process import Process, parsed
 
 FILE = "status.json"
@@ -37,22 +37,17 @@ def begun(flow: str, iterations: int) -> Status:
     return Status("running", flow, 0, iterations, started=now, updated=now, process=Process.this())
 
 
-def write(folder: Path, status: Status) -> None:
-    """Put the status in place by a rename, so that no reader sees half of it. Raises OSError."""
-    aside = folder / f".{FILE}.{os.getpid()}"
-    try:
-        aside.write_text(json.dumps(asdict(replace(status, updated=time.time()))) + "\n")
-        aside.replace(folder / FILE)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+def write(folder: Path, status: Status, flush: bool = True) -> None:
+    """Put the status in place by a rename, so that no reader sees half of it; on the disk unless that is not worth waiting for. Raises
+    OSError."""
+    durable.replace(folder / FILE, f"{json.dumps(asdict(replace(status, updated=time.time())))}\n".encode(), flush=flush)
 
 
 def read(folder: Path) -> Status | None:
     """The status; ``died`` where it says running and its process is gone; None where there is none. Raises ValueError for a file
     that is damaged or another's."""
     try:
-        found = json.loads((folder / FILE).read_text())
+        found = json.loads(durable.read(folder / FILE))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError, RecursionError) as error:

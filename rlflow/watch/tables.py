@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlflow import durable
 from rlflow.errors import listed, printable
 from rlflow.watch.frame import Frame, figures, spoken
 from rlflow.watch.history import Growing, History, Summary, read_object, reward, stage_seconds, summarised
@@ -19,9 +20,11 @@ from rlflow.watch.recorder import NOTES
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
 CURVE = 60  # signs of a curve
+PARTS = 4  # of a model folder that are listed
 WORDS = 3  # lines of bounds.txt that say in words what bounded the run
 FILES = {
-    "settings.json": "what it ran with", "graph.txt": "one iteration", "metrics.jsonl": "all numbers", "samples.jsonl": "samples",
+    "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
+    "metrics.jsonl": "all numbers", "samples.jsonl": "samples",
     "answers.jsonl": "held-out answers before and after", "timeline.json": "times, for ui.perfetto.dev",
     "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "weights.json": "what a sync moves", "final": "trained models",
     "tensorboard": "TensorBoard events", "wandb": "Weights & Biases",
@@ -57,7 +60,7 @@ def story(folder: Path) -> list[RenderableType]:
     problems += [found.problem] if found.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
     parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), curves(history), last(found, folder)]
-    return [part for part in [*parts, bounds(folder), notes(folder), files(folder)] if part is not None]
+    return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), files(folder)] if part is not None]
 
 
 def settings(folder: Path) -> RenderableType | None:
@@ -120,16 +123,39 @@ def last(found: Summary, folder: Path) -> RenderableType | None:
 def bounds(folder: Path) -> RenderableType | None:
     """What bounded the run: the lines of words below the table."""
     try:
-        lines = (folder / "bounds.txt").read_text(errors="replace").splitlines()[-WORDS:]
+        lines = durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
     except OSError:
         return None
     return plain("\n".join(lines)) if lines else None
 
 
+def depends(folder: Path) -> RenderableType | None:
+    """What its numbers depend on beside settings and graph: each model folder, reward and file of data on a line, and versions."""
+    known = read_object(folder / "identity.json")
+    kept, told, weights = (known.get(name) for name in ("kept", "told", "weights"))
+    parts: dict[str, list[str]] = {}
+    for name in kept if isinstance(kept, dict) else ():
+        head, _, part = str(name).partition(": ")
+        parts.setdefault(head, []).append(f"{part} {_short(kept[name])}".strip())  # type: ignore[index]
+    for name, file in weights.items() if isinstance(weights, dict) else ():
+        head, _, part = str(name).partition(": ")
+        digest = file.get("sha256") if isinstance(file, dict) else None
+        parts.setdefault(head, []).insert(0, f"{part} {_short(f'sha256 {digest}') if digest else 'not read yet'}")
+    lines = [f"  {head}: {listed(values, PARTS)}" for head, values in parts.items()]
+    lines += [f"  {_pairs(told)}"] if isinstance(told, dict) and told else []
+    return plain("\n".join(["depends on", *lines])) if lines else None
+
+
+def _short(value: object) -> str:
+    """A value for a line; of a digest its first letters."""
+    kind, _, digits = str(value).partition(" ")
+    return f"{kind} {digits[:12]}" if kind in ("sha256", "digest") else str(value)[:40]
+
+
 def notes(folder: Path) -> RenderableType | None:
     """The last notes of the run."""
     try:
-        lines = (folder / NOTES).read_text(errors="replace").splitlines()
+        lines = durable.read(folder / NOTES).decode(errors="replace").splitlines()
     except OSError:
         return None
     more = [f"… {len(lines) - 10} more in {NOTES}"] if len(lines) > 10 else []

@@ -1,6 +1,7 @@
 """Dynamic sampling: more than one `generate` in an iteration, and as many mixed groups as were asked for after it."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,3 +42,16 @@ def test_the_penalty_grows_over_the_last_tokens():
     mask = torch.arange(10) < torch.tensor([5, 6, 7, 8, 10])[:, None]
     shaped = dapo.shorten(torch.ones(5), mask, max_tokens=8, overlong=2, penalty=0.5)
     assert shaped.tolist() == [1.0, 1.0, 0.75, 0.5, 0.5]
+
+
+def test_the_penalty_of_scores_in_float64_is_a_float64():
+    mask = torch.ones(1, 8, dtype=torch.bool)
+    shaped = dapo.shorten(torch.zeros(1, dtype=torch.float64), mask, max_tokens=10, overlong=3, penalty=1.0)
+    assert shaped.tolist() == [-1 / 3]
+
+
+def test_what_is_clipped_is_what_left_the_trust_region_on_either_side():
+    ratio = torch.tensor([[0.79, 0.81, 1.27, 1.29]])
+    columns = (torch.zeros(1, 4), torch.ones(1, 4), torch.ones(1, 4))
+    _, metrics = dapo.policy_loss(SimpleNamespace(logprobs=ratio.log()), *columns, low=0.2, high=0.28)
+    assert metrics["clipped"].tolist() == [[True, False, False, True]]

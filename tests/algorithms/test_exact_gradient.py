@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlflow import gae, kl, place_last, truncated_weights
+from rlflow import compare, gae, kl, place_last, truncated_weights
 from rlflow.algorithms import cispo, clip_cov, dapo, distill, gmpo, gpg, grpo, gspo, opo, ppo, prime, reinforce_pp, remax, rloo
 from rlflow.training.objective import New, weighted_sum
 
@@ -150,19 +150,20 @@ def test_rloo_is_unbiased(policy, reference, samples, beta):
 
 
 COMPARED = {
-    "grpo": lambda *columns: grpo.compare(*columns, deviation=False), "opo": opo.compare,
-    "gpg": lambda scores, group, mask: gpg.compare(scores, group, mask)[0] / gpg.compare(scores, group, mask)[1]["alpha"],
+    "grpo": lambda *columns: compare(*columns, deviation=False), "opo": opo.compare, "gpg": lambda *columns: gpg.compare(*columns)[0],
 }
 
 
 @pytest.mark.parametrize("samples", [2, 3])
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_mean_with_the_row_itself_shrinks_the_gradient_and_does_not_turn_it(policy, name, samples):
-    """By (n - 1) / n: the row's own share in the mean. OPO's mean is that of equal lengths here; GPG's alpha is taken out."""
+    """By (n - 1) / n: the row's own share in the mean. OPO's mean is that of equal lengths here. GPG's alpha scales it up by all groups
+    over those of unequal scores: of the 9^n, all but the 9 in which one response stands n times."""
     of, group, chance = groups(policy, samples)
     advantages = COMPARED[name](SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool))
     got = expected(policy, advantages, of, chance, name)
-    torch.testing.assert_close(got, (samples - 1) / samples * policy.true_gradient(SCORES), **EXACT)
+    alpha = 9**samples / (9**samples - 9) if name == "gpg" else 1.0
+    torch.testing.assert_close(got, alpha * (samples - 1) / samples * policy.true_gradient(SCORES), **EXACT)
 
 
 def difficulty(p, n):
@@ -179,7 +180,7 @@ def difficulty(p, n):
 def test_the_deviation_weighs_questions_by_how_mixed_their_answers_are(policy, samples):
     """The known bias of GRPO (Liu et al. 2025): right in direction for scores of 0 and 1, by a weight that depends on the question."""
     of, group, chance = groups(policy, samples)
-    advantages = grpo.compare(BINARY[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
+    advantages = compare(BINARY[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
     p = float((policy.probabilities() * BINARY).sum().detach())
     got = expected(policy, advantages, of, chance, "grpo")
     torch.testing.assert_close(got, difficulty(p, samples) * policy.true_gradient(BINARY), **EXACT)
@@ -188,7 +189,7 @@ def test_the_deviation_weighs_questions_by_how_mixed_their_answers_are(policy, s
 
 def test_the_deviation_turns_the_gradient_of_other_scores(policy):
     of, group, chance = groups(policy, 2)
-    advantages = grpo.compare(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
+    advantages = compare(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
     got, true = expected(policy, advantages, of, chance, "grpo").flatten(), policy.true_gradient(SCORES).flatten()
     assert float(torch.nn.functional.cosine_similarity(got, true, dim=0)) < 0.999
 

@@ -15,9 +15,9 @@ LOGPROBS = torch.tensor([[-0.1, -2.0, -1.0], [-4.0, -0.9, torch.nan]])
 ADVANTAGES = torch.tensor([[1.0, 1.0, 1.0], [-1.0, -1.0, torch.nan]])
 
 
-def hold(form="clip", share=0.4, seed=0, mask=MASK, logprobs=LOGPROBS, advantages=ADVANTAGES, high=9.0):
+def hold(form="clip", share=0.4, seed=0, mask=MASK, logprobs=LOGPROBS, advantages=ADVANTAGES, low=0.5, high=9.0):
     chance = torch.Generator().manual_seed(seed)
-    return clip_cov.hold(logprobs, advantages, mask, form=form, share=share, low=0.5, high=high, generator=chance)[0]
+    return clip_cov.hold(logprobs, advantages, mask, form=form, share=share, low=low, high=high, generator=chance)[0]
 
 
 def gradient(form, held, logprobs=LOGPROBS, mask=MASK, advantages=ADVANTAGES):
@@ -38,6 +38,16 @@ def test_clip_cov_draws_from_the_tokens_between_its_bounds():
     assert hold(share=1.0, high=2.0).tolist() == [[True, False, False], [False, False, False]]
     drawn = {tuple(hold(share=0.2, seed=seed).flatten().tolist()).index(True) for seed in range(20)}
     assert drawn == {0, 3}
+
+
+def test_padding_whose_covariance_is_0_is_never_drawn():
+    """Bounds around 0 would take it for a token between them."""
+    mask = torch.tensor([[True, True, False, False], [True, False, False, False]])
+    logprobs = torch.tensor([[-1.0, -3.0, 0.0, 0.0], [-2.0, 0.0, 0.0, 0.0]])
+    advantages = torch.tensor([[1.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.0]])
+    for seed in range(8):
+        held = hold(share=1.0, seed=seed, mask=mask, logprobs=logprobs, advantages=advantages, low=-9.0, high=9.0)
+        assert torch.equal(held, mask)
 
 
 def test_a_share_too_small_for_one_token_holds_none():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waits import DEVICE, counted
 
 import rlflow
 from rlflow import DP_COMPUTE
@@ -32,6 +33,8 @@ NAMES = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").
 SMALL = {"samples": 3, "max_tokens": 7, "groups": 4, "tries": 20, "overlong": 3, "share": 0.3, "cov_low": 0.0}
 ALSO = {"beta": 0.3, "dual_clip": 1.5}  # what may be off by default and is turned on by a number
 WHOLE = 10**9
+UPDATES_ALONE = {"dpo", "reward_model", "sft"}  # they learn from the data's own responses and have no stages
+STAGED = [name for name in NAMES if name not in UPDATES_ALONE]
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,13 @@ def updates(name):
 # -- stages ------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_is_judged_by_its_stages_or_has_none(name):
+    whole = [call for call in stages(name) if call.of.dispatch == DP_COMPUTE]
+    assert bool(whole) == bool(stages(name, drawing=False)) == (name not in UPDATES_ALONE)
+    assert updates(name)
+
+
 def results(call, batch, extra=0):
     """What the stage gives for these rows, in float64: token results under the mask alone. Float padding, and what a mask leaves out,
     is NaN; all token columns are ``extra`` wider than they need be."""
@@ -189,7 +199,7 @@ def of_groups(batch, order):
     return torch.cat([(batch.axis.slots == slot).nonzero()[:, 0] for slot in order])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STAGED)
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_another_order_of_groups_gives_the_same_in_that_order(name, data):
@@ -199,13 +209,13 @@ def test_another_order_of_groups_gives_the_same_in_that_order(name, data):
         same(call, moved, [value[order] for value in whole] if per_row(whole) else whole)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STAGED)
 def test_wider_padding_changes_nothing(name):
     for call in stages(name):
         same(call, results(call, call.batch, extra=3), results(call, call.batch))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STAGED)
 def test_the_rows_beside_have_no_say(name):
     """A stage that may be cut gives each row, or each group, what it gives it alone."""
     for call in stages(name):
@@ -227,7 +237,7 @@ def twice(batch):
     return Batch.concat([batch, Batch(again, data)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STAGED)
 def test_the_batch_twice_gives_the_same_twice(name):
     """But for statistics over the whole batch, whose deviations have n - 1 in them: there the same up to one factor, near 1."""
     for call in stages(name, drawing=False):
@@ -321,3 +331,32 @@ def test_the_recorded_rows_are_worth_the_name(name):
         assert scores.isnan().any()
         assert len(scores.unique()) < len(scores)
         assert not batch.data["mask"].value.all()
+
+
+class Elsewhere(Learner):
+    """Its parameters are on another device than the rows."""
+
+    device = DEVICE
+
+    def __init__(self):
+        super().__init__()
+        self.parameters = self.parameters.detach().to(DEVICE).requires_grad_()
+
+    def compute(self, rows, want):
+        lengths = rows.data["tokens"].lengths
+        shape = rows["tokens"].shape
+        token = {name: self.parameters.sum().expand(shape) for name in want if name != "scores"}
+        return New(**token, **({"scores": self.parameters.sum().expand(len(lengths))} if "scores" in want else {}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
+    """Nothing goes there from the host but its columns, the mask and the weights of rows, and nothing is looked at but metrics."""
+    for call in updates(name):
+        own = {setting: value for setting, value in call.settings.items() if setting != "mean"}
+        learner = Elsewhere()
+        with counted() as waits:
+            learn(learner, call.batch, call.of, own, Passes(mean=call.settings.get("mean", "tokens")))
+        read = [name for name in call.of.signature.column_names if name in call.batch]
+        assert waits.count(f"to {DEVICE.type}") == len(read) + 2
+        assert set(waits) <= {f"to {DEVICE.type}", "index", "_local_scalar_dense", "to cpu"}

@@ -30,13 +30,17 @@ MODULES = {"Trainer": "training_claims", "Generator": "sampling_claims"}
 SHAPES = ("qwen3", "llama", "gpt2", "gemma3")
 HEADS = {"llama values": {"head": "values"}, "reward scores": {"head": "scores"}}
 ADAPTERS = {"gpt2 lora=4": {"lora": 4, "lr": 1e-2}}
+# Rows of real lengths, many of them longer than a micro-batch may be; those of other cases have a few tokens.
+BUDGETS = {"micro_tokens": 700, "logit_tokens": 100}
+LONG = {"gemma3 long": BUDGETS | {"gradient_checkpointing": True}, "llama long": BUDGETS}
 
 # Settings under which ranks lie in other ways than by default, by the shapes for which the claims are made again.
 LAYOUTS = {
     "fsdp": {"shard=none": ("llama",), "tensor_parallel=2": ("llama", "qwen3", "gemma3")},
     "deepspeed": {"zero=1": ("llama",), "zero=2": ("llama",)},
 }
-SAMPLES_WITH = {"vllm": {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}}
+# Budgets that rows of real lengths exceed.
+SAMPLES_WITH = {"local": {"batch_tokens": 5000}, "vllm": {"kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 32}}
 
 # What some backend cannot do. Everything else is claimed of all.
 NO_MODEL = {"null": "columns are functions of the row key, and nothing is learned"}
@@ -109,6 +113,7 @@ def cases(name: str, half: str, ranks: int) -> dict[str, dict[str, Any]]:
     if name in NO_MODEL:
         return {SHAPES[0]: {}}
     found: dict[str, dict[str, Any]] = {shape: {"gradient_checkpointing": shape == "gemma3"} for shape in SHAPES}
+    found |= LONG if ranks == 1 else dict([*LONG.items()][:1])
     if divides(name) == (ranks > 1):
         found |= HEADS | ADAPTERS
     for layout, shapes in LAYOUTS.get(name, {}).items() if ranks > 1 else ():
@@ -126,6 +131,8 @@ def claims(name: str, half: str, case: str, ranks: int) -> dict[str, Any]:
     """By name, in the order in which they are made of one case: all, or those that may depend on how ranks lie."""
     module = importlib.import_module(MODULES[half])
     chosen = tuple(module.CLAIMS)
+    if half == "Trainer" and case in LONG:
+        chosen = module.OF_LONG_ROWS
     if half == "Trainer" and ranks > 1:
         chosen = module.OF_LAYOUTS if "=" in case and case not in ADAPTERS else chosen
         chosen = chosen if divides(name) else module.OF_RANKS

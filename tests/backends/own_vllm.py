@@ -6,14 +6,16 @@ import threading
 
 import pytest
 import torch
-from sampling_claims import TOLERANCE, Subject, pieces, raised, tokens
+from sampling_claims import SAMPLINGS, TOLERANCE, Subject, pieces, raised, tokens
 from training_claims import Subject as Trained
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rlflow.backends import vllm
+from rlflow.backends.local import Generator as LocalGenerator
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.vllm.parallel import Seat
+from rlflow.batch import Batch
 from rlflow.checkpoints import Snapshot, Writer, export, host_copy, model_files, role_tensors
 from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
@@ -42,9 +44,11 @@ def its_process_is_as_it_was(ground):
 
 def what_the_engine_cannot_do_is_said(ground):
     one = subject(ground)
-    long, cold = (raised(lambda s=s: one.generate(s)) for s in (Sampling(1, 300), Sampling(1, 3, 0.001)))
-    assert "found a prompt of 19 tokens and max_tokens 300, expected at most 256" in long
-    assert "expected 0 or at least 0.01" in cold
+    assert "expected 0 or at least 0.01" in raised(lambda: one.generate(Sampling(1, 3, 0.001)))
+    held = vllm.Generator(ModelSpec(ground.models / "llama"), vllm.Generator.Settings(kv_cache_memory_bytes=1 << 20))
+    with pytest.raises(PlanError, match=r"a prompt of 800 tokens and max_tokens 200\n.*at most 896 .*cache leave.*\n.*kv_cache_memory_b"):
+        held.generate(of_lengths([800]), Sampling(1, 200), [0])
+    assert len(tokens(held.generate(of_lengths([800] * 3), Sampling(2, 96), range(6)))) == 6
 
 
 def a_model_without_kernels_is_refused(ground):
@@ -70,6 +74,30 @@ def an_error_reaches_the_caller_and_the_engine_goes_on(ground):
     assert one.one.healthy()
 
 
+def of_lengths(lengths):
+    chance = torch.Generator().manual_seed(3)
+    return Batch.of(prompt_tokens=[torch.randint(3, 60, (length,), generator=chance) for length in lengths])
+
+
+def rows_are_those_of_the_local_generator(ground):
+    """Token by token, truncated too, whatever the engine has to do for it: prompts that are read in several steps, and rows that are put
+    off and computed anew because all of them together outgrow the cache."""
+    one, other = subject(ground), LocalGenerator(ModelSpec(ground.models / "llama"))
+    one.one.receive(one.trained(1.0).weights(), 1)
+    other.eos = []
+    cases = [(of_lengths([300, 90, 10]), sampling) for sampling in SAMPLINGS]
+    cases += [(of_lengths([2500, 40]), SAMPLINGS[-1]), (of_lengths([300] * 64), Sampling(1, 100))]
+    scheduler, put_off = one.one.engine.llm.engine_core.engine_core.scheduler, []
+    preempt = scheduler._preempt_request
+    scheduler._preempt_request = lambda row, *given, **more: put_off.append(row.num_output_tokens) or preempt(row, *given, **more)
+    for prompts, sampling in cases:
+        found, wanted = (each.generate(prompts, sampling, range(len(prompts) * sampling.samples)) for each in (one.one, other))
+        assert tokens(found) == tokens(wanted)
+        torch.testing.assert_close(found["sampled_logprobs"], wanted["sampled_logprobs"], atol=TOLERANCE, rtol=0)
+    scheduler._preempt_request = preempt
+    assert any(count > 0 for count in put_off)
+
+
 def what_is_written_in_place_is_sampled_from(ground):
     one = subject(ground)
     one.one.receive(one.trained(1.0).weights(), 1)
@@ -82,10 +110,10 @@ def what_is_written_in_place_is_sampled_from(ground):
 
 
 class At:
-    """Has something done before the step of this number, in a thread of its own."""
+    """Has something done before the step of this number, in a thread of its own, and the step wait until that is as far as ``until``."""
 
-    def __init__(self, llm, number, act):
-        self.llm, self.step, self.left, self.act = llm, llm.step, number, act
+    def __init__(self, llm, number, act, until=lambda: True):
+        self.llm, self.step, self.left, self.until = llm, llm.step, number, until
         self.other = threading.Thread(target=act)
 
     def __enter__(self):
@@ -96,6 +124,8 @@ class At:
         self.left -= 1
         if self.left == 0:
             self.other.start()
+            while not self.until():
+                self.other.join(0.001)
         return self.step()
 
     def __exit__(self, *_):
@@ -137,11 +167,33 @@ def a_pause_lets_weights_in_and_no_row_is_lost(ground):
     assert before == [8]
     spans = versions(out)
     assert all(row == sorted(row) and set(row) == {30, 31} and len(row) == 40 for row in spans)
-    batch = out | one.prompts
-    scored = {30: old.forward(batch)["logprobs"], 31: new.forward(batch)["logprobs"]}
-    for i, (row, sampled) in enumerate(zip(spans, pieces(out, "sampled_logprobs"), strict=True)):
+    check_versions(out, out | one.prompts, {30: old, 31: new})
+
+
+def check_versions(out, batch, trainers):
+    """Each token has the log-prob that the weights of its version give it."""
+    scored = {version: trainer.forward(batch)["logprobs"] for version, trainer in trainers.items()}
+    for i, (row, sampled) in enumerate(zip(versions(out), pieces(out, "sampled_logprobs"), strict=True)):
         expected = torch.stack([scored[version][i, t] for t, version in enumerate(row)])
         torch.testing.assert_close(sampled, expected, atol=TOLERANCE, rtol=0)
+
+
+def weights_that_come_while_prompts_are_read_are_those_of_what_follows(ground):
+    """Of prompts that take several steps, of which others have rows under way."""
+    one = subject(ground)
+    old, new, prompts = one.trained(1.0), one.trained(1.1), of_lengths([40, 1500, 2500, 1800, 900])
+    one.one.receive(old.weights(), 50)
+
+    def update():
+        one.one.pause(SECONDS)
+        one.one.receive(new.weights(), 51)
+        one.one.resume(recompute=True)
+
+    with At(one.one.engine.llm, 3, update, lambda: not one.one.engine._going.is_set()):
+        out = one.generate(Sampling(3, 12), prompts=prompts)
+    spans = versions(out)
+    assert [{50, 51}] * 3 + [{51}] * 3 == [set(row) for row in spans[:3] + spans[-3:]]
+    check_versions(out, out | prompts, {50: old, 51: new})
 
 
 def a_pause_without_end_is_told_to_who_waits(ground):
@@ -236,8 +288,9 @@ def ranks_with_an_engine_each_sample_other_rows_or_none(ground):
 CHECKS = {
     1: {check.__name__: check for check in (
         its_process_is_as_it_was, what_the_engine_cannot_do_is_said, a_model_without_kernels_is_refused,
-        an_error_reaches_the_caller_and_the_engine_goes_on, what_is_written_in_place_is_sampled_from,
-        weights_that_come_between_steps_are_told_token_by_token, a_pause_lets_weights_in_and_no_row_is_lost,
+        an_error_reaches_the_caller_and_the_engine_goes_on, rows_are_those_of_the_local_generator,
+        what_is_written_in_place_is_sampled_from, weights_that_come_between_steps_are_told_token_by_token,
+        a_pause_lets_weights_in_and_no_row_is_lost, weights_that_come_while_prompts_are_read_are_those_of_what_follows,
         a_pause_without_end_is_told_to_who_waits)},
     2: {check.__name__: check for check in (
         an_exported_run_is_loaded_and_scores_the_same, adapters_reach_the_engine_merged, ranks_that_share_an_engine_are_asked_the_same,

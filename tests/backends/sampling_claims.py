@@ -1,10 +1,11 @@
 """What is claimed of a Generator, beside a plain forward of transformers and a local trainer whose weights it takes."""
 
+from dataclasses import replace
 
-
+import pytest
 import torch
 from contract import Ground
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlflow.author.verbs import GENERATE_GIVES
 from rlflow.backends.local import Trainer
@@ -12,12 +13,16 @@ from rlflow.backends.local.sampling import truncated
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.batch import Batch
 from rlflow.columns import standard_kind
+from rlflow.errors import PlanError
 from rlflow.training.protocols import ModelSpec, Sampling
 
 TEXTS = ["2+2=", "a", "the quick brown fox", "x = y"]
 SAMPLINGS = [Sampling(3, 16), Sampling(3, 16, 0.7), Sampling(3, 16, 0.0), Sampling(3, 16, 0.9, 0.8), Sampling(3, 16, 0.8, 0.9, 6)]
 EOS = {1, 20, 21}  # of the models' generation configs
 TOLERANCE = 2e-5  # of a float32 log-prob; a wrong weight is off by 0.1 and more
+# Tokens of prompts, those that a model has positions for. Four rows of each are more than any budget of the contract's generators, and
+# the first prompts more alone than vLLM reads in a step (2,048).
+LENGTHS = (2100, 1500, 900, 560, 340, 220, 150, 110, 80, 60, 45, 35, 25, 18, 13, 10)
 
 
 def pieces(batch, name="tokens"):
@@ -45,6 +50,12 @@ class Subject:
     @property
     def modelless(self):
         return self.ground.modelless
+
+    def of_real_lengths(self, room):
+        """Prompts of ``LENGTHS``, as far as ``room`` tokens fit behind them."""
+        chance, positions = torch.Generator().manual_seed(1), AutoConfig.from_pretrained(self.folder).max_position_embeddings
+        fitting = [length for length in LENGTHS if length + room <= positions]
+        return Batch.of(prompt_tokens=[torch.randint(3, 60, (length,), generator=chance) for length in fitting])
 
     def generate(self, sampling, seeds=None, prompts=None):
         prompts = self.prompts if prompts is None else prompts
@@ -120,19 +131,22 @@ def sampled_logprobs_are_those_of_a_forward(subject):
     """Of transformers, row by row, truncated as they were; greedy rows have the likeliest tokens."""
     if subject.modelless:
         return
-    model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).eval()
     for sampling in SAMPLINGS:
-        out = subject.generate(sampling)
-        prompts = [prompt for prompt in pieces(subject.prompts, "prompt_tokens") for _ in range(sampling.samples)]
-        for prompt, row, sampled in zip(prompts, pieces(out), pieces(out, "sampled_logprobs"), strict=True):
-            with torch.no_grad():
-                logits = model(torch.cat([prompt, row])[None]).logits[0, len(prompt) - 1 : -1] / (sampling.temperature or 1.0)
-            if sampling.temperature:
-                logits = truncated(logits, sampling.top_k, sampling.top_p)
-            else:
-                assert torch.equal(logits.argmax(-1), row)
-            expected = logits.log_softmax(-1).gather(-1, row[:, None])[:, 0]
-            torch.testing.assert_close(sampled, expected, atol=TOLERANCE, rtol=0)
+        check_logprobs(subject, subject.prompts, subject.generate(sampling), sampling)
+
+
+def check_logprobs(subject, prompts, out, sampling):
+    model = AutoModelForCausalLM.from_pretrained(subject.folder, dtype=torch.float32).eval()
+    prompts = [prompt for prompt in pieces(prompts, "prompt_tokens") for _ in range(sampling.samples)]
+    for prompt, row, sampled in zip(prompts, pieces(out), pieces(out, "sampled_logprobs"), strict=True):
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, row])[None]).logits[0, len(prompt) - 1 : -1] / (sampling.temperature or 1.0)
+        if sampling.temperature:
+            logits = truncated(logits, sampling.top_k, sampling.top_p)
+        else:
+            assert torch.equal(logits.argmax(-1), row)
+        expected = logits.log_softmax(-1).gather(-1, row[:, None])[:, 0]
+        torch.testing.assert_close(sampled, expected, atol=TOLERANCE, rtol=0)
 
 
 def rows_end_where_they_should(subject):
@@ -155,6 +169,48 @@ def rows_end_where_they_should(subject):
             assert tokens(cut)[i] == tokens(free)[i]
 
 
+def fewer_tokens_are_the_beginning_of_more(subject):
+    """A row with a smaller ``max_tokens`` is the same row, cut."""
+    most, seeds = Sampling(8, 24), range(100, 132)
+    whole = subject.generate(most, seeds)
+    assert len(set(map(len, tokens(whole)))) > 1
+    for count in (1, 2, 7, 23):
+        check_beginnings(subject.generate(replace(most, max_tokens=count), seeds), whole, count)
+
+
+def check_beginnings(cut, whole, count):
+    assert tokens(cut) == [row[:count] for row in tokens(whole)]
+    for row, beginning in zip(pieces(whole, "sampled_logprobs"), pieces(cut, "sampled_logprobs"), strict=True):
+        torch.testing.assert_close(beginning, row[:count], atol=TOLERANCE, rtol=0)
+    ended = zip(cut["finish"], whole["finish"], tokens(cut), tokens(whole), strict=True)
+    assert all(one == other for one, other, row, before in ended if len(row) == len(before) < count)
+
+
+def rows_of_real_lengths_are_sampled(subject):
+    """Beyond every budget, and prompts of ten to thousands of tokens beside each other: log-probs are those of a forward, a call again
+    gives the same bits, and a row is the same in other company, in another order, with fewer tokens, and alone."""
+    if subject.modelless:
+        return
+    sampling = Sampling(4, 24)
+    prompts = subject.of_real_lengths(sampling.max_tokens)
+    seeds = [2**61 + row for row in range(len(prompts) * 4)]
+    out = subject.generate(sampling, seeds, prompts)
+    check_logprobs(subject, prompts, out, sampling)
+    chunks = getattr(subject.one, "generate_chunks", lambda *call: [subject.one.generate(*call[:3])])
+    check_whole(list(chunks(prompts, sampling, seeds, 5)), out)
+    assert len(set(map(len, tokens(out)))) > 8
+    turned = list(range(len(prompts)))[::-1]
+    rows = [4 * prompt + sample for prompt in turned for sample in range(4)]
+    other = subject.generate(replace(sampling, max_tokens=5), [seeds[row] for row in rows], prompts.rows(turned))
+    check_beginnings(other, out.rows(rows), 5)
+    some = [0, len(prompts) // 2, len(prompts) - 1]
+    for prompt in some:
+        assert tokens(subject.generate(Sampling(1, 24), [seeds[4 * prompt]], prompts.rows([prompt])))[0] == tokens(out)[4 * prompt]
+    if hasattr(subject.one, "logprobs"):
+        scored = (out | prompts).rows([4 * prompt for prompt in some])
+        torch.testing.assert_close(subject.one.logprobs(scored)["logprobs"], scored["sampled_logprobs"], atol=TOLERANCE, rtol=0)
+
+
 def chunks_are_the_rows_of_one_call(subject):
     """In every bit, in the order in which they end; of rows that are sampled after others, after those."""
     if not hasattr(subject.one, "generate_chunks"):
@@ -163,18 +219,23 @@ def chunks_are_the_rows_of_one_call(subject):
     whole = subject.one.generate(prompts, sampling, seeds)
     for count in (4, 100):
         parts = list(subject.one.generate_chunks(prompts, sampling, seeds, count))
-        assert [len(part) for part in parts] == [len(part) for part in torch.arange(48).tensor_split(count)]
-        taken = torch.cat([part.axis.index for part in parts])
-        assert len({part.axis.parent for part in parts}) == 1
-        joined = Batch.concat([part for part in parts if len(part)]).rows(taken.argsort())
-        for name, data in whole.data.items():
-            again = joined.data[name].value
-            assert again == data.value if isinstance(data.value, tuple) else torch.equal(again, data.value), name
+        check_whole(parts, whole)
         at_once = getattr(subject.one.settings, "max_num_seqs", len(whole))
         lengths, finish = whole.data["tokens"].lengths.tolist(), whole["finish"]
         order = sorted(range(48), key=lambda row: (row // at_once, lengths[row], finish[row] == "length", row))
         expected = [sorted(order[i] for i in part.tolist()) for part in torch.arange(48).tensor_split(count)]
         assert [part.axis.index.tolist() for part in parts] == expected
+
+
+def check_whole(parts, whole):
+    """Of sizes that differ by at most one, with the bits of ``whole``."""
+    assert [len(part) for part in parts] == [len(part) for part in torch.arange(len(whole)).tensor_split(len(parts))]
+    taken = torch.cat([part.axis.index for part in parts])
+    assert len({part.axis.parent for part in parts}) == 1
+    joined = Batch.concat([part for part in parts if len(part)]).rows(taken.argsort())
+    for name, data in whole.data.items():
+        again = joined.data[name].value
+        assert again == data.value if isinstance(data.value, tuple) else torch.equal(again, data.value), name
 
 
 def received_weights_are_what_is_sampled_from(subject):
@@ -204,6 +265,8 @@ def what_cannot_be_done_is_said(subject):
     last = [name for name in weights if "norm" in name or "ln_f" in name][-1]
     empty = Batch.of(prompt_tokens=[[5], []])
     assert "found an empty prompt" in raised(lambda: subject.generate(Sampling(), None, empty))
+    with pytest.raises(PlanError, match=r"a prompt of 19 tokens and max_tokens 5000\n(.*)positions of the model in (.*)\n(.*)max_tokens"):
+        subject.generate(Sampling(1, 5000))
     assert "nonsense" in raised(lambda: subject.one.receive(iter([("nonsense", torch.zeros(1))]), 9))
     missing = ((name, x) for name, x in weights.items() if name != last)
     assert last in raised(lambda: subject.one.receive(missing, 9))
@@ -239,6 +302,8 @@ CLAIMS = {
     "a row depends on its prompt and its seed alone": a_row_depends_on_its_prompt_and_its_seed_alone,
     "sampled log-probs are those of a forward": sampled_logprobs_are_those_of_a_forward,
     "rows end where they should": rows_end_where_they_should,
+    "fewer tokens are the beginning of more": fewer_tokens_are_the_beginning_of_more,
+    "rows of real lengths are sampled": rows_of_real_lengths_are_sampled,
     "chunks are the rows of one call": chunks_are_the_rows_of_one_call,
     "received weights are what is sampled from": received_weights_are_what_is_sampled_from,
     "what cannot be done is said": what_cannot_be_done_is_said,

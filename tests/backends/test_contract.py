@@ -25,3 +25,13 @@ def quick(name, ranks, claim):
 @pytest.mark.parametrize(("name", "ranks", "claim"), [pytest.param(*each, marks=() if quick(*each) else SLOW) for each in ALL])
 def test_it_holds(judged, name, ranks, claim):
     assert judged.said(name, ranks, claim) == [""] * ranks
+
+
+def test_a_missing_package_fails_and_is_skipped_on_request_alone(judged, monkeypatch):
+    monkeypatch.setitem(judged.kept, ("their.backend", 2), [{"their.backend": {"unusable": "the package 'theirs' is not installed"}}] * 2)
+    monkeypatch.delenv("RLFLOW_SKIP_ENGINES", raising=False)
+    with pytest.raises(pytest.fail.Exception, match=r"'theirs' is not installed: `make setup` (.*)RLFLOW_SKIP_ENGINES=1"):
+        judged.said("their.backend", 2, "any claim")
+    monkeypatch.setenv("RLFLOW_SKIP_ENGINES", "1")
+    with pytest.raises(pytest.skip.Exception, match="'theirs' is not installed"):
+        judged.said("their.backend", 2, "any claim")

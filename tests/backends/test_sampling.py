@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlflow.backends.local import sampling
 from rlflow.backends.local.sampling import draw, truncated
 from rlflow.training.chance import uniforms
 from rlflow.training.protocols import Sampling
@@ -10,8 +11,8 @@ from rlflow.training.protocols import Sampling
 LOGITS = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625]).log()
 
 
-def frequencies(sampling, draws=20_000):
-    token, logprob = draw(LOGITS.expand(draws, -1), uniforms(range(draws), 1)[:, 0], sampling)
+def frequencies(how, draws=20_000):
+    token, logprob = draw(LOGITS.expand(draws, -1), uniforms(range(draws), 1)[:, 0], how)
     return torch.bincount(token, minlength=5) / draws, token, logprob
 
 
@@ -59,3 +60,12 @@ def test_broken_logits_give_a_missing_logprob():
     token, logprob = draw(torch.full((1, 5), torch.nan), torch.tensor([0.5], dtype=torch.float64), Sampling())
     assert 0 <= int(token) < 5
     assert logprob.isnan()
+
+
+@pytest.mark.parametrize("at_once", [1, 80, 1000])
+def test_how_many_rows_are_summed_at_once_changes_nothing(monkeypatch, at_once):
+    logits, uniform = torch.randn(37, 40, generator=torch.Generator().manual_seed(0)), uniforms(range(37), 1)[:, 0]
+    plain, cut = draw(logits, uniform, Sampling()), draw(logits, uniform, Sampling(top_p=0.7))
+    monkeypatch.setattr(sampling, "AT_ONCE", at_once)
+    assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling()), plain, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling(top_p=0.7)), cut, strict=True))

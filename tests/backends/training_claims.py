@@ -17,6 +17,7 @@ SETTINGS = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.01, "micro_token
 # Of each optimizer step the rows, in pairs, and how many pairs of them each data-parallel rank takes, the last all that are left.
 STEPS = [([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 0, 0]), ([8, 9], [0, 1, 0, 0]), ([10, 11, 2, 3, 6, 7], [1, 2, 0, 0])]
 AGAIN = [([8, 9, 4, 5, 0, 1], [2, 1, 0, 0])]
+LONG_STEPS = [(list(range(64)), [18, 10, 0, 0])]  # of rows of real lengths, of which the local trainer computes each alone
 
 
 @loss(new=("logprobs", "entropy"))
@@ -52,6 +53,18 @@ def rows(count=12):
                     temperature=[[1.0, 0.7][i % 2] for i in range(count)])
 
 
+def long_rows():
+    """64 rows of 10 to 2,000 tokens, half of them below 30, of prompts and responses that are long and short in turn, shuffled."""
+    chance = torch.Generator().manual_seed(1)
+    lengths = (10 * 200 ** (torch.arange(64) / 63) ** 3).round().long()[torch.randperm(64, generator=chance)].tolist()
+    prompts = [max(1, round(length * share)) for length, share in zip(lengths, [0.9, 0.5, 0.1, 0.98] * 16, strict=True)]
+    draw = lambda count: torch.randint(3, 60, (count,), generator=chance)  # noqa: E731
+    tokens = [draw(length - prompt) for length, prompt in zip(lengths, prompts, strict=True)]
+    return Batch.of(prompt_tokens=[draw(prompt) for prompt in prompts], tokens=tokens,
+                    mask=[[i % 50 != 2 for i in range(len(row))] for row in tokens], group=[i // 2 for i in range(64)],
+                    temperature=[[1.0, 0.7][i % 2] for i in range(64)])
+
+
 def shares(batch, steps, grouped, rank=0, ranks=1):
     for taken, pairs in steps:
         totals = Totals.of(mask_counts(batch)[torch.tensor(taken)])
@@ -81,6 +94,8 @@ class Subject:
     def __init__(self, ground: Ground, case: str, head="logprobs", trained=True, dtype="float32", dims=(), **settings):
         self.ground, self.folder = ground, ground.models / case.split()[0]
         self.spec = ModelSpec(self.folder, head, trained, dtype=dtype, seed=5, dims=dims)
+        self.long = case.endswith(" long")
+        self.rows, self.steps = (long_rows(), LONG_STEPS) if self.long else (rows(), STEPS)
         self.settings, self.grouped = SETTINGS | settings, head == "scores"
         tensor_parallel = settings.get("tensor_parallel", 1)
         self.rank, self.data = ground.rank // tensor_parallel, ground.ranks // tensor_parallel
@@ -101,21 +116,23 @@ class Subject:
 
     def reference(self):
         known = local.Trainer.Settings.__dataclass_fields__
-        made = local.Trainer(self.spec, local.Trainer.Settings(**{name: value for name, value in self.settings.items() if name in known}))
+        settings = {name: value for name, value in self.settings.items() if name in known} | ({"micro_tokens": 1} if self.long else {})
+        made = local.Trainer(self.spec, local.Trainer.Settings(**settings))
         made.peers = self.ground.peers()
         return made
 
     def mine(self):
         """Rows of this rank's own, of the last none where there are several."""
         none = self.rank and self.rank == self.data - 1
-        return torch.arange(self.rank, 12, max(self.data - 1, 1))[: 0 if none else 12]
+        count = len(self.rows)
+        return torch.arange(self.rank, count, max(self.data - 1, 1))[: 0 if none else count]
 
-    def learn(self, one, steps=STEPS, objective=None):
+    def learn(self, one, steps=None, objective=None):
         """What a trainer says of these steps: one of the backend of this rank's shares, the local one of all."""
         default, mean = OBJECTIVES[self.head]
-        batch = rows()
         place = () if one is self.other else (self.rank, self.data)
-        return one.update_shares(batch, objective or default, list(shares(batch, steps, self.grouped, *place)), mean, {}).steps
+        divided = list(shares(self.rows, steps or self.steps, self.grouped, *place))
+        return one.update_shares(self.rows, objective or default, divided, mean, {}).steps
 
     def state(self, one):
         """The first rank's, on all: copies."""
@@ -124,7 +141,7 @@ class Subject:
         return state
 
     def forward(self, one=None, atol=1e-5):
-        found, wanted = (trainer.forward(rows().rows(self.mine()), self.want) for trainer in (one or self.one, self.other))
+        found, wanted = (trainer.forward(self.rows.rows(self.mine()), self.want) for trainer in (one or self.one, self.other))
         for name in self.want:
             torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0)
 
@@ -138,9 +155,9 @@ class Subject:
         one, other = (torch.cat([state[name].flatten().double() for name in learning]) for state in (found, wanted))
         return float((one - other).norm() / other.norm())
 
-    def steps_alike(self, steps=STEPS):
+    def steps_alike(self, steps=None):
         one, other = self.learn(self.one, steps), self.learn(self.other, steps)
-        assert one["steps"] == other["steps"] == len(steps)
+        assert one["steps"] == other["steps"] == len(steps or self.steps)
         for name in ("loss", "grad_norm", "lr", "skipped_steps"):
             assert abs(one[name] - other[name]) <= 1e-5 * max(1.0, abs(other[name])), (name, one, other)
 
@@ -168,7 +185,7 @@ def weights_are_the_folders(subject):
 
 def a_forward_is_that_of_transformers(subject):
     """Row by row, without padding, at each row's temperature; of heads of our own that of the local trainer. With its columns."""
-    batch = rows().rows(subject.mine())
+    batch = subject.rows.rows(subject.mine())
     found = subject.one.forward(batch, subject.want)
     assert set(found.columns) == set(subject.want)
     assert found.axis is batch.axis
@@ -226,7 +243,7 @@ def undisturbed(subject):
 
 def steps_are_those_of_the_local_trainer(subject):
     if subject.ground.modelless:
-        assert subject.learn(undisturbed(subject))["steps"] == len(STEPS)
+        assert subject.learn(undisturbed(subject))["steps"] == len(subject.steps)
         return
     undisturbed(subject)
     subject.steps_alike()
@@ -277,9 +294,10 @@ CLAIMS = {
     "weights are the folder's": weights_are_the_folders,
     "a forward is that of transformers": a_forward_is_that_of_transformers,
     "a rank holds its part": a_rank_holds_its_part,
-    "three steps are those of the local trainer": steps_are_those_of_the_local_trainer,
+    "steps are those of the local trainer": steps_are_those_of_the_local_trainer,
     "a state goes on": a_state_goes_on,
     "a saved folder is loaded": a_saved_folder_is_loaded,
 }
-OF_RANKS = ("three steps are those of the local trainer",)
-OF_LAYOUTS = ("a rank holds its part", "three steps are those of the local trainer", "a state goes on")
+OF_LONG_ROWS = ("a forward is that of transformers", "steps are those of the local trainer")
+OF_RANKS = ("steps are those of the local trainer",)
+OF_LAYOUTS = ("a rank holds its part", "steps are those of the local trainer", "a state goes on")

@@ -128,12 +128,14 @@ def _swap(run: Path, one_step: str, one: str, other_step: str, other: str) -> No
 
 
 def _strangers(step: str) -> Iterator[Corruption]:
-    place = f"checkpoints/{step}"
-    yield Corruption("stranger", "a file", _put(f"{place}/extra.safetensors", b"x"))
-    yield Corruption("stranger", "a file inside", _put(f"{place}/actor/extra.json", b"{}"))
-    yield Corruption("stranger", "a folder", lambda run: (run / place / "extra").mkdir())
-    yield Corruption("stranger", "a link", lambda run: (run / place / "extra").symlink_to("manifest.json"))
-    yield Corruption("stranger", "a pipe", lambda run: os.mkfifo(run / place / "extra"))
+    """What is no part of a checkpoint is not read, and said."""
+    place, newest = f"checkpoints/{step}", (NEWER,)
+    yield Corruption("stranger", "a file", _put(f"{place}/extra.safetensors", b"x"), newest)
+    yield Corruption("stranger", "a hidden file", _put(f"{place}/.DS_Store", b"\0"), newest)
+    yield Corruption("stranger", "a file inside", _put(f"{place}/actor/extra.json", b"{}"), newest)
+    yield Corruption("stranger", "a folder", lambda run: (run / place / "extra").mkdir(), newest)
+    yield Corruption("stranger", "a link", lambda run: (run / place / "extra").symlink_to("manifest.json"), newest)
+    yield Corruption("stranger", "a pipe", lambda run: os.mkfifo(run / place / "extra"), newest)
     yield Corruption("link", "the folder inside", lambda run: _linked_folder(run / place / "actor", run / "outside"))
     yield Corruption("link", "the checkpoint", lambda run: _linked_folder(run / place, run / "outside"))
 
@@ -217,7 +219,7 @@ def outcome(run: Path, corruption: Corruption, scratch: Path) -> str:
         loaded = load_latest(copy)
     except PlanError as error:
         return "refused" if not corruption.leaves and len(error.problems) > 1 else f"wrong: refused: {error}"
-    if not loaded.rejected:
+    if not loaded.rejected and not loaded.ignored:
         return "wrong: silent"
     if loaded.snapshot.iteration not in corruption.leaves or not same(loaded.snapshot, example(loaded.snapshot.iteration)):
         return f"wrong: loaded {loaded.snapshot.iteration}"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-WATCHED = ("open", "mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
+WATCHED = ("open", "mkdir", "write", "fsync", "dup", "ftruncate", "rename", "replace", "unlink", "rmdir")
 Before = Callable[[str, tuple[Any, ...]], None]
 After = Callable[[str, tuple[Any, ...], dict[str, Any], Any], None]
 
@@ -45,6 +45,30 @@ def watching(before: Before = lambda name, args: None, after: After = lambda nam
     finally:
         for name, function in real.items():
             setattr(os, name, function)
+
+
+def below(root: Path, before: Before) -> tuple[Before, After]:
+    """The same for ``watching``, of calls that change what lies below ``root``, and of the files that were opened there."""
+    files: set[int] = set()
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def inside(name: str, args: tuple[Any, ...]) -> bool:
+        if isinstance(args[0], int):
+            return args[0] in files and name != "dup"
+        return (name != "open" or bool(args[1] & writing)) and Path(os.fsdecode(args[0])).is_relative_to(root)
+
+    def filtered(name: str, args: tuple[Any, ...]) -> None:
+        if inside(name, args):
+            before(name, args)
+
+    def after(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if name == "dup":
+            (files.add if args[0] in files else files.discard)(result)
+        if name == "open":
+            there = "dir_fd" not in kwargs and Path(os.fsdecode(args[0])).is_relative_to(root)
+            (files.add if there else files.discard)(result)
+
+    return filtered, after
 
 
 def dying_at(point: int) -> Before:

@@ -62,6 +62,10 @@ class Disk:
         elif name == "fsync" and args[0] in self.open_files:
             node = self.open_files[args[0]]
             node.flushed = dict(node.now) if isinstance(node.now, dict) else node.now
+        elif name == "dup":
+            self._duplicate(args[0], result)
+        elif name == "ftruncate" and args[0] in self.open_files:
+            self.open_files[args[0]].now = self.open_files[args[0]].now[: args[1]]
         elif name == "mkdir":
             where, last = self.parent(args[0])
             where.now[last] = folder()
@@ -72,6 +76,11 @@ class Disk:
             where, last = self.parent(args[0], inside)
             del where.now[last]
 
+    def _duplicate(self, file: int, other: int) -> None:
+        self.open_files.pop(other, None)
+        if file in self.open_files:
+            self.open_files[other] = self.open_files[file]
+
     def _open(self, args: tuple[Any, ...], inside: int | None, result: int) -> None:
         if inside is None and not Path(args[0]).is_relative_to(self.root):
             self.open_files.pop(result, None)
@@ -79,6 +88,8 @@ class Disk:
         where, last = self.parent(args[0], inside) if Path(args[0]) != self.root else (self.tree, "")
         if args[1] & os.O_CREAT:
             where.now.setdefault(last, Node(b"", b""))
+        elif last and last not in where.now and Path(args[0]).is_file():  # written by other means, and not flushed yet
+            where.now[last] = Node(Path(args[0]).read_bytes(), b"")
         self.open_files[result] = where.now[last] if last else self.tree
 
     def states(self, chance: random.Random, mixed: int = 3) -> Iterator[State]:
@@ -94,7 +105,7 @@ class Disk:
             if isinstance(child.now, dict):
                 out |= {prefix + name: None} | self._tree(child, names, data, f"{prefix}{name}/")
             else:
-                zeros = bytes(len(child.now) - len(child.flushed))
+                zeros = bytes(max(len(child.now) - len(child.flushed), 0))  # it may have been cut since
                 out[prefix + name] = child.now if data() else child.flushed + zeros
         return out
 

@@ -23,11 +23,21 @@ def test_verify_names_each_damaged_file(tmp_path, campaign):
     path = run / "checkpoints" / "step-00000012"
     (path / "surplus.safetensors").write_bytes(b"\0" * 10)
     (path / "actor/config.json").unlink()
-    (path / "extra").write_bytes(b"")
     found = " | ".join(verify(path))
     assert "surplus.safetensors: found 10 bytes" in found
     assert "actor/config.json is missing" in found
-    assert "'extra' is not listed" in found
+
+
+def test_what_is_no_part_of_a_checkpoint_is_ignored_and_named(tmp_path, campaign):
+    run = campaign.write_run(tmp_path / "run")
+    for step in (11, 12):
+        (run / f"checkpoints/step-{step:08d}/.DS_Store").write_bytes(b"\0")
+        (run / f"checkpoints/step-{step:08d}/actor/notes").mkdir()
+    loaded = load_latest(run)
+    assert (loaded.snapshot.iteration, loaded.rejected) == (12, [])
+    assert loaded.ignored == [".DS_Store", "actor/notes/"]
+    assert campaign.same(loaded.snapshot, campaign.example(12))
+    assert verify(loaded.path) == []
 
 
 def test_where_none_is_good_every_reason_is_said(tmp_path, campaign):

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from rlflow import durable
 from rlflow.checkpoints import Writer, load_latest, verify
 from rlflow.checkpoints.folder import steps
 
@@ -46,10 +47,8 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(killed, campaign):
 
 
 def test_the_folder_of_a_living_writer_is_left_alone(tmp_path, campaign):
-    from rlflow.checkpoints.writer import _aside
-
     campaign.write_run(tmp_path / "run")
-    own = tmp_path / "run/checkpoints" / _aside("writing", "step-00000013")
+    own = durable.aside(tmp_path / "run/checkpoints/step-00000013")
     own.mkdir()
     Writer(tmp_path / "run").close()
     assert own.is_dir()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -134,3 +135,13 @@ def test_where_no_lock_can_be_written_the_reason_is_said(tmp_path):
     with pytest.raises(PlanError, match="cannot be locked"):
         Lock(tmp_path).acquire()
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_full_disk_takes_no_name_and_the_lock_holds_all_the_same(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with Lock(tmp_path), pytest.raises(RunHeld, match="a process that has not said its name"):
+            Lock(tmp_path, patience=0.0).acquire()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

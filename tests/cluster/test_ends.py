@@ -54,7 +54,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_nothing_is_left(tmp_path, how):
     at_work, end = ENDS[how]
-    mark, said, seed = uuid.uuid4().hex, tmp_path / "said", random.randrange(1 << 16)
+    mark, said = uuid.uuid4().hex, tmp_path / "said"
     (tmp_path / "judge.py").write_text(REWARD)
     words = [sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--backend", "null", "--pools", "all=2", "--iterations", "100000",
              "--prompts", "8", "--hp.samples", "2", "--reward", f"{tmp_path}/judge.py:length", "--held-out", "0", "--out", str(tmp_path)]
@@ -66,12 +66,12 @@ def test_nothing_is_left(tmp_path, how):
                 assert until(lambda: list(tmp_path.glob("grpo-*/samples.jsonl")), STARTED_SECONDS), said.read_text()
             files = until(lambda: met(mark.encode()), STARTED_SECONDS)
             assert not at_work or list(Path(tempfile.gettempdir()).glob(files))
-            time.sleep(random.Random(seed).random() * 2)  # a moment that nobody chose
+            time.sleep(random.Random(how).random() * 2)  # a moment that nobody chose, the same each time
             if at_work:
                 assert COMING.search(said.read_text()), said.read_text()
             end(process)
             assert until(lambda: process.poll() is not None, 60), "the driver goes on"
-            assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (seed, marked(mark.encode()), said.read_text())
+            assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (marked(mark.encode()), said.read_text())
             assert not list(Path(tempfile.gettempdir()).glob(files))
         finally:
             process.kill()

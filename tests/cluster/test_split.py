@@ -153,6 +153,16 @@ def test_a_split_is_kept_while_its_tokens_are_even_and_its_units_whole():
     assert rows(keep_or_balance(split, single, far)) == [[3], [0, 1, 2]]
 
 
+def test_a_split_is_kept_up_to_ten_percent_off_balance_and_not_beyond():
+    split, single = [torch.tensor([0, 1]), torch.tensor([2, 3])], units_of_rows(None, 4)
+    for tokens, off, kept in (([60, 50, 40, 50], 0.10, True), ([6001, 5000, 3999, 5000], 0.1001, False), ([70, 50, 30, 50], 0.20, False)):
+        sizes = torch.tensor(tokens)
+        assert off_balance(split, sizes) == pytest.approx(off)
+        after = keep_or_balance(split, single, sizes)
+        assert (after is split) == kept
+        assert kept or max(loads(after, sizes)) < max(loads(split, sizes))
+
+
 @pytest.mark.parametrize("held", [[[0, 2, 1], [3]], [[1, 0], [2, 3]], [[0], [1, 2, 3]]])
 def test_a_unit_is_whole_only_with_its_rows_side_by_side_and_in_order(held):
     split, pairs = [torch.tensor(part) for part in held], units_of_rows(torch.tensor([0, 0, 1, 1]), 4)

@@ -52,11 +52,14 @@ def test_rows_are_scored_before_the_last_is_sampled_and_every_bit_is_as_without(
     assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
 
 
+UNEVEN = {"hp.samples": 3, "hp.max_tokens": 40, "actor.longest": 40, "actor.tail": 1.0}  # lengths of 1 to 40 tokens, evenly
+
+
 @pytest.fixture
 def roles(ray_address):
     """Two ranks that sample for at least 0.4 s, and one that trains."""
     made = rlflow.roles("ppo", backend="null", prompts=5, iterations=9, stream=4, pools="train=1,rollout=2", ray_address=ray_address,
-                        **{"hp.samples": 3, "hp.max_tokens": 40, "actor.token_seconds": 0.01})
+                        **UNEVEN, **{"actor.token_seconds": 0.01})
     yield made
     made.close()
 
@@ -67,7 +70,7 @@ def outcome(roles, rows=5):
 
 def test_forwards_are_streamed_too_where_a_backend_is_exact_and_a_worker_that_dies_is_named(roles):
     prepared = roles.prepared
-    alone = rlflow.roles("ppo", backend="null", prompts=5, **{"hp.samples": 3, "hp.max_tokens": 40})
+    alone = rlflow.roles("ppo", backend="null", prompts=5, **UNEVEN)
     for rows in (5, 1):
         there, here = outcome(roles, rows), outcome(alone, rows)
         assert there.metrics == here.metrics

@@ -11,6 +11,7 @@ from rlflow.data import Prompts, open_data
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
+from rlflow.errors import Place
 
 
 def numbered(count: int) -> Dataset:
@@ -60,6 +61,79 @@ def test_resuming_on_other_data_or_another_seed_is_refused():
         numbered(6).prompts(seed=1).load(state)
     with pytest.raises(PlanError, match="seed"):
         numbered(5).prompts(seed=2).load(state)
+
+
+# -- records that cannot be used ---------------------------------------------------------------------------------------------------
+
+
+def holed(count: int, bad: set[int]) -> Dataset:
+    """Records of which some ask nothing."""
+    return Dataset("holed", [Record("" if n in bad else f"question {n}", str(n), place=Place("d.jsonl", n + 1)) for n in range(count)],
+                   ByteEncoder())
+
+
+@st.composite
+def holes(draw):
+    count = draw(st.integers(2, 8))
+    return count, draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
+
+
+@given(holes(), st.lists(st.integers(0, 9), max_size=6), st.lists(st.integers(0, 9), max_size=6), st.sampled_from([-1.0, 9.0]))
+@settings(max_examples=100, deadline=None)
+def test_bad_records_are_passed_over_the_same_before_and_after_a_cut_and_whatever_was_checked(case, before, after, seconds):
+    count, bad = case
+    data = holed(count, bad)
+    straight, stopped = data.prompts(seed=5), data.prompts(seed=5)
+    straight.check(seconds)
+    for size in before:
+        assert answers(straight.take(size)) == answers(stopped.take(size))
+    resumed = Prompts(holed(count, bad), seed=5)
+    resumed.load(json.loads(json.dumps(stopped.state())))
+    for size in after:
+        since = [json.loads(json.dumps(cursor.state())) for cursor in (straight, resumed)]
+        one, other = straight.take(size), resumed.take(size)
+        assert len(one) == size
+        assert answers(one) == answers(other)
+        assert bad.isdisjoint(answers(one))
+        assert one.axis.keys.tolist() == other.axis.keys.tolist()
+        assert straight.left_out(since[0]) == resumed.left_out(since[1])
+
+
+@given(holes())
+@settings(max_examples=60, deadline=None)
+def test_each_epoch_serves_every_good_record_once_at_its_place_in_the_order(case):
+    count, bad = case
+    whole, cursor = holed(count, set()).prompts(seed=2), holed(count, bad).prompts(seed=2)
+    order = answers(whole.take(2 * count))
+    batch = cursor.take(2 * (count - len(bad)))
+    assert list(zip(batch.axis.keys[:, 0].tolist(), answers(batch), strict=True)) == [
+        (position, record) for position, record in enumerate(order) if record not in bad]
+
+
+def test_what_is_passed_over_is_told_once_and_counted_each_time():
+    cursor = holed(4, {1, 3}).prompts()
+    start = cursor.state()
+    cursor.take(4)  # both good ones, twice
+    assert sorted(str(fault) for fault in cursor.untold()) == [f"d.jsonl:{line} is left out: its prompt is empty" for line in (2, 4)]
+    skipped = cursor.position - 4
+    assert cursor.left_out(start) == {"data/left_out_empty": float(skipped)}
+    assert skipped in (2, 3, 4)
+    assert cursor.left_out(cursor.state()) == {}
+    cursor.take(4)
+    assert list(cursor.untold()) == []
+
+
+def test_a_check_judges_what_it_has_time_for_and_takes_nothing():
+    cursor = holed(2000, {3, 1500}).prompts()
+    assert cursor.check(-1.0) == 0
+    assert cursor.check(60.0) == 2000
+    assert {record: fault.place.line for record, fault in cursor.faults.items()} == {3: 4, 1500: 1501}
+    assert (cursor.position, list(cursor.untold())) == (0, [])
+
+
+def test_data_of_which_nothing_can_be_used_end_in_words():
+    with pytest.raises(PlanError, match=r"3 of 3 records of holed cannot be used"):
+        holed(3, {0, 1, 2}).prompts().take(1)
 
 
 def test_pairs_are_counted_in_records():

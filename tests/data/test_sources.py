@@ -164,6 +164,12 @@ def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
     assert set(small.columns) == {"prompt", "answer", "prompt_tokens", "entry"}
 
 
+def test_a_column_that_a_task_does_not_give_is_refused():
+    with pytest.raises(PlanError, match=r"gives no column 'level'(.|\n)*found: +prompt, answer, entry(.|\n)*a field 'level'"):
+        open_data("chain_sum", columns={"level": row("int64")})
+    assert open_data("chain_sum", task={"size": 2}, columns={"entry": text}).columns["entry"] == text
+
+
 @pytest.mark.parametrize(
     ("spec", "task", "says"),
     [
@@ -171,6 +177,7 @@ def test_reasoning_gym_draws_by_seed_and_keeps_each_question_once():
         ("chain_sum", {"min_term": 2}, r"no parameter 'min_term'(.|\n)*nearest: +min_terms"),
         ("chain_sum", {"min_terms": -1}, "refuses the parameters"),
         ("chain_sum", {"min_terms": "many"}, "refuses the parameters"),
+        ("", {}, "no data is named"),
     ],
 )
 def test_a_task_that_is_not_there_or_refuses_its_parameters(spec, task, says):

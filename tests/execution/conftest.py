@@ -39,6 +39,9 @@ class Stream:
     def load(self, state):
         self.position = state["position"]
 
+    def left_out(self, since):
+        return {}
+
 
 class Learner(Trainer):
     """A null trainer that remembers the rows that it learned from."""

@@ -4,10 +4,16 @@ import dataclasses
 
 import pytest
 
-from rlflow import FlowError, StageError
+from rlflow import FlowError, StageError, stage
 from rlflow.author.load import load_flow
 from rlflow.execution.apply import SkipIteration
 from rlflow.execution.eager import Role
+
+
+@stage(gives="prompt")
+def question(completion):
+    return completion
+
 
 NAMES = ["adaptive", "remax", "chancy", "warm"]
 
@@ -122,6 +128,8 @@ def test_a_role_called_outside_a_flow_runs_at_once(world, flows, prompts):
         (lambda actor, batch: actor.generate(batch, max_token=2), "unknown-setting"),
         (lambda actor, batch: actor.logprobs(batch.drop("tokens")), "missing-column"),
         (lambda actor, batch: actor.logprobs(batch, gives=("a", "b", "c")), "gives-count"),
+        (lambda actor, batch: actor.logprobs(batch, gives="prompt_tokens"), "gives-prompt"),
+        (lambda actor, batch: question(batch), "gives-prompt"),
         (lambda actor, batch: actor.logprobs("batch"), "not-a-batch"),
         (lambda actor, batch: actor.update(batch, print), "not-a-loss"),
     ],

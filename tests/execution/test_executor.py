@@ -12,9 +12,11 @@ import torch
 from rlflow import RANK0, Batch, FlowError, StageError, flow, group, loss, row, scalar, stage, text
 from rlflow.backends.null import Generator
 from rlflow.errors import Place
+from rlflow.execution.apply import Stopped
 from rlflow.execution.executor import Store
 from rlflow.execution.lanes import Lanes
-from rlflow.graph.model import Node, Op, Output
+from rlflow.graph.model import Column, Node, Op, Output
+from rlflow.passes import plan
 from rlflow.watchdog.beside import Watchdog
 
 
@@ -244,6 +246,19 @@ def test_a_backend_that_loses_rows_or_columns_is_an_error_of_its_call(world, los
     assert caught.value.stage == "actor.generate"
 
 
+def test_rows_that_an_engine_loses_are_an_error_of_its_call(world, flows):
+    run = world(flows.remax)
+    forward = run.engine.forward
+
+    def losing(role, want, batch, terms):
+        return forward(role, want, batch, terms).rows(range(len(batch) - 1))
+
+    run.engine.forward = losing
+    with pytest.raises(StageError, match="found 14 rows, expected 15") as caught:
+        run.compiled(5)
+    assert caught.value.stage == "actor.logprobs"
+
+
 def test_scores_are_one_per_row(world, flows):
     run = world(flows.remax)
     run.engine.scorers["reward"] = lambda batch: (torch.zeros(len(batch) + 1), {})
@@ -319,6 +334,47 @@ def test_stages_may_write_into_what_they_are_given(world):
     run.compiled(3)
     run.eager(3)
     assert all(value > 0 for value in seen)
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------------------------
+
+
+@flow
+def twice(prompts, actor, critic, reward):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch, gives="one")
+    actor.update(batch, one_loss)
+    batch |= actor.logprobs(batch)
+    batch |= second(batch)
+    critic.update(batch, later_loss)
+
+
+@loss
+def later_loss(new, logprobs, two):
+    return new.logprobs * logprobs * two[:, None], {}
+
+
+@pytest.mark.parametrize("where", ["generate", "update"])
+def test_a_stop_within_an_update_lets_the_iteration_end_and_one_before_it_does_not(world, learner, where):
+    class Stops(learner):
+        def update(self, batch, loss, **options):
+            run.executor.stopping = True
+            return super().update(batch, loss, **options)
+
+    class StopsEarlier(Generator):
+        def generate(self, prompts, sampling, seeds):
+            run.executor.stopping = True
+            return super().generate(prompts, sampling, seeds)
+
+    run = world(twice, **({"trainer": Stops} if where == "update" else {"generator": StopsEarlier}))
+    if where == "update":
+        outcome = run.compiled(3)
+        assert {"actor.update", "actor.logprobs", "second", "critic.update"} <= {span.node for span in outcome.spans}
+        assert {name: len(rows) for name, rows in run.learned.items()} == {"actor": 1, "critic": 1}
+    else:
+        with pytest.raises(Stopped):
+            run.compiled(3)
+        assert not run.learned
 
 
 # -- deadlines ---------------------------------------------------------------------------------------------------------------------
@@ -520,6 +576,83 @@ def test_a_closed_store_stays_empty():
     store.close()
     store.put(node, batch, ("scores",))
     assert not store.columns
+
+
+@stage(gives={"one": row("float32")})
+def first(scores, tokens):
+    return scores + tokens.sum(1)
+
+
+@stage(gives={"two": row("float32")})
+def second(one):
+    return 2 * one
+
+
+@flow
+def in_line(prompts, actor, reward):
+    """Each node waits for the one before it, so what lies in the store when is settled."""
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= first(batch)
+    batch |= second(batch)
+    batch |= first(batch.drop("scores").rename(two="scores"), gives="three")
+    actor.update(batch, third_loss)
+
+
+@loss
+def third_loss(new, three):
+    return new.logprobs * three[:, None], {}
+
+
+@loss
+def second_loss(new, two):
+    return new.logprobs * two[:, None], {}
+
+
+def watched_store(monkeypatch):
+    """What nodes put: (node, its columns with their bytes), in order."""
+    puts, put = [], Store.put
+
+    def watching(store, node, batch, names):
+        put(store, node, batch, names)
+        puts.append((node.id, {Column(node.id, o.name): batch.data[o.source].nbytes for o in node.outputs if o.name in names}))
+
+    monkeypatch.setattr(Store, "put", watching)
+    return puts
+
+
+def test_a_column_lies_in_the_store_until_its_last_reader_is_done_and_no_longer(world, monkeypatch):
+    run, puts = world(in_line), watched_store(monkeypatch)
+    made = plan(run.program)
+    run.executor.run(made, run.stream.take(3))
+    live, peak, done = {}, 0, set()
+    for node, columns in puts:
+        live |= columns  # what it gives lies there beside what it reads
+        peak = max(peak, sum(live.values()))
+        done.add(node)
+        live = {column: size for column, size in live.items() if column in made.held_to_end or not made.readers[column] <= done}
+    assert run.executor.store.peak_bytes == peak
+    assert peak < sum(size for _, columns in puts for size in columns.values())
+
+
+@pytest.mark.parametrize("name", ["in_line", "warm"])
+def test_when_the_last_node_runs_nothing_is_left_but_what_it_reads_and_what_is_recorded(world, flows, learner, name):
+    seen = []
+
+    class Looking(learner):
+        def update(self, batch, loss, **options):
+            seen.append(set(run.executor.store.columns))
+            return super().update(batch, loss, **options)
+
+    run = world(in_line if name == "in_line" else getattr(flows, name), trainer=Looking)
+    made = plan(run.program)
+    for _ in range(3):  # the updates of ``warm`` begin one after another
+        seen.clear()
+        run.executor.run(made, run.stream.take(3))
+        run.engine.iteration += 1
+    last = max(i for i in made.live if made.graph.nodes[i].op is Op.UPDATE)
+    assert seen[-1] <= made.reads[last] | made.held_to_end
+    assert seen[-1] >= made.reads[last]
 
 
 def test_a_column_of_unknown_kind_that_turns_out_to_be_of_tokens_is_not_spread(world):

@@ -7,8 +7,11 @@ import pytest
 
 from rlflow import StageError, flow, loss
 from rlflow.backends.null import Generator, Score
+from rlflow.batch import Batch
 from rlflow.execution.apply import Stopped
+from rlflow.execution.pieces import Pieces
 from rlflow.passes import plan
+from rlflow.placement import Placement
 from rlflow.plan import Streaming
 from rlflow.spans import critical_path
 
@@ -142,6 +145,26 @@ def test_a_backend_that_loses_or_doubles_rows_is_refused(world, kept, message):
 
     with pytest.raises(StageError, match=message):
         outcome(world(scored, generator=Wrong), 3)
+
+
+def test_a_chunk_is_kept_for_its_last_reader_and_no_longer(world):
+    """Of two forwards and a reward on pools of their own each reads every chunk."""
+    run = world(scored)
+    pools = Placement({"train": 1, "rollout": 1}, {"actor": "train"}, {"actor": "rollout"})
+    made = plan(run.program, pools, Streaming(3, frozenset({"actor"}), frozenset({"actor", "reward"})))
+    source = made.graph.by_name["actor.generate"]
+    pieces, mine = Pieces(made), {number: [] for number in range(3)}
+    for piece in made.pieces.values():
+        mine[piece.chunk].append(piece)
+    assert [len(readers) for readers in mine.values()] == [2, 2, 2]
+    for number, (first, last) in mine.items():
+        rows = Batch.of(tokens=[[number]] * 2)
+        pieces.add(source, number, rows)
+        pieces.put(first, rows, {})
+        assert pieces.axis(last) is rows.axis
+        pieces.put(last, rows, {})
+        with pytest.raises(KeyError):
+            pieces.axis(last)
 
 
 def test_a_stop_between_chunks_starts_nothing_more(world):

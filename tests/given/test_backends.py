@@ -4,11 +4,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from rlflow.backends.vllm.surroundings import imported
 from rlflow.cli.check import judged as judged_file
 from rlflow.errors import PlanError
-from rlflow.given.backends import check_settings
+from rlflow.given.backends import check_settings, keep_whole_products
 from rlflow.given.flags import sorted_out
 from rlflow.graph.model import RoleUse
 
@@ -73,3 +74,16 @@ def test_a_missing_vllm_is_named_with_what_installs_it(monkeypatch):
     assert "python -m rlflow.backends.vllm.install" in str(missing.value)
     with pytest.raises(PlanError, match="rlflow-dag\\[vllm\\]"):
         imported("cuda")
+
+
+@pytest.mark.parametrize(("device", "dtype", "kept"), [
+    ("cuda", "float32", "highest"), ("cuda", "bfloat16", "high"), ("cpu", "float32", "high"),
+])  # fmt: skip
+def test_float32_on_a_gpu_is_float32(device, dtype, kept):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        keep_whole_products(device, dtype)
+        assert torch.get_float32_matmul_precision() == kept
+    finally:
+        torch.set_float32_matmul_precision(before)

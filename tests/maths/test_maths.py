@@ -12,6 +12,8 @@ from rlflow import (
     Batch,
     adapted_beta,
     clipped_gain,
+    compare,
+    gae,
     group_mean,
     group_std,
     kl,
@@ -74,9 +76,12 @@ def test_nothing_outside_the_mask_reaches_a_result(case, noise):
     noisy = torch.where(mask, x, noise)
     assert torch.equal(masked_mean(noisy, mask), masked_mean(x, mask))
     assert torch.equal(whiten(noisy, mask)[mask], whiten(x, mask)[mask])
-    scores = x[:, 0]
     assert torch.equal(truncated_weights(noisy, x * 0.5, mask, cap=2.0), truncated_weights(x, x * 0.5, mask, cap=2.0))
-    assert torch.equal(place_last(scores, mask), place_last(scores, mask.clone()))
+    assert torch.equal(reward_to_go(noisy, mask, 0.9), reward_to_go(x, mask, 0.9))
+    assert torch.equal(row_sum(noisy, mask), row_sum(x, mask))
+    assert torch.equal(row_mean(noisy, mask), row_mean(x, mask))
+    quiet, loud = (gae(one, 0.5 * one, mask, gamma=0.9, lam=0.8) for one in (x, noisy))
+    assert all(torch.equal(one[mask], other[mask]) for one, other in zip(quiet, loud, strict=True))
 
 
 def test_rows_that_are_not_finite_stay_out_of_the_statistics_and_stay_not_finite():
@@ -178,13 +183,34 @@ def test_group_statistics_are_those_of_the_values_that_are_there(groups):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("value", AWKWARD)
-@pytest.mark.parametrize("count", range(1, 33))
-def test_equal_rewards_give_an_advantage_of_exactly_0(value, count, dtype):
-    x, ids = torch.full((count,), value, dtype=dtype), torch.zeros(count, dtype=torch.int64)
+def test_equal_rewards_give_an_advantage_of_exactly_0(value, dtype):
+    sizes = torch.arange(1, 33)  # one group of each
+    ids = torch.arange(len(sizes)).repeat_interleave(sizes)
+    x = torch.full((len(ids),), value, dtype=dtype)
     assert not bool((x - group_mean(x, ids)).any())
     assert not bool(group_std(x, ids).any())
-    if count > 1:
-        assert not bool((x - leave_one_out(x, ids)).any())
+    assert not bool((x - leave_one_out(x, ids))[ids > 0].any())
+    assert not bool(compare(x, ids, torch.ones(len(x), 1, dtype=torch.bool)).any())
+
+
+MIXED = torch.tensor([1.0, 3.0, 5.0, 0.5, 0.5, 2.0, NAN], dtype=torch.float64)
+MIXED_GROUPS = torch.tensor([4, 4, 4, 7, 7, 9, 9])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [-2 / 2.0001, 0.0, 2 / 2.0001, 0.0, 0.0, 0.0, NAN]),  # the deviation of 1, 3 and 5 is 2
+        ({"deviation": True}, [-2 / 2.0001, 0.0, 2 / 2.0001, 0.0, 0.0, 0.0, NAN]),
+        ({"deviation": False}, [-2.0, 0.0, 2.0, 0.0, 0.0, 0.0, NAN]),
+    ],
+)
+def test_scores_are_compared_with_their_group_over_its_deviation(settings, expected):
+    mask = torch.tensor([[True, False, True]]).repeat(7, 1)
+    advantages = compare(MIXED, MIXED_GROUPS, mask, **settings)
+    for column in (0, 2):
+        assert advantages[:, column].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-15, nan_ok=True)
+    assert not bool(advantages[:, 1].any())  # a hole has none, in a row without a score too
 
 
 def test_equal_rewards_stay_equal_beside_a_missing_one_and_other_groups():
@@ -341,3 +367,14 @@ def test_only_responses_that_were_cut_are_penalised():
     scores = torch.tensor([1.0, 1.0, math.nan, 0.5])
     batch = Batch.of({"scores": scores, "finish": ["length", "stop", "length", "length"]})
     assert stop_penalty(batch, coef=0.5)["scores"].tolist() == pytest.approx([0.5, 1.0, NAN, 0.25], nan_ok=True)
+
+
+def test_a_negative_coefficient_is_the_score_of_a_response_that_was_cut():
+    batch = Batch.of({"scores": torch.tensor([1.0, 1.0, -3.0, math.nan, -1.0]), "finish": ["length", "stop", "length", "length", "stop"]})
+    assert stop_penalty(batch, coef=-0.5)["scores"].tolist() == pytest.approx([-0.5, 1.0, -0.5, NAN, -1.0], nan_ok=True)
+
+
+@pytest.mark.parametrize("coef", [1.0001, math.inf, NAN])
+def test_a_coefficient_that_would_reward_being_cut_is_refused(coef):
+    with pytest.raises(ValueError, match=r"found coef=.*, expected a number of at most 1"):
+        stop_penalty.function(torch.ones(1), ["length"], coef=coef)

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from rlflow import group_std, kl, place_last, reward_to_go, whiten
-from rlflow.algorithms import gpg, grpo, opo, reinforce_pp, remax, rloo
+from rlflow import compare, group_std, kl, place_last, reward_to_go, whiten
+from rlflow.algorithms import gpg, opo, reinforce_pp, remax, rloo
 from rlflow.author.load import load
 
 registry = load(Path(__file__).with_name("registry.py"))
@@ -36,7 +37,7 @@ ALONE = "a response alone keeps its raw score there, and has advantage 0 here: l
 
 def grpo_of_verl(case):
     scores = scores_of(case)
-    return grpo.compare(scores, case.group, case.mask, deviation=True) * adding(1e-6, scores, case.group)
+    return compare(scores, case.group, case.mask, deviation=True) * adding(1e-6, scores, case.group)
 
 
 @transformed(f"1e-6 is added to the deviation there, 1e-4 here: multiplied by the quotient; {ALONE}",
@@ -61,12 +62,17 @@ def test_opo(case):
     assert not advantages[~several(case)].any()
 
 
-@transformed(f"alpha counts the rows of any score but 0 there, and those in groups of unequal scores here: alpha exchanged; {ALONE}",
-             "verl-gpg-1")
+@transformed("alpha counts the rows of any score but 0 there, and those in groups of unequal scores here: multiplied by the quotient of "
+             f"the two, both counted in the test; {ALONE}", "verl-gpg-1")
 def test_gpg(case):
-    scores = scores_of(case)
-    advantages, metrics = gpg.compare(scores, case.group, case.mask)
-    compared(case, advantages / metrics["alpha"] * len(scores) / (scores != 0).sum(), where=several(case))
+    scores, groups = scores_of(case).tolist(), case.group.tolist()
+    unequal = sum(any(other != score for other, its in zip(scores, groups, strict=True) if its == mine)
+                  for score, mine in zip(scores, groups, strict=True))
+    ours, theirs = len(scores) / unequal, len(scores) / sum(score != 0 for score in scores)
+    assert ours != theirs  # so that the quotient says something
+    advantages, metrics = gpg.compare(scores_of(case), case.group, case.mask)
+    assert float(metrics["alpha"]) == pytest.approx(ours, rel=1e-12)
+    compared(case, advantages * theirs / ours, where=several(case))
 
 
 @transformed(f"GRPO's advantages, whitened: whitened in the test; 1e-6 is added to the deviation there; {ALONE.partition(':')[0]}: put "
@@ -134,25 +140,25 @@ def row_compared(case, advantages):
 
 @as_is("trl-adv-1")
 def test_grpo_of_responses(case):
-    row_compared(case, grpo.compare(*rows_of(case), deviation=True))
+    row_compared(case, compare(*rows_of(case), deviation=True))
 
 
 @transformed({"nemo-grpo-loo0-norm1": "1e-6 is added to the deviation there, 1e-4 here: multiplied by the quotient"})
 def test_grpo_with_another_epsilon(case):
     scores, group, mask = rows_of(case)
-    row_compared(case, grpo.compare(scores, group, mask, deviation=True) * adding(1e-6, scores, group))
+    row_compared(case, compare(scores, group, mask, deviation=True) * adding(1e-6, scores, group))
 
 
 @transformed("1e-8 is added to the deviation there, 1e-4 here: multiplied by the quotient", "oat-grpo")
 def test_grpo_of_the_authors_of_dr_grpo(case):
     scores, group, mask = rows_of(case)
-    row_compared(case, grpo.compare(scores, group, mask, deviation=True) * adding(1e-8, scores, group))
+    row_compared(case, compare(scores, group, mask, deviation=True) * adding(1e-8, scores, group))
 
 
 @transformed("divided by the deviation of the whole batch there: divided in the test", "trl-adv-3")
 def test_grpo_with_the_deviation_of_the_batch(case):
     scores, group, mask = rows_of(case)
-    row_compared(case, grpo.compare(scores, group, mask, deviation=False) / (scores.std() + 1e-4))
+    row_compared(case, compare(scores, group, mask, deviation=False) / (scores.std() + 1e-4))
 
 
 @transformed("a leave-one-out deviation there, none in groups of two: the deviation of the others is taken row by row, with the row "
@@ -168,7 +174,7 @@ def test_leave_one_out_with_a_deviation(case):
              "trl-adv-5")
 def test_several_rewards(case):
     _, group, mask = rows_of(case)
-    each = [grpo.compare(scores, group, mask, deviation=True)[:, 0].nan_to_num(0.0) for scores in case.inputs["rewards_per_func"].T]
+    each = [compare(scores, group, mask, deviation=True)[:, 0].nan_to_num(0.0) for scores in case.inputs["rewards_per_func"].T]
     total = sum(weight * x for weight, x in zip(case.settings["reward_weights"], each, strict=True))
     there = ~case.inputs["rewards_per_func"].isnan().all(1)
     inside = total[there]

@@ -39,7 +39,7 @@ def generated(ids, eos):
     """(mask [T], stopped) of the local generator's decode loop over recorded tokens, which go on after the end."""
     sampling = Sampling(max_tokens=len(ids), temperature=0.0)
     *_, (drawn, _) = decode(Recorded(ids), [torch.tensor([5])], torch.tensor([0]), torch.zeros(1, len(ids)), sampling,
-                   Endings(torch.tensor([eos]), (), None))
+                   Endings(torch.tensor([eos]), (), None), 1)
     mask = _columns(drawn, sampling, 0)["mask"]
     return torch.nn.functional.pad(mask.value, (0, len(ids) - len(mask.value))), bool(drawn.stopped)
 

@@ -32,7 +32,7 @@ def test_over_long_shaping_up_to_the_longest_length(case):
     case.agrees(where=within, rewards=shaped(case))
 
 
-@as_is("orlhf-stop-1", "orlhf-stop-3")
+@as_is("orlhf-stop-1", "orlhf-stop-2", "orlhf-stop-3")
 def test_responses_that_were_cut(case):
     finish = ["length" if cut else "stop" for cut in case.inputs["truncated"].tolist()]
     case.agrees(rewards=stop_penalty.function(case.inputs["rewards"], finish, coef=case.settings["coef"]))

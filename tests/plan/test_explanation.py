@@ -107,12 +107,18 @@ def test_every_algorithm_has_a_plan(planned_as, algorithm, pools):
     told = json.loads(json.dumps(found.as_json()))
     placed = {step["name"]: step for step in told["nodes"]}
     ranks = told["pools"] or {None: 1}
+    assert told["edges"]
     for node in told["nodes"]:
-        assert node["pool"] in ranks or node["op"] == "repeat"
-        assert not pools or node["layout"] or node["op"] == "repeat"
+        if node["op"] == "repeat":
+            assert (node["pool"], node["layout"]) == (None, "")
+        else:
+            assert node["pool"] in ranks
+            assert bool(node["layout"]) == bool(pools)
     for edge in told["edges"]:
         assert 0 <= edge["moved"] <= edge["bytes"] * (max(ranks.values()) + 1)
         assert (edge["why"] == "stays") == (edge["moved"] == 0)
-        assert edge["to_pool"] == placed[edge["target"]]["pool"] or not edge["to_pool"]
+        assert edge["to_pool"] == placed[edge["target"]]["pool"]
+        whole = placed[edge["target"]]["op"] == "repeat"  # where its body runs, each of the body's own edges says
+        assert (edge["from_pool"] is None) if whole else (edge["from_pool"] in ranks)
     assert told["time"]["bound"] <= told["time"]["makespan"]
     assert set(told["time"]["critical"]) <= set(placed)

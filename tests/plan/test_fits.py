@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import rlflow.tasks
 from rlflow.errors import PlanError
 
+FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
 
 @pytest.mark.parametrize(("line", "code", "found", "remedy"), [
     ("grpo --pools train=1,rollout=1 --actor.trainer.pool trian", "no-pool", "trian", "name a pool of --pools"),
@@ -41,6 +43,8 @@ def test_all_that_does_not_fit_is_said_at_once(planned_as):
     ("grpo --pools train=4,rollout=8 --prompts 4 --hp.samples 2", {"idle-ranks": "8 ranks, at most 4 rows at once"}),
     ("grpo --pools train=4,rollout=2 --prompts 4 --hp.minibatch 2", {"small-minibatch": "minibatch=2, 4 ranks"}),
     ("dpo --pools all=9 --prompts 4", {"idle-ranks": "9 ranks, at most 8 rows at once"}),
+    (f"grpo --model {FOLDER}", {"no-room": "256 positions of role 'actor'"}),
+    (f"grpo --model {FOLDER} --hp.max_tokens 255", {}),
     ("grpo --pools train=4,rollout=4", {}),
     ("grpo --pools train=4,rollout=4 --reference.pool train", {}),
 ])  # fmt: skip
@@ -55,7 +59,8 @@ def test_what_only_wastes_is_warned_of(planned_as, line, warned):
 
 def test_the_page_has_a_line_for_every_code():
     root = Path(__file__).parents[2]
-    sources = ("explain/fits.py", "runs/planned.py", "placement.py", "check/staleness.py", "residency.py", "passes/residency.py")
+    sources = ("explain/fits.py", "runs/planned.py", "placement.py", "check/staleness.py", "residency.py", "passes/residency.py",
+               "given/positions.py")
     found = {code for file in sources for code in re.findall(r'(?:Problem|\.of)\(\s*"([a-z-]+)"', (root / "rlflow" / file).read_text())}
     found -= {"model-folder", "memory-proof"}
     page = (root / "docs" / "runs.md").read_text().partition("## What a plan says")[2].partition("`--json` prints")[0]

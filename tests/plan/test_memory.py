@@ -33,8 +33,6 @@ def size(tensors):
     ("logprobs", "bfloat16", 4, "attention"),
 ])  # fmt: skip
 def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
-    if lora:
-        pytest.importorskip("peft")
     trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets))
     told = Kept(facts, head, True, dtype, lora, targets == "attention").trainer()
     learning = trainer.network.parameters().values()
@@ -50,8 +48,6 @@ def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
     ("logprobs", "bfloat16", 4),
 ])  # fmt: skip
 def test_what_a_commit_takes_is_what_a_trainer_that_has_learned_gives(facts, head, dtype, lora):
-    if lora:
-        pytest.importorskip("peft")
     trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora))
     for parameter in trainer.network.parameters().values():
         parameter.grad = torch.zeros_like(parameter)

@@ -7,8 +7,6 @@ import pytest
 
 import rlflow
 from rlflow.author.load import load_flow
-
-pytest.importorskip("ray")
 from rlflow.cluster.calls import Calls
 
 FLAGS = "--pools train=2,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16"

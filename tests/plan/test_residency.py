@@ -10,6 +10,29 @@ from rlflow.errors import PlanError
 from rlflow.residency import prove
 
 FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
+JUDGED = '''
+from rlflow import compare, flow, loss
+
+
+@loss
+def policy_loss(new, logprobs, advantages):
+    return -(new.logprobs - logprobs).exp() * advantages, {}
+
+
+@loss(new="scores", rows="group")
+def spread_loss(new, scores):
+    return (new.scores - scores).square(), {}
+
+
+@flow
+def judged(prompts, actor, judge):
+    batch = actor.generate(prompts, samples=2, max_tokens=8)
+    batch |= judge(batch)
+    batch |= actor.logprobs(batch)
+    batch |= compare(batch)
+    actor.update(batch, policy_loss)
+    judge.update(batch, spread_loss, mean="rows")
+'''
 SMALL = f"--model {FOLDER} --data chain_sum --held-out 0 --batch_tokens 1024"
 
 
@@ -53,6 +76,27 @@ def test_a_reward_that_is_trained_takes_its_turn_and_a_repeat_counts_with_its_bo
     assert any(course.moves for course in prime.residency)
     dapo = planned_as(f"dapo {SMALL} --memory 16MB").residency[0]
     assert [moment.step for moment in dapo.moments] == ["weights of actor", "actor.generate", "actor.logprobs", "actor.update"]
+
+
+def test_scores_of_a_reward_that_is_trained_wait_for_their_place_beside_the_models_and_others_do_not(planned_as, tmp_path):
+    """Where parts move, nothing with a model may run beside another one; a reward of processes may."""
+    path = tmp_path / "judged.py"
+    path.write_text(JUDGED)
+    limited = planned_as(f"{path} {SMALL} --memory 20MB")
+    assert {(pair.first, pair.second): pair.lane for pair in limited.pairs}["judge", "actor.logprobs"] == "model"
+    assert any(course.moves for course in limited.residency)
+    free = planned_as(f"{path} {SMALL}")
+    assert {(pair.first, pair.second): pair.lane for pair in free.pairs}["judge", "actor.logprobs"] is None
+    of_processes = planned_as(f"grpo {SMALL} --memory 19.5MB")
+    assert {(pair.first, pair.second): pair.lane for pair in of_processes.pairs}["reward", "actor.logprobs"] is None
+
+
+@pytest.mark.parametrize(("held_out", "beside"), [
+    (0, {"saving actor"}), (16, {"saving actor", "weights of actor", "the evaluation"}),
+])  # fmt: skip
+def test_an_evaluation_is_a_moment_between_iterations_where_there_is_one(planned_as, held_out, beside):
+    [course] = planned_as(f"grpo {SMALL.replace('--held-out 0', f'--held-out {held_out}')} --memory 19.5MB").residency
+    assert {moment.step for moment in course.beside} == beside
 
 
 def test_the_copies_that_an_optimizer_has_of_its_own_count_with_it(planned_as):

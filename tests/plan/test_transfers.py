@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from rich.filesize import decimal
 
 import rlflow.tasks
+from rlflow.cli.plan import weights
 from rlflow.explain.memory import ModelFacts
 from rlflow.reshard.kinds import flat, tensor_parallel
 from rlflow.reshard.planner import make_plan
@@ -21,7 +23,7 @@ def facts():
 
 @pytest.mark.parametrize(("flags", "transport"), [
     ("", "segment"), ("--weights alltoall", "store"), ("--ray-address auto", "store"), ("--weights gather", "whole"),
-    ("--actor.lora 4", "whole"), ("--staleness 1", "frozen"),
+    ("--actor.lora 4", "whole"), ("--staleness 1", "frozen"), ("--device cuda", "store"), ("--device cuda --weights segment", "segment"),
 ])  # fmt: skip
 def test_between_pools_each_rank_receives_its_part_and_no_more(planned_as, facts, flags, transport):
     [moved] = planned_as(f"{LINE} {TWO} {flags}").weights
@@ -43,6 +45,18 @@ def test_on_one_pool_the_trainer_is_cut_as_the_sampler_unless_it_is_told_not_to(
     assert plain.advice[0].startswith("a transfer can bring 2.12 KiB")
     [apart] = planned_as(f"{LINE} {TWO}").weights
     assert apart.advice == ()
+
+
+@pytest.mark.parametrize(("flags", "transport", "says"), [
+    ("", "segment", "by shared memory"), ("--device cuda", "handles", "by shared handles"),
+    ("--device cuda --weights segment", "handles", "by shared handles"), ("--device cuda --weights alltoall", "alltoall", "by all-to-all"),
+    ("--device cuda --ray-address auto", "alltoall", "by all-to-all"),
+])  # fmt: skip
+def test_on_one_pool_memory_that_ranks_share_takes_two_buckets_on_a_host_and_on_gpus(planned_as, flags, transport, says):
+    found = planned_as(f"{LINE} --pools all=2 --actor.match_sampler false {flags}")
+    [moved] = found.weights
+    assert (moved.transport, moved.extra) == (transport, (4 if transport == "alltoall" else 2) * moved.each)
+    assert f"  {says}; a transfer takes at most {decimal(moved.extra)} on a rank beside the model" in weights(found)
 
 
 def test_on_more_ranks_than_a_replica_has_those_with_the_same_part_are_side_by_side(planned_as):

@@ -1,6 +1,5 @@
 """vLLM's own models, two tensor-parallel ranks: what is traced and written straight equals vLLM's own reload, bit for bit."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ WORKER = Path(__file__).with_name("engine_worker.py")
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.usefixtures("vllm_installed")
 def test_weights_written_straight_are_those_of_the_engines_own_reload(tmp_path):
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path),
                    "VLLM_DIST_IDENT": f"rlflow-test-{os.getpid()}"}  # names the memory that its ranks share; set by who starts them

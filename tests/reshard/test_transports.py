@@ -30,7 +30,7 @@ def ranks_of(meeting: Path, ranks: int) -> list[dict[str, list[str]]]:
 @pytest.mark.timeout(600)
 def test_every_layout_moves_exactly_by_every_transport_and_what_is_wrong_is_noticed(tmp_path):
     found = ranks_of(tmp_path / "meeting", 4)
-    assert len(found[0]) == 7 * 4 + 2 + 7
+    assert len(found[0]) == 7 * 4 + 3 + 11
     assert [{case: problems for case, problems in one.items() if problems} for one in found] == [{}] * 4
 
 

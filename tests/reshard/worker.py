@@ -18,11 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from rlflow.cluster.weights import first_that_opens, ways
 from rlflow.errors import PlanError
 from rlflow.reshard.boxes import lengths
 from rlflow.reshard.digest import bits
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.gather import Gather
+from rlflow.reshard.handles import Handles
 from rlflow.reshard.kinds import flat, replicated, row_parallel, tensor_parallel
 from rlflow.reshard.layout import Layout, join
 from rlflow.reshard.planner import make_plan
@@ -31,6 +33,7 @@ from rlflow.reshard.shards import Piece, Pieces, from_dtensor, from_flat, held, 
 from rlflow.reshard.transport import AllToAll, TransferError
 
 RUN = f"test {os.getppid()}"
+WAYS = {"alltoall": AllToAll, "segment": lambda: Segment(RUN), "handles": lambda: Handles("cpu")}
 SHAPES = {"embed.weight": (37, 12), "q_proj.weight": (24, 12), "o_proj.weight": (12, 24), "norm.weight": (12,), "bias": (1,)}
 
 
@@ -124,9 +127,9 @@ def wrong(found: dict[str, Pieces], expected: dict[str, Tensor]) -> list[str]:
 
 def moved(source: Layout, target: Layout, mine: dict[str, Pieces], live, kind: str, dtype: str, rank: int, ranks: int) -> list[str]:
     problems = []
-    ways = [("alltoall", 2), ("segment", 2), *([("alltoall", 1), ("segment", 1)] if kind == "fsdp" else [])]
+    ways = [(name, buffers) for name in WAYS for buffers in ((2, 1) if kind == "fsdp" else (2,))]
     for transport, buffers in ways:
-        way = AllToAll() if transport == "alltoall" else Segment(RUN)
+        way = WAYS[transport]()
         into = views(target, rank)
         resharder = Resharder(make_plan(source, target, bucket=3000), rank, mine, into, way, buffers=buffers, verify_every=1)
         for version in (1, 2):
@@ -158,9 +161,9 @@ def hurried(rank: int, ranks: int) -> dict[str, list[str]]:
     live = {name: flat_part(tensor, rank, ranks) for name, tensor in wholes("float32", 0).items()}
     mine = {name: from_flat(name, part, SHAPES[name], rank, ranks) for name, part in live.items()}
     found = {}
-    for name, bucket in (("one bucket", 1 << 20), ("many", 3000)):
+    for name, bucket, way in (("one bucket", 1 << 20, "segment"), ("many", 3000, "segment"), ("handles", 3000, "handles")):
         into = views(target, rank)
-        resharder = Resharder(make_plan(layout, target, bucket=bucket), rank, mine, into, Segment(RUN))
+        resharder = Resharder(make_plan(layout, target, bucket=bucket), rank, mine, into, WAYS[way]())
         problems = []
         for version in range(20):
             update(live, "float32", version, rank, ranks)
@@ -177,7 +180,7 @@ def lies(rank: int, ranks: int) -> dict[str, list[str]]:
     parts = {name: flat_part(tensor, rank, ranks) for name, tensor in wholes("float32", 0).items()}
     mine = {name: from_flat(name, part, SHAPES[name], rank, ranks) for name, part in parts.items()}
     found = {}
-    for way in (AllToAll(), Segment(RUN)):
+    for way in (made() for made in WAYS.values()):
         into = views(target, rank)
         resharder = Resharder(make_plan(layout, target), rank, mine, into, way)
         found[f"{type(way).__name__} version"] = expect(lambda r=resharder: r.run(7 + (rank == 0)), "send others")
@@ -191,9 +194,23 @@ def lies(rank: int, ranks: int) -> dict[str, list[str]]:
     found["turned mesh"] = expect(lambda: pieces_of(fsdp(wholes("float32", 0), turned).items()), "does not say which shard a rank has")
     small = Segment(RUN)
     found["too little memory"] = expect(lambda: small.open((1 << 46) * (rank == 0), 0, 2), "too small for a bucket")
+    found["too little to share"] = expect(lambda: Handles("cpu").open((1 << 60) * (rank == 0), 0, 2), "cannot share the memory")
+    found["another way"] = [] if otherwise(make_plan(layout, target), rank, mine, into) == "alltoall" else ["it did not get through"]
     dist.barrier()
     found["left over"] = [path.name for path in ROOT.glob(f"rlflow-{small.run}-*")]
     return found
+
+
+def otherwise(plan, rank, mine, into) -> str:
+    """How weights go where no process can open the memory of a GPU: one has none."""
+
+    def bound(way: str) -> Resharder:
+        no_gpu = "cuda" if torch.cuda.device_count() == 0 else "cuda:99"
+        return Resharder(plan, rank, mine, into, Handles(no_gpu) if way == "handles" else AllToAll())
+
+    resharder = first_that_opens(bound, ways("auto", "cuda", one_machine=True))
+    resharder.run(1)
+    return resharder.transport.name
 
 
 def expect(act, message: str) -> list[str]:
@@ -207,6 +224,7 @@ def expect(act, message: str) -> list[str]:
 def main() -> None:
     meeting, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    torch.multiprocessing.set_sharing_strategy("file_system")  # what a CPU's memory is shared by, in the place of CUDA's handles
     store = dist.FileStore(meeting, ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     found = all_layouts(rank, ranks) | hurried(rank, ranks) | lies(rank, ranks)

@@ -119,7 +119,8 @@ with dog.marking():
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "os._exit(0)", "sys.exit(0)"])
 def test_what_rewards_have_started_ends_with_the_owner_of_their_run(forking, ending):
-    done = subprocess.run([sys.executable, "-c", OWNER.replace("{ending}", ending), str(forking)], capture_output=True, text=True, timeout=60)
+    words = [sys.executable, "-c", OWNER.replace("{ending}", ending), str(forking)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     pids = list(map(int, done.stdout.split()))
     assert len(pids) == 3
     assert all(map(gone, pids))

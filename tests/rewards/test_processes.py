@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlflow import Batch, PlanError, text, token
 from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
@@ -227,7 +228,7 @@ def test_an_edit_during_the_run_changes_nothing(tmp_path):
 
 def test_several_rewards_are_their_weighted_sum_and_missing_where_any_is(pool, hostile):
     specs = [parse_reward(f"{hostile}:{named}") for named in ("chosen:0.5", "length:-2", "chosen")]
-    scores = score_all(bind(specs, pool), Batch.of(completion=["4", "none", "10"], bonus=[0.0, 0.0, 1.0]))
+    scores = score_all(bind(specs, pool), Batch.of(completion=["4", "none", "10"], bonus=[0.0, 0.0, 1.0]), torch.float32)
     assert scores.values.isnan().tolist() == [False, True, False]
     assert scores.values[[0, 2]].tolist() == [0.5 * 4 - 2 * 1 + 4, 0.5 * 10 - 2 * 3 + 10]
     assert scores.missing == {"chosen/none": 1, "chosen_2/none": 1}

@@ -1,4 +1,4 @@
-"""Faults of processes, in runs that are started as a shell starts them: what the tests of how runs end and the benchmark of faults share."""
+"""Faults of processes, in runs that are started as a shell starts them: what tests of how runs end share with the benchmark of faults."""
 
 import json
 import os
@@ -113,8 +113,8 @@ def launch(folder: Path, name: str, *flags: object, fault: str = "", reward: str
     """`rlflow run` of the faulty flow, or of another that ``flags`` begin with."""
     judge = folder / f"{name}.judge.py"
     judge.write_text(REWARD.replace("{action!r}", repr(reward)))
-    words = [sys.executable, "-m", "rlflow.cli.main", "run", FAULTY, "--backend", "null", "--prompts", 4, "--iterations", 6, "--save-every", 1,
-             "--held-out", 0, "--threads", 1, "--out", folder / "runs", "--name", name, "--hp.once", folder / f"{name}.once",
+    words = [sys.executable, "-m", "rlflow.cli.main", "run", FAULTY, "--backend", "null", "--prompts", 4, "--iterations", 6, "--save-every",
+             1, "--held-out", 0, "--threads", 1, "--out", folder / "runs", "--name", name, "--hp.once", folder / f"{name}.once",
              *(["--hp.fault", fault] if fault else []), "--reward", f"{judge}:judge", *flags]  # fmt: skip
     return started(folder, name, list(map(str, words)), terminal)
 

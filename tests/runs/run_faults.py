@@ -29,7 +29,7 @@ from rlflow.cli.main import main
 from rlflow.execution import executor
 from rlflow.runs import resume
 from rlflow.runs.session import Interrupted
-from rlflow.watch.reporter import Quiet
+from rlflow.watch.reporter import make_reporter
 
 FLOW_FILES = Path(__file__).parent / "flows"
 ADAPTIVE, BAD = str(FLOW_FILES / "adaptive.py"), str(FLOW_FILES / "bad.py")
@@ -59,7 +59,7 @@ def run(name: str, keywords: Mapping[str, Any], run_name: str, **changes: Any) -
 
 
 def resumed(folder: Path, **changes: Any) -> int:
-    return in_child(lambda: resume.resume(folder, changes, Quiet()))
+    return in_child(lambda: resume.resume(folder, changes, make_reporter(quiet=True)))
 
 
 # -- processes -----------------------------------------------------------------------------------------------------------------
@@ -97,6 +97,11 @@ def in_child(action: Callable[[], object]) -> int:
     return status(forked(action))
 
 
+def must(code: int, expected: int) -> None:
+    if code != expected:
+        raise RuntimeError(f"found exit code {code} of a run without faults, expected {expected}")
+
+
 @dataclass(frozen=True)
 class Said:
     """How a command ended and what it printed."""
@@ -127,6 +132,18 @@ def said(pid: int, out: Path) -> Said:
 def command(words: Sequence[object], out: Path, before: Callable[[], object] = lambda: None) -> Said:
     """`rlflow WORDS` in a child."""
     return said(started(words, out, before), out)
+
+
+def quietly(action: Callable[[], object], out: Path) -> Said:
+    """Do something in a child; what it printed."""
+
+    def redirected() -> None:
+        for number, suffix in ((1, ".stdout"), (2, ".stderr")):
+            os.dup2(os.open(f"{out}{suffix}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
+        action()
+
+    return said(forked(redirected), out)
 
 
 def first_to_end(pids: Sequence[int], seconds: float = 60.0) -> int | None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Lla
 BOS, EOS, WORDS = 0, 1, 2 + 256
 MARKS = {"eos_token_id": EOS, "bos_token_id": BOS, "pad_token_id": EOS, "initializer_range": 0.1, "vocab_size": WORDS}
 SIZE = MARKS | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-                "head_dim": 8, "max_position_embeddings": 1024}  # fmt: skip
+                "head_dim": 8, "max_position_embeddings": 2048}  # fmt: skip
 CONFIGS = {
     "qwen3": Qwen3Config(**SIZE, tie_word_embeddings=True),
     "llama": LlamaConfig(**SIZE, tie_word_embeddings=False),

@@ -1,4 +1,4 @@
-"""Bad days of a run: rewards that hang, die or lie, stages that never return, numbers that are not finite, secrets about. What is bad
+"""Bad days of a run: rewards that hang, die or lie, stages that never return, numbers that are not finite. What is bad
 is left out and counted, and the run goes on; where nothing good is left it stops and says why."""
 
 import json
@@ -11,9 +11,7 @@ from run_faults import BAD, MARK, command, content, left_over, marked, unequal
 import rlflow
 from rlflow.author import verbs
 from rlflow.checkpoints.load import load_latest
-from rlflow.errors import PlanError, StageError
-from rlflow.runs.resume import resume
-from rlflow.watch.reporter import Quiet
+from rlflow.errors import StageError
 
 pytestmark = pytest.mark.slow
 
@@ -208,66 +206,3 @@ def test_good_iterations_between_bad_ones_keep_a_run_alive(task, tmp_path):
     result = rlflow.run("grpo", **{**task, "data": str(tmp_path / "rows.jsonl"), "held_out": 0, "prompts": 24, "iterations": 4},
                         reward=f"{tmp_path}/judge.py:odd", max_missing=1.0, max_bad=1, **{"hp.samples": 2, "hp.max_tokens": 2})  # fmt: skip
     assert result.iterations == 4
-
-
-# -- secrets -------------------------------------------------------------------------------------------------------------------
-
-CANARY = "kanarie-7d1f3b9a{}"
-TELLS = '''
-import os
-from dataclasses import dataclass
-from rlflow import RANK0, flow, loss, stage
-
-@dataclass(frozen=True)
-class Settings:
-    api_key: str = "none"
-    note: str = ""
-    samples: int = 2
-
-@stage(gives="advantages", dispatch=RANK0)
-def tell(scores, mask, *, api_key, note):
-    print("the key", len(api_key))
-    return scores[:, None] * mask
-
-@loss
-def simple(new, advantages):
-    return -new.logprobs * advantages
-
-@flow
-def tells(prompts, actor, reward, hp=Settings()):
-    batch = actor.generate(prompts, samples=hp.samples, max_tokens=4)
-    batch |= reward(batch)
-    batch |= tell(batch, api_key=hp.api_key, note=hp.note)
-    actor.update(batch, simple)
-'''
-
-
-def test_secrets_reach_no_file_and_no_message(tmp_path, monkeypatch):
-    """Canaries in five variables of the environment, in a setting by its name, in one by its value and in an address; a reward prints
-    and raises some. Looked for in what is printed and in all that two runs leave, one that ends well and one that does not."""
-    names = ("WANDB_API_KEY", "HF_TOKEN", "MY_SECRET", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY")
-    for number, name in enumerate(names):
-        monkeypatch.setenv(name, CANARY.format(number))
-    (tmp_path / "tells.py").write_text(TELLS)
-    (tmp_path / "judge.py").write_text("import os\ndef told(completion):\n    print(os.environ['MY_SECRET'])\n"
-                                       "    raise ValueError(os.environ['HF_TOKEN'] + os.environ['DB_PASSWORD'])\n")  # fmt: skip
-    flags = ["--backend", "null", "--prompts", 4, "--iterations", 2, "--out", tmp_path / "runs", "--max-missing"]
-    secret = ["--hp.api_key", CANARY.format(5), "--hp.note", f"see {CANARY.format(0)} and https://me:{CANARY.format(6)}@host/x"]
-    rewards = ["--reward", f"{tmp_path}/judge.py:told"]
-    said = [command(["run", tmp_path / "tells.py", *flags, most, *secret, *rewards], tmp_path / f"said-{most}") for most in (1, 0)]
-    assert [one.code for one in said] == [0, 1]
-    assert "ValueError: ******" in said[1].err
-    for one in said:
-        assert "kanarie" not in one.out + one.err
-    found = [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and b"kanarie" in path.read_bytes()]
-    assert found == []
-    assert len([path for path in (tmp_path / "runs").rglob("*") if path.is_file()]) > 20
-
-
-def test_a_resumed_run_is_given_its_secrets_again(tmp_path):
-    (tmp_path / "tells.py").write_text(TELLS)
-    keywords = {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path), "name": "told", "hp.api_key": CANARY}
-    rlflow.run(f"{tmp_path}/tells.py", **keywords)
-    with pytest.raises(PlanError, match="does not keep --hp.api_key, which is a secret"):
-        resume(tmp_path / "told", {"iterations": 2}, Quiet())
-    assert resume(tmp_path / "told", {"iterations": 2, "hp.api_key": CANARY}, Quiet()).iterations == 2

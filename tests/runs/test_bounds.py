@@ -1,10 +1,16 @@
+import dataclasses
 import json
+from itertools import pairwise, permutations
 
 import pytest
 
+import rlflow
+from rlflow.author.load import load_flow
+from rlflow.passes import plan
 from rlflow.runs.bounds import PATH, Totals
 from rlflow.runs.report import bounded
 from rlflow.spans import Span, critical_path
+from rlflow.trace.compile import compile_flow
 
 # generate ──▶ reward ─────▶ gae      reward is slow and beside logprobs;
 #        └──▶ logprobs ──▶ values     values waits for its lane only
@@ -72,6 +78,72 @@ def test_what_was_sampled_ahead_counts_for_the_time_in_which_it_was_waited_for()
     assert (totals.bounds.bound, totals.bounds.by) == (5.0, "train")
 
 
+# attempt [0, 10]: twice generate ──▶ reward ──▶ keep, a second before, between and after; then logprobs ──▶ update
+TRIES = [
+    Span("generate", "model", 1.0, 4.0), Span("reward", "io", 4.0, 5.0, ("generate",)), Span("keep", "cpu", 5.0, 5.0625, ("reward",)),
+    Span("generate", "model", 6.0, 7.0), Span("reward", "io", 7.0, 9.0, ("generate",)), Span("keep", "cpu", 9.0, 9.0625, ("reward",)),
+    Span("attempt", "control", 0.0, 10.0, ("prompts",)),
+    Span("logprobs", "model", 10.0, 12.0, ("attempt",)), Span("update", "model", 12.0, 16.0, ("logprobs",)),
+]
+
+
+def test_what_runs_within_a_repeat_counts_there_and_not_for_the_repeat_as_well():
+    totals = Totals({"model": 1, "io": 8, "cpu": 2}, within=dict.fromkeys(("generate", "reward", "keep"), "attempt"))
+    totals.add(TRIES, 0.0, 20.0)
+    assert {share.node: (share.seconds, share.part, share.critical) for share in totals} == {
+        "update": (4.0, 4.0, 4.0), "generate": (4.0, 4.0, 4.0), "attempt": (2.875, 2.875, 2.875),
+        "reward": (3.0, 3.0, 3.0), "logprobs": (2.0, 2.0, 2.0), "keep": (0.125, 0.125, 0.125),
+    }
+    assert totals.shares["attempt"].calls == 1
+    assert totals.shares["generate"].calls == 2
+    found = totals.bounds
+    assert list(found.critical.items()) == [
+        ("generate", 4.0), ("reward", 3.0), ("keep", 0.125), ("attempt", 2.875), ("logprobs", 2.0), ("update", 4.0)]
+    assert (found.outside, found.path) == (4.0, 16.0)
+    assert bounded(totals).splitlines()[-2] == (
+        "critical path: generate 4.000 s → reward 3.000 s → … → attempt 2.875 s → logprobs 2.000 s → update 4.000 s; 4.000 s outside nodes")
+
+
+def test_a_repeat_within_a_repeat_counts_once_too():
+    inner = [Span("generate", "model", 1.0, 3.0), Span("narrow", "control", 0.5, 3.5), Span("keep", "cpu", 3.5, 4.0, ("narrow",)),
+             Span("wide", "control", 0.0, 5.0)]
+    totals = Totals({"model": 1}, within={"generate": "narrow", "narrow": "wide", "keep": "wide"})
+    totals.add(inner, 0.0, 5.0)
+    assert {share.node: share.seconds for share in totals} == {"generate": 2.0, "narrow": 1.0, "keep": 0.5, "wide": 1.5}
+    assert [*totals.bounds.critical] == ["generate", "narrow", "keep", "wide"]
+    assert totals.bounds.path == 5.0
+
+
+def test_nodes_that_ran_at_once_share_their_time():
+    totals = Totals({"model": 1, "io": 8})
+    totals.add([Span("generate", "model", -4.0, 2.0), Span("reward", "io", 1.0, 5.0), Span("logprobs", "model", 2.0, 3.0)], 0.0, 5.0)
+    assert {share.node: share.part for share in totals} == {"generate": 1.5, "reward": 3.0, "logprobs": 0.5}
+
+
+def test_the_critical_path_is_that_of_most_iterations_and_never_one_that_none_had():
+    """In two iterations the reward ends last, in one the values, which once came late: means would put them in between."""
+    rewarded = [Span("generate", "model", 0, 4), Span("reward", "io", 4, 9, ("generate",)), Span("gae", "cpu", 9, 10, ("reward", "values"))]
+    valued = [Span("generate", "model", 0, 1), Span("values", "model", 1, 2, ("generate",)),
+              Span("gae", "cpu", 2, 20, ("reward", "values")), Span("remember", "cpu", 20, 21, ("gae",))]
+    totals = Totals({"model": 1, "cpu": 2, "io": 8})
+    for spans in (rewarded, valued, rewarded):
+        totals.add(spans, 0.0, spans[-1].end + 0.5)
+    assert totals.bounds.critical == {"generate": 4.0, "reward": 5.0, "gae": 1.0}
+    assert (totals.bounds.alike, totals.bounds.outside) == (2, 0.5)
+    said = "critical path (of 2 iterations): generate 4.000 s → reward 5.000 s → gae 1.000 s; 0.500 s outside nodes"
+    assert bounded(totals).splitlines()[-2] == said
+
+
+def test_a_lane_keeps_a_node_waiting_only_where_it_is_full():
+    """b ended last before d began, in d's lane; but there was a place beside it, so d waited for a."""
+    spans = [Span("a", "model", 0, 4), Span("b", "cpu", 0, 4.5), Span("d", "cpu", 5, 6, ("a",))]
+    assert [span.node for span in critical_path(spans, {"cpu": 2})] == ["a", "d"]
+    assert [span.node for span in critical_path([*spans, Span("c", "cpu", 1, 8)], {"cpu": 2})] == ["c"]
+    full = [*spans, Span("c", "cpu", 1, 5.5)]
+    assert [span.node for span in critical_path(full, {"cpu": 2})] == ["b", "d"]
+    assert [span.node for span in critical_path(full, {})] == ["a", "d"]  # a lane without a limit
+
+
 def test_of_no_iteration_nothing_is_said():
     assert bounded(Totals()) == "no iteration was run to its end"
     assert Totals({"model": 1}).as_json()["bound"] == 0.0
@@ -79,3 +151,21 @@ def test_of_no_iteration_nothing_is_said():
 
 def test_nothing_ran_has_no_path():
     assert critical_path([]) == []
+
+
+def test_a_run_of_a_flow_that_repeats_has_a_chain_of_its_plan(tmp_path):
+    result = rlflow.run("dapo", backend="null", prompts=4, iterations=3, out=str(tmp_path),
+                        **{"hp.samples": 2, "hp.groups": 4, "hp.tries": 3, "hp.max_tokens": 4, "hp.overlong": 0})
+    made = plan(compile_flow(load_flow("dapo"), dataclasses.replace(load_flow("dapo").parameters.hp, overlong=0)))
+    body = made.bodies[made.graph.by_name["repeat.sampled"].id]
+    allowed = {(a.name, "repeat.sampled") for a in body.graph.nodes}
+    for graph, each in ((made.graph, made), (body.graph, body)):
+        allowed |= {(graph.nodes[i].name, graph.nodes[j].name) for j, before in each.waits_for.items() for i in before}
+        models = [graph.nodes[i].name for i in each.live if each.lane[i] == "model"]
+        allowed |= set(permutations(models, 2))
+    chain = [*result.totals.bounds.critical]
+    assert set(pairwise(chain)) <= allowed
+    assert chain[-1] == "actor.update"
+    assert "repeat.sampled" in chain
+    assert sum(share.critical for share in result.totals) <= result.totals.seconds
+    assert sum(share.part for share in result.totals) <= result.totals.seconds

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
 from rlflow.checkpoints.lock import Lock
 from rlflow.errors import PlanError, RunHeld
-from rlflow.runs import resume
+from rlflow.runs import final, resume, state
 from rlflow.runs.evaluate import Evaluation
-from rlflow.watch.reporter import Quiet
+from rlflow.watch.reporter import Quiet, make_reporter
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +135,34 @@ def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):
     assert in_child(stop_evaluating) == 130
     assert resumed(folder) == 0
     assert_same(content(folder), content(straight))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["evaluated", "as an earlier version saved it"])
+def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_evaluated_once(known, sums):
+    sums = {**sums, "iterations": 2, "held_out": 4, "save_every": 0}
+    straight = run("grpo", sums, "straight").folder
+
+    def cut():
+        final.write_models = lambda prepared, folder: os.kill(os.getpid(), signal.SIGKILL)
+        if not known:
+            real = state.snapshot
+            state.snapshot = lambda prepared, at, cursor: real(prepared, replace(at, here=None), cursor)
+        run("grpo", sums, "cut")
+
+    folder = straight.parent / "cut"
+    assert in_child(cut) == -signal.SIGKILL
+    assert not (folder / "final").exists()
+
+    def finish():
+        if known:  # then no weights are evaluated again
+            Evaluation.__call__ = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+        resume.resume(folder, {}, make_reporter(quiet=True))
+
+    assert in_child(finish) == 0
+    assert content(folder).metrics == content(straight).metrics
+    assert (folder / "answers.jsonl").read_bytes() == (straight / "answers.jsonl").read_bytes()
+    one, other = ((each / "final/actor/model.safetensors").read_bytes() for each in (folder, straight))
+    assert one == other
 
 
 def test_a_second_ctrl_c_stops_at_once_even_where_weights_are_being_changed(sums):

@@ -10,7 +10,7 @@ from rlflow.graph.model import Op
 from rlflow.passes.rank import rank
 from rlflow.simulate import simulate
 
-ALGORITHMS = sorted(path.stem for path in Path("algorithms").glob("[a-z]*.py"))
+ALGORITHMS = sorted(path.stem for path in (Path(__file__).parents[2] / "algorithms").glob("[a-z]*.py"))
 PLACEMENTS = ("one pool", "rollout beside train", "actor beside others")
 TIMES = {  # seconds by kind of node
     "sampling is slow": {Op.GENERATE: 60, Op.REPEAT: 90, Op.LOGPROBS: 8, Op.VALUES: 8, Op.UPDATE: 30, Op.REWARD: 5, Op.STAGE: 0.1},

@@ -101,6 +101,32 @@ def test_a_flow_called_by_a_flow_is_its_lines():
     assert [node.op for node in traced(f).nodes] == [Op.DATA, Op.GENERATE, Op.LOGPROBS, Op.UPDATE]
 
 
+@stage(gives={"rank": row("float32")})
+def ranked(prompt_tokens, group):
+    return group.float()
+
+
+@stage(gives={"rank": row("float32")}, rows="group")
+def ranked_whole(prompt_tokens):
+    return prompt_tokens[:, 0].float()
+
+
+@stage(gives="keep", dispatch=RANK0)
+def kept(prompt_tokens):
+    return prompt_tokens[:, 0] > 0
+
+
+@pytest.mark.parametrize("made", [ranked, ranked_whole, kept], ids=lambda made: made.name)
+def test_groups_that_are_read_or_given_where_there_are_none_are_refused(made):
+    def f(prompts, actor):
+        batch = actor.generate(prompts, samples=2, max_tokens=4)
+        batch |= actor.logprobs(batch)
+        actor.update(batch, policy_loss)
+        made(prompts.drop("answer"))
+
+    assert "no-groups" in [code for code, _ in problems(f)]
+
+
 def test_a_second_name_asks_for_the_entropy():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlflow.training.chance import mixed, permutation, splitmix, uniforms
+from rlflow.training.chance import mixed, permutation, splitmix, uniforms, uniforms_at
 
 
 def reference(x):
@@ -25,6 +25,11 @@ def test_uniforms_depend_on_seed_and_step_alone():
     assert torch.equal(a[2], uniforms([5], 4 + 6)[0])
     assert torch.equal(a[:, :4], uniforms([3, -1, 5], 4))
     assert a.dtype is torch.float64
+
+
+def test_each_row_may_be_at_a_step_of_its_own():
+    seeds, steps = [3, 2**64 - 1, 5, 3], [0, 9, 2, 7]
+    assert torch.equal(uniforms_at(seeds, steps), uniforms(seeds, 10)[range(4), steps])
 
 
 def test_uniforms_look_uniform_and_independent():

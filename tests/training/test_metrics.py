@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlflow.training.metrics import Meter
+from rlflow.training.metrics import Meter, added, reported
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
 
@@ -42,6 +42,21 @@ def test_names_in_max_are_maxima():
     meter.add({"x_max": torch.tensor([[-3.0, -2.0, 9.0], [-8.0, 9.0, 9.0], [9.0] * 3])}, MASK, groups=0)
     meter.add({"x_max": torch.tensor([[-5.0]])}, torch.tensor([[True]]), groups=0)
     assert meter.result() == {"x_max": -2.0}
+
+
+def test_what_several_ranks_saw_is_what_one_would_have_seen():
+    """Sums add up, maxima are the highest, missing values are counted, and a name that one rank alone has counts."""
+    values = torch.tensor([[1.0, 2.0, 9.0], [6.0, torch.nan, 9.0], [-4.0, 9.0, 9.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
+    one, ranks = Meter(), [Meter(), Meter(), Meter()]
+    one.add({"x": values, "x_max": values, "low_max": -values.abs() - 1}, mask, groups=0)
+    for rank, rows in zip(ranks, ([0], [1, 2], []), strict=True):
+        part = values[rows]
+        rank.add({"x": part, "x_max": part, "low_max": -part.abs() - 1}, mask[rows], groups=0)
+    ranks[1].add({"alone": 3.0}, mask[:2], groups=0)
+    found = reported(added(rank.taken() for rank in ranks))
+    assert found == {**one.result(), "alone": 3.0}
+    assert (found["x_max"], found["low_max"], found["x"], found["x_nan"]) == (6.0, -2.0, 1.25, 1.0)
 
 
 def test_a_metric_that_requires_grad_keeps_no_graph():

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -255,14 +256,17 @@ def test_a_process_that_is_gone_has_died_and_a_pid_given_again_is_another(tmp_pa
         assert state(pid=process.pid, started=started) == "died"  # it only waits to be reaped
 
 
-def test_a_status_is_whole_or_not_there(tmp_path, monkeypatch):
+def test_a_status_is_whole_or_not_there(tmp_path):
     status.write(tmp_path, status.begun("ppo", 3))
-    kept = (tmp_path / "status.json").read_text()
-    monkeypatch.setattr("pathlib.Path.replace", lambda *names: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space"):
-        status.write(tmp_path, status.begun("grpo", 4))
-    assert (tmp_path / "status.json").read_text() == kept
+    kept, before = (tmp_path / "status.json").read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))  # as a disk that is full
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            status.write(tmp_path, status.begun("ppo", 4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+    assert (tmp_path / "status.json").read_text() == kept
 
 
 @pytest.mark.parametrize(("values", "line"), [

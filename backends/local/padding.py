@@ -1,0 +1,36 @@
+"""Attention masks that transformers makes without looking at the padding.
+
+Before each pass transformers asks whether a padding mask hides anything at all, so that it can leave it out, and the host waits for the
+answer. A decode loop knows it: it gives a mask where there is padding, and none where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor
+from transformers import masking_utils
+
+_KNOWN = ContextVar("known", default=False)
+
+
+@contextlib.contextmanager
+def known() -> Iterator[None]:
+    """A time in which each padding mask that is given hides something."""
+    before = _KNOWN.set(True)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(before)
+
+
+def _sdpa_mask(*args: Any, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, **options: Any) -> Tensor | None:
+    """transformers' own; outside of ``known`` nothing is different."""
+    look = attention_mask is None or not _KNOWN.get()
+    return masking_utils.sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip and look, **options)
+
+
+masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_mask

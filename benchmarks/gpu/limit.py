@@ -1,0 +1,68 @@
+"""``--memory`` with roles that do not fit side by side: PPO's actor, critic and reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import rlflow
+from gpu.check import Check, at_most, holds, measured
+from gpu.ground import ROOT, Ground
+from gpu.models import model
+from gpu.runs import differing, exact, settings
+from rlflow.author.load import load_flow
+
+
+def checks(ground: Ground) -> Iterator[Check]:
+    free, peak, _ = iteration(ground, None)
+    wanted = sum(sizes(ground).values())
+    limit = int(0.7 * wanted)
+    held, less, moved = iteration(ground, limit)
+    yield measured("what the models would take side by side", wanted / 2**20, "MiB")
+    yield measured("--memory", limit / 2**20, "MiB")
+    yield holds("parts are put away and come back", moved["residency/moves"] > 0, str(moved))
+    yield holds("the same weights as without a limit", not (names := differing(free, held)), f"{len(names)} tensors differ")
+    if ground.gpu:
+        yield at_most("peak with the limit, of that without", less / peak, 0.95, why=f"{less / 2**20:.0f} of {peak / 2**20:.0f} MiB")
+
+
+def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
+    """A model that is large beside what it computes with."""
+    few = {"model": str(model(ground, "wide")), "prompts": 2, "hp.samples": 2, "hp.max_tokens": 4, "hp.minibatch": 4,
+           "actor.batch_tokens": 256}  # fmt: skip
+    return settings(ground, "ppo", ground.device, "float32", **few, **others)
+
+
+def sizes(ground: Ground) -> dict[str, int]:
+    """Bytes of all that PPO's models hold at once, as `rlflow plan` has them."""
+    from rlflow.given.flags import flat
+    from rlflow.runs.api import resolved
+    from rlflow.runs.planned import planned
+    from rlflow.trace.compile import Options
+
+    flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))
+    given, hp = resolved(flow, None, flat(chosen(ground)))
+    found = planned(flow, hp, given, Options(1, ("completion", "answer")))
+    return {f"{held.role}.{held.half} {held.what}": held.bytes or 0 for held in found.memory}
+
+
+def iteration(ground: Ground, limit: int | None) -> tuple[dict[str, Any], int, dict[str, float]]:
+    """The actor's weights after two iterations, the device's peak, and what moved."""
+    flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))
+    kept: dict[str, Any] = {}
+
+    def call() -> None:
+        roles = rlflow.roles(flow, **chosen(ground, **({} if limit is None else {"memory": limit})))
+        try:
+            for _ in range(2):
+                flow(roles.take(), **{**roles, "reward": exact})
+            engine = roles.prepared.engine
+            kept["moved"] = engine.keeper.told()
+            trainer = engine.models["actor"].trainer
+            trainer.wake()
+            kept["state"] = {name: tensor.detach().cpu().clone() for name, tensor in trainer.state().items() if tensor.dim()}
+        finally:
+            roles.close()
+
+    peak = ground.peak(call)
+    return kept["state"], peak, kept["moved"]

@@ -1,0 +1,108 @@
+"""Models and rows of sections, and how far numbers are apart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from gpu.ground import ROOT, Ground
+from rlflow import pretrained
+from rlflow.backends.local.network import quiet, unwrapped
+from rlflow.backends.local.tokenizer import copy_tokenizer, load_tokenizer
+from rlflow.batch import Batch, Data
+from rlflow.columns import standard_kind
+from rlflow.training.protocols import Sampling
+
+PACKAGED = ROOT / "rlflow" / "tasks" / "arithmetic_model"
+QUESTION = "State the final answer to the following arithmetic problem: {} {} {} ="  # as the packaged model was taught
+SHAPES: dict[str, dict[str, int]] = {  # of Qwen3's own configurations; the first two are made up
+    "small": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+              "intermediate_size": 48, "vocab_size": 512},
+    "wide": {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+             "intermediate_size": 3072, "vocab_size": 151936},
+    "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+             "intermediate_size": 3072, "vocab_size": 151936},
+    "1.7b": {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+             "intermediate_size": 6144, "vocab_size": 151936},
+}  # fmt: skip
+
+
+def model(ground: Ground, shape: str) -> Path:
+    """The folder of a model of this shape with random weights, made at the first call: with small models, one of two layers."""
+    own = SHAPES["small" if ground.small else shape]
+    folder = ground.folder / f"qwen3-{shape}"
+    config = Qwen3Config(**own, tie_word_embeddings=True, max_position_embeddings=4096, eos_token_id=None, bos_token_id=None,
+                         pad_token_id=None)  # fmt: skip
+    return folder if folder.exists() else saved(folder, config, ground.device)
+
+
+def saved(folder: Path, config: Any, device: str = "cpu") -> Path:
+    """A model with random weights in bfloat16, and the packaged tokenizer."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = pretrained.empty_model(AutoModelForCausalLM, config, torch.bfloat16)
+    with quiet(), unwrapped():
+        model.save_pretrained(folder)
+    copy_tokenizer(PACKAGED, folder)
+    return folder
+
+
+def questions(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """Sums and differences of two-digit numbers, all different, with their answers."""
+    every = [(a, sign, b) for a in range(10, 100) for b in range(10, 100) for sign in "+-"]
+    picked = random.Random(seed).sample(every, count)
+    return [(QUESTION.format(a, sign, b), str(a + b if sign == "+" else a - b)) for a, sign, b in picked]
+
+
+def prompts(count: int) -> Any:
+    """A batch of such questions, for the packaged model."""
+    texts = [question for question, _ in questions(count)]
+    return Batch.of(prompt=texts, prompt_tokens=load_tokenizer(PACKAGED)(texts, add_special_tokens=False).input_ids)
+
+
+def random_prompts(count: int, shortest: int, longest: int, vocabulary: int = 512) -> Any:
+    """A batch of random tokens, of different lengths."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=draw).tolist()
+    return Batch.of(prompt_tokens=[torch.randint(0, vocabulary, (length,), generator=draw) for length in lengths])
+
+
+def sampled(generator: Any, batch: Any, samples: int, tokens: int) -> Any:
+    """Rows with the columns of a loss: what was sampled, and made-up advantages."""
+    rows = generator.generate(batch, Sampling(samples, tokens), range(samples * len(batch)))
+    draw = torch.Generator().manual_seed(1)
+    tokens_each = rows.data["tokens"].lengths
+    made = {"advantages": torch.randn(int(tokens_each.sum()), generator=draw), "logprobs": rows.data["sampled_logprobs"].value.float()}
+    columns = {name: Data(standard_kind(name), value, tokens_each) for name, value in made.items()}
+    prompt = batch.data["prompt_tokens"].take(rows.axis.index, batch.axis)
+    return rows | Batch(rows.axis, columns | {"prompt_tokens": prompt})
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """‖found − expected‖ / ‖expected‖, in float64 on the host."""
+    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-300))
+
+
+def furthest(found: Tensor, expected: Tensor) -> float:
+    """The largest difference of one entry, of the largest entry."""
+    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
+
+
+@contextmanager
+def rounded_products(allowed: bool) -> Iterator[None]:
+    """float32 matrix products in TF32, which keeps ten bits of each factor, or not."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

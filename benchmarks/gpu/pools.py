@@ -1,0 +1,29 @@
+"""A run on pools of Ray workers, beside the same in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from gpu.check import Check, at_most, holds
+from gpu.ground import Ground
+from gpu.models import relative
+from gpu.objective import flat
+from gpu.runs import run
+
+LIMIT = 1e-4
+
+
+def checks(ground: Ground) -> Iterator[Check]:
+    few: dict[str, Any] = {"prompts": ground.rows(2, 16), "iterations": 2, "hp.samples": 2}
+    alone = final(run(ground, "grpo", ground.device, "float32", **few, name="alone"))
+    pooled = run(ground, "grpo", ground.device, "float32", **few, name="pooled", pools="all=1")
+    yield holds("a pool of one rank takes its iterations", pooled.iterations == 2)
+    yield at_most("weights of one rank on a pool, of those of one process", relative(final(pooled), alone), LIMIT)
+
+
+def final(ended: Any) -> torch.Tensor:
+    return flat(load_file(ended.folder / "final" / "actor" / "model.safetensors"))

@@ -1,0 +1,73 @@
+"""Several processes of a section, which are ranks of one group."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu.supervise import context
+
+if TYPE_CHECKING:
+    from gpu.ground import Ground
+
+
+class RankError(RuntimeError):
+    """What a rank raised, or that it did not end."""
+
+
+def together(
+    ground: Ground, count: int, target: Callable[..., Any], *arguments: Any, seconds: float = 40.0, dead: tuple[int, ...] = ()
+) -> list[Any]:
+    """``target(rank, count, meeting, ground, *arguments)`` on each rank; what they give, in their order. dead: ranks that end without a
+    word. Raises RankError."""
+    started: Any = context(ground.start) if ground.gpu else multiprocessing.get_context("fork")  # a GPU stays with who has touched it
+    with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
+        pipes, processes = [], []
+        for rank in range(count):
+            reader, writer = started.Pipe(duplex=False)
+            process = started.Process(target=_rank, args=(writer, target, rank, count, f"{folder}/meeting", ground, arguments))
+            process.start()
+            writer.close()
+            pipes.append(reader)
+            processes.append(process)
+        try:
+            return [_heard(rank, reader, seconds) for rank, reader in enumerate(pipes) if rank not in dead]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _rank(writer: Connection, target: Callable[..., Any], rank: int, *arguments: Any) -> None:
+    *told, others = arguments
+    try:
+        writer.send((True, target(rank, *told, *others)))
+    except BaseException as error:
+        traceback.print_exc()
+        writer.send((False, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"))
+    os._exit(0)
+
+
+def _heard(rank: int, reader: Connection, seconds: float) -> Any:
+    if not reader.poll(seconds):
+        raise RankError(f"rank {rank} gave no answer in {seconds:g} s")
+    try:
+        well, found = reader.recv()
+    except EOFError:
+        raise RankError(f"rank {rank} died") from None
+    if not well:
+        raise RankError(f"rank {rank}: {found}")
+    return found
+
+
+def only_rank(folder: Path, device: str) -> None:
+    """Make this process the only rank of a group."""
+    from rlflow.cluster.group import join
+
+    join(str(folder / "only"), 0, 1, device)

@@ -1,0 +1,91 @@
+"""The same numbers on a CPU and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gpu.check import Check, at_least, at_most, holds, measured, untested
+from gpu.ground import Ground
+from gpu.models import PACKAGED, furthest, prompts, relative, rounded_products, sampled
+from gpu.objective import Recorder, flat, squares, surrogate
+from gpu.runs import once
+from rlflow.backends.local import Generator
+from rlflow.backends.local.sampling import draw
+from rlflow.training.chance import splitmix, uniforms
+from rlflow.training.protocols import ModelSpec, Sampling
+
+LIMIT = 1e-4  # of float32 with whole products
+LOW = 0.05  # of bfloat16 beside float32: eight bits
+
+
+def checks(ground: Ground) -> Iterator[Check]:
+    yield from chance(ground)
+    rows = sampled(Generator(ModelSpec(PACKAGED)), prompts(ground.rows(8, 64)), 2, 8)
+    with rounded_products(False):
+        policy = computed("cpu", "logprobs", rows)
+        yield from beside(ground, "logprobs", rows, policy)
+        yield from beside(ground, "values", rows, computed("cpu", "values", rows))
+    yield from lower(ground, rows, policy)
+    yield from iterations(ground)
+
+
+def chance(ground: Ground) -> Iterator[Check]:
+    """What rows draw: their uniform numbers, and the tokens that follow from them."""
+    counters = torch.arange(-(2**16), 2**16) * 0x9E3779B97F4A7C15 % 2**63
+    yield holds("draws of a row's key are the same bits", torch.equal(splitmix(counters.to(ground.device)).cpu(), splitmix(counters)))
+    logits = torch.randn(2048, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    uniform = uniforms(range(2048), 1)[:, 0]
+    for sampling in (Sampling(), Sampling(temperature=0.7, top_p=0.9, top_k=40)):
+        here, there = draw(logits, uniform, sampling)[0], draw(logits.to(ground.device), uniform.to(ground.device), sampling)[0].cpu()
+        yield at_least(f"tokens drawn alike, float64, top_p {sampling.top_p:g}", float((here == there).double().mean()), 1.0)
+
+
+WANT: dict[str, tuple[tuple[str, ...], Any]] = {"logprobs": (("logprobs", "entropy"), surrogate), "values": (("values",), squares)}
+Computed = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]  # columns, and gradients by name
+
+
+def beside(ground: Ground, head: str, rows: Any, expected: Computed) -> Iterator[Check]:
+    (here, mine), (there, theirs) = expected, computed(ground.device, head, rows)
+    for name in here:
+        yield at_most(f"{name}, float32", furthest(there[name], here[name]), LIMIT)
+    yield at_most(f"gradient of {head}, float32", relative(flat(theirs), flat(mine)), LIMIT)
+
+
+def computed(device: str, head: Any, rows: Any, dtype: str = "float32") -> Computed:
+    want, objective = WANT[head]
+    trainer = Recorder(ModelSpec(PACKAGED, head, True, device, dtype))
+    if head == "values":  # a new head is zero
+        weight = trainer.network.head.weight
+        weight.data.copy_(torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype).view_as(weight))
+    columns = trainer.forward(rows, want)
+    trainer.update(rows, objective)
+    return {name: columns.data[name].value for name in want}, trainer.gradients
+
+
+def lower(ground: Ground, rows: Any, expected: Computed) -> Iterator[Check]:
+    """With less than float32 keeps: TF32 is only measured, since rlflow leaves it off."""
+    (here, mine) = expected
+    if not ground.gpu:
+        yield untested("TF32", "it is for GPUs")
+    for name, dtype, allowed in (("TF32", "float32", True), ("bfloat16", "bfloat16", False))[not ground.gpu :]:
+        with rounded_products(allowed):
+            there, theirs = computed(ground.device, "logprobs", rows, dtype)
+        off = furthest(there["logprobs"], here["logprobs"])
+        yield measured(f"logprobs, {name}", off) if allowed else at_most(f"logprobs, {name}", off, LOW)
+        yield measured(f"gradient of logprobs, {name}", relative(flat(theirs), flat(mine)))
+
+
+def iterations(ground: Ground) -> Iterator[Check]:
+    """One whole iteration from the same seed."""
+    for dtype, limit in (("float32", LIMIT),) if ground.small else (("float64", 1e-9), ("float32", LIMIT)):
+        here, there = (once(ground, "grpo" if ground.small else "ppo", device, dtype) for device in ("cpu", ground.device))
+        alike = float((here.tokens == there.tokens).double().mean()) if here.tokens.shape == there.tokens.shape else 0.0
+        yield at_least(f"an iteration's tokens alike, {dtype}", alike, 1.0 if dtype == "float64" else 0.99)
+        off = relative(flat(there.parameters), flat(here.parameters))
+        if alike == 1.0:
+            yield at_most(f"an iteration's parameters, {dtype}", off, limit)
+        else:
+            yield measured(f"an iteration's parameters, {dtype}", off, why="of other tokens: no bound")

@@ -1,0 +1,56 @@
+"""What sleeps leaves the device's memory, and comes back bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gpu.check import Check, at_least, at_most, holds, untested
+from gpu.ground import Ground
+from gpu.models import model, random_prompts, sampled
+from gpu.objective import surrogate
+from rlflow.backends.local import Generator, Trainer
+from rlflow.training.protocols import ModelSpec, Sampling
+
+MIB = 2**20
+
+
+def checks(ground: Ground) -> Iterator[Check]:
+    folder = model(ground, "wide")
+    batch = random_prompts(2, 3, 6)
+    generator = Generator(ModelSpec(folder, device=ground.device, dtype="bfloat16"))
+    rows = sampled(generator, batch, 2, 4)
+    yield from freed(ground, "generator", generator, {"weights": weights(generator)})
+    again = generator.generate(batch, Sampling(2, 4), range(4))
+    yield holds("a generator that slept samples the same tokens", torch.equal(again.data["tokens"].value, rows.data["tokens"].value))
+    del generator
+    trainer = Trainer(ModelSpec(folder, trained=True, device=ground.device, dtype="bfloat16"))
+    trainer.update(rows, surrogate)
+    before = {name: tensor.detach().cpu().clone() for name, tensor in trainer.state().items()}
+    yield from freed(ground, "trainer", trainer, {"weights": weights(trainer), "optimizer": 2 * weights(trainer)})
+    after = trainer.state()
+    yield holds("a trainer that slept has the same state", all(torch.equal(before[name], after[name].cpu()) for name in before))
+    trainer.update(rows, surrogate)
+    yield holds("and learns on", trainer.steps == 2)
+    if not ground.gpu:
+        yield untested("freed memory", "it is counted on a GPU")
+
+
+def weights(half: Any) -> int:
+    return sum(tensor.nbytes for _, tensor in half.network.tensors())
+
+
+def freed(ground: Ground, name: str, half: Any, parts: dict[str, int]) -> Iterator[Check]:
+    """Put away each part, and bring all back."""
+    ground.free()
+    whole = ground.allocated()
+    for part, size in parts.items():
+        before = ground.allocated()
+        half.sleep(part)
+        if ground.gpu:
+            yield at_least(f"{name}: sleep frees its {part}, MiB", (before - ground.allocated()) / MIB, 0.99 * size / MIB, "MiB")
+    half.wake(*parts)
+    if ground.gpu:
+        yield at_most(f"{name}: awake it takes no more than before, MiB", (ground.allocated() - whole) / MIB, 4.0, "MiB")

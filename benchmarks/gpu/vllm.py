@@ -1,0 +1,87 @@
+"""vLLM in this process: weights in place, the mismatch of log-probs, CUDA graphs, sleep levels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gpu.check import Check, at_least, at_most, holds, measured, untested
+from gpu.ground import Ground
+from gpu.models import PACKAGED, model, random_prompts, sampled
+from gpu.objective import surrogate
+from rlflow.backends.local import Trainer
+from rlflow.backends.vllm import Generator
+from rlflow.training.protocols import ModelSpec, Sampling
+
+FAR = {"float32": 1e-3, "bfloat16": 0.15}  # of a token's log-prob: kernels differ, and bfloat16 has eight bits
+
+
+def checks(ground: Ground) -> Iterator[Check]:
+    folder, dtype = (PACKAGED, "float32") if ground.small or not ground.gpu else (model(ground, "0.6b"), "bfloat16")
+    trainer = Trainer(ModelSpec(folder, trained=True, device=ground.device, dtype=dtype), Trainer.Settings(lr=1e-4))
+    batch = random_prompts(ground.rows(2, 32), 3, ground.rows(6, 64), 90)
+    generator = made(ground, folder, dtype, enforce_eager=False)
+    rows = sampled(generator, batch, 2, ground.rows(4, 64))
+    yield from mismatch("vLLM samples as the folder's weights are scored", trainer, rows, dtype)
+    trainer.update(rows, surrogate)
+    generator.receive(trainer.weights(), 1)
+    yield from mismatch("after weights were received", trainer, sampled(generator, batch, 2, ground.rows(4, 64)), dtype)
+    yield from in_place(trainer, generator)
+    yield from mismatch("after weights were written in place", trainer, sampled(generator, batch, 2, ground.rows(4, 64)), dtype)
+    yield from slept(ground, trainer, generator, batch, dtype)
+    if not ground.gpu:
+        yield untested("CUDA graphs", "a CPU captures none")
+        return
+    tokens = 32 * 2 * 64
+    seconds = ground.seconds(lambda: generator.generate(batch, Sampling(2, 64), range(64)), 2)
+    yield measured("tokens per second with CUDA graphs", tokens / seconds)
+
+
+def made(ground: Ground, folder: Any, dtype: str, **settings: Any) -> Generator:
+    return Generator(ModelSpec(folder, device=ground.device, dtype=dtype), Generator.Settings(sleep_mode=ground.gpu, max_num_seqs=64,
+                     gpu_memory_utilization=0.3, max_model_len=256, **settings))  # fmt: skip
+
+
+def mismatch(name: str, trainer: Trainer, rows: Any, dtype: str) -> Iterator[Check]:
+    found = trainer.forward(rows).data["logprobs"].value - rows.data["sampled_logprobs"].value
+    yield at_most(f"{name}: largest difference of a log-prob", float(found.abs().max()), FAR[dtype])
+
+
+def in_place(trainer: Trainer, generator: Generator) -> Iterator[Check]:
+    """As a plan moves them, on one rank: straight copies to where vLLM's own loader would put them."""
+    from rlflow.reshard.execute import Resharder
+    from rlflow.reshard.layout import join
+    from rlflow.reshard.planner import make_plan
+    from rlflow.reshard.shards import held
+    from rlflow.reshard.transport import AllToAll
+
+    pieces = trainer.pieces()
+    source = join([held(pieces)])
+    there = generator.destinations(source.tensors)
+    plan = make_plan(source, join([held(there.pieces)]))
+    with generator.writing(2):
+        Resharder(plan, 0, pieces, there.pieces, AllToAll(None, generator.spec.device)).run(2)
+        there.finish(generator.load)
+    yield measured("tensors that are written straight", len(there.pieces), why=f"of {len(source.tensors)}")
+
+
+def slept(ground: Ground, trainer: Trainer, generator: Generator, batch: Any, dtype: str) -> Iterator[Check]:
+    """Level 1, after which the same rows are sampled, and level 2, after which weights are received anew."""
+    before = generator.generate(batch, Sampling(2, 4, 0.0), range(2 * len(batch))).data["tokens"].value
+    for keep in (True, False):
+        level = 1 if keep else 2
+        there = free_bytes(ground)
+        generator.sleep(keep=keep)
+        if ground.gpu:
+            yield at_least(f"sleep, level {level}, frees, GiB", (free_bytes(ground) - there) / 2**30, 1.0, "GiB")
+        generator.wake()
+        if not keep:
+            generator.receive(trainer.weights(), 3)
+        after = generator.generate(batch, Sampling(2, 4, 0.0), range(2 * len(batch))).data["tokens"].value
+        yield holds(f"the same tokens after level {level}", torch.equal(before, after), "others")
+
+
+def free_bytes(ground: Ground) -> int:
+    return torch.cuda.mem_get_info()[0] if ground.gpu else 0

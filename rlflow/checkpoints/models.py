@@ -1,0 +1,51 @@
+"""What a Hugging Face model folder holds: the small files that say what the model and its tokenizer are, and the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+CONFIG = ("config.json", "generation_config.json")
+TOKENIZER = (
+    "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json", "added_tokens.json", "vocab*.json", "vocab*.txt", "vocab*.bpe",
+    "merges.txt", "bpe.codes", "spiece.model", "sentencepiece*.model", "spm*.model", "*.spm", "*.tiktoken", "tekken.json",
+    "chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json",
+)
+ADAPTER = "adapter_config.json"  # of adapters that peft wrote, which transformers loads with the model
+WEIGHTS = (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json"))
+BESIDE = ("value_head.safetensors", "adapter_model.safetensors", "adapter_model.bin")
+
+
+def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER)) -> list[Path]:
+    """Those of config, generation config and tokenizer that are there, by name. Whatever else lies in the folder is not the model's.
+    Raises OSError."""
+    return sorted(path for path in folder.iterdir() if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns))
+
+
+def index_files(folder: Path) -> list[Path]:
+    """The files that say where weights lie, and what adapters are."""
+    return [folder / name for name in (*(index for _, index in WEIGHTS), ADAPTER) if (folder / name).is_file()]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that a model is loaded from: one, or those of an index; and a value head and adapters beside them."""
+    found = next((files for one, index in WEIGHTS if (files := list(_named(folder, one, index)))), [])
+    return [*found, *(folder / name for name in BESIDE if (folder / name).is_file())]
+
+
+def _named(folder: Path, one: str, index: str) -> Iterator[Path]:
+    if (folder / one).is_file():
+        yield folder / one
+    elif (folder / index).is_file():
+        try:
+            names = sorted(set(json.loads((folder / index).read_bytes())["weight_map"].values()))
+        except (ValueError, LookupError, AttributeError, TypeError):
+            return  # whoever loads it says so
+        yield from (folder / name for name in names if isinstance(name, str) and (folder / name).is_file())
+
+
+def model_files(folder: Path, role: str) -> dict[str, bytes]:
+    """The small files of a model folder that an export needs, as ``ROLE/NAME``. Raises OSError."""
+    return {f"{role}/{path.name}": path.read_bytes() for path in small_files(folder)}

@@ -1,0 +1,144 @@
+"""Chat templates of model folders. They are programs of strangers, so another process renders them, which the kernel ends at a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlflow.data.fields import Message
+from rlflow.errors import PlanError, listed
+
+SECONDS = 10.0  # of processor time for a call, and for each conversation more; real templates take less than a thousandth of it
+SECONDS_EACH = 0.05
+STOPS = 5  # after so many no more is tried: who looks for the records that are to blame tries one after another
+LONGEST = 1 << 18  # characters that a template may add to a conversation of which it repeats no part more than REPEATS times
+REPEATS = 8
+PORTION = 1 << 22  # characters that are sent at once: the memory of who renders them has a limit
+PROGRAM = Path(__file__).with_name("rendering.py")
+KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")  # no secrets
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer. ``variables``: its special tokens, which templates name."""
+
+    def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
+        self.folder, self.text, self.variables = folder, text, dict(variables)
+        self._line, self._stops = threading.Lock(), 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._close: Callable[[], object] = lambda: None
+
+    def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
+        """The text of each conversation, up to where the assistant is to speak. Raises PlanError where the template refuses one, and where
+        it takes more time, memory or room than any template should."""
+        with self._line:
+            return [text for some in _portions(conversations) for text in self._rendered(some)]
+
+    def _rendered(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
+        limits = [LONGEST + REPEATS * _length(messages) for messages in conversations]
+        request = {"template": self.text, "variables": self.variables | {"add_generation_prompt": True},
+                   "seconds": SECONDS + SECONDS_EACH * len(conversations),
+                   "conversations": list(zip(map(list, conversations), limits, strict=True))}  # fmt: skip
+        if self._stops == STOPS:
+            raise self._stopped(f"so it was at {STOPS} before", conversations[0])
+        try:
+            replies = list(self._replies(request, limits))
+        except BaseException:  # what is still to come belongs to no later call
+            self._end()
+            raise
+        return [self._text(reply, messages) for reply, messages in zip(replies, conversations, strict=False)]  # the last may be a stop
+
+    def _text(self, reply: Mapping[str, str], messages: Sequence[Message]) -> str:
+        if "error" in reply:
+            raise PlanError.of("chat-template", f"the chat template of {self.folder} refuses a prompt: {reply['error']}",
+                               found=f"roles {listed(message['role'] for message in messages)}", expected="roles that the template takes")
+        if "limit" in reply:
+            raise self._stopped(reply["limit"], messages)
+        return reply["text"]
+
+    def _stopped(self, why: str, messages: Sequence[Message]) -> PlanError:
+        return PlanError.of("chat-template", f"the chat template of {self.folder} is stopped at a prompt: {why}",
+                            found=f"roles {listed(message['role'] for message in messages)}",
+                            expected="a template that takes milliseconds and adds little to what is said",
+                            remedy="correct the template, or take another model; prompts that are texts need none: --data.chat false")
+
+    def _replies(self, request: Mapping[str, Any], limits: Sequence[int]) -> Iterator[dict[str, str]]:
+        """One for each conversation, up to the first that is stopped."""
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # its end is told below
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        for limit in limits:
+            line = process.stdout.readline(6 * 2 * limit + 4096)  # a character may be two escapes of six bytes
+            reply = json.loads(line) if line.endswith(b"\n") else {"limit": self._died(request)}
+            yield reply
+            if "limit" in reply:
+                self._stops += 1
+                self._end()
+                return
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """A process with nothing of this one's environment, and in a session of its own: ctrl-C is for the run. Where somebody ended it, or
+        none is there yet, a new one."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, env=environment, start_new_session=True)  # fmt: skip
+        self._process = process
+        self._close = weakref.finalize(self, _ended, process)
+        return process
+
+    def _end(self) -> None:
+        self._close()
+        self._process = None
+
+    def _died(self, request: Mapping[str, Any]) -> str:
+        """How the process ended, in words."""
+        process = self._process
+        assert process is not None
+        self._end()
+        if process.returncode == -signal.SIGPROF:
+            return f"it takes more than {request['seconds']:g} s of processor time for {len(request['conversations'])} of them"
+        return f"the process that renders it ended with {process.returncode}"
+
+
+def _length(messages: Sequence[Message]) -> int:
+    """Characters."""
+    return sum(len(part) for message in messages for part in message.values())
+
+
+def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Sequence[Message]]]:
+    """In order, each of about PORTION characters."""
+    portion: list[Sequence[Message]] = []
+    size = 0
+    for messages in conversations:
+        portion.append(messages)
+        size += _length(messages)
+        if size >= PORTION:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    """End the process, and wait until it is gone."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with contextlib.suppress(BrokenPipeError):  # what it did not read any more
+        process.stdin.close()

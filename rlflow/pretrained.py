@@ -1,0 +1,174 @@
+"""What is read of a model folder: its config, its tokenizer, and weights as safetensors. No code in it is run, and nothing in it is
+unpickled.
+
+Each load by transformers goes through here. Left to itself it runs Python files of the folder that a config names under ``auto_map``, once
+somebody answers y on standard input; it unpickles weights where there are no safetensors; and it fetches an attention kernel that a config
+names, and runs that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlflow.errors import PlanError, listed
+
+CONFIG, TOKENIZER, ADAPTERS = "config.json", "tokenizer_config.json", "adapter_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def read_config(folder: Path, **options: Any) -> Any:
+    """The config. Raises PlanError for what ``check`` refuses and for a model that needs code of its folder."""
+    from transformers import AutoConfig
+
+    check(folder)
+    never_ask()
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+    except Exception as error:
+        if refused := _wants_code(folder, CONFIG, "AutoConfig", error):
+            raise refused from error
+        raise
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer. Raises PlanError for one that needs code of its folder, and what transformers raises otherwise."""
+    from transformers import AutoTokenizer
+
+    never_ask()
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        if refused := _wants_code(folder, TOKENIZER, "AutoTokenizer", error):
+            raise refused from error
+        raise
+
+
+def read_generation_config(folder: Path) -> Any:
+    """What the folder says of sampling."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def read_model(kind: Any, folder: Path, **options: Any) -> Any:
+    """A model of an Auto class ``kind``; with ``output_loading_info`` a pair. Raises PlanError as ``read_config`` does."""
+    check(folder)
+    never_ask()
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, **options)
+    except Exception as error:
+        if refused := _wants_code(folder, CONFIG, kind.__name__, error):
+            raise refused from error
+        raise
+
+
+def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
+    """A model of an Auto class ``kind`` with weights that are drawn, not read."""
+    never_ask()
+    return kind.from_config(config, dtype=dtype, trust_remote_code=False)
+
+
+def never_ask() -> None:
+    """Within this process, whatever loads a folder without saying whether to trust its code is refused: transformers would ask on standard
+    input, and go by what stands there."""
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+
+
+def check(folder: Path) -> None:
+    """Raises PlanError where the model needs code of its folder, the weights are pickles or an adapter, or the config names code to be
+    fetched: before anything is loaded."""
+    from transformers import CONFIG_MAPPING
+
+    if str(_content(folder / CONFIG).get("model_type")) not in CONFIG_MAPPING and (refused := _code(folder, CONFIG, "AutoConfig")):
+        raise refused
+    if (folder / ADAPTERS).is_file():
+        raise PlanError.of("model-adapter", f"the model folder '{folder}' holds an adapter beside the weights or in place of them",
+                           found=ADAPTERS, expected="a model's own weights",
+                           remedy="merge them once with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
+                                  ".save_pretrained(NEW)")
+    fetched = [f"{name}: {value}" for name, value in _entries(_content(folder / CONFIG))
+               if name.endswith("implementation") and any("/" in text for text in _texts(value))]  # fmt: skip
+    if fetched:
+        raise PlanError.of("model-kernel", f"the config of '{folder}' names code to be fetched and run", found=listed(fetched),
+                           expected="an attention of the installed packages, such as sdpa",
+                           remedy=f"take that line out of {folder / CONFIG}")
+    _check_weights(folder)
+
+
+def _check_weights(folder: Path) -> None:
+    """Raises PlanError for pickles. A folder without any weights is left for transformers to tell."""
+    named = [text for _, value in _entries(_content(folder / INDEX).get("weight_map")) for text in _texts(value)]
+    elsewhere = sorted({name for name in named if not name.endswith(".safetensors")})  # an index may name pickles
+    there = (folder / WEIGHTS).is_file() or ((folder / INDEX).is_file() and not elsewhere)
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
+    if not there and (pickles or elsewhere):
+        raise PlanError.of("model-pickles", f"the model folder '{folder}' has no weights that can be read without running code",
+                           found=listed(elsewhere or pickles), expected="weights as safetensors", remedy=_conversion(folder))
+
+
+def _conversion(folder: Path) -> str:
+    """How to make safetensors of pickles. The command reads them, and so asks for trust."""
+    names = _content(folder / CONFIG).get("architectures")
+    scores = isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
+    kind = "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
+    return (f"take a folder with safetensors, or, if you trust this one, convert it once: python -c \"import transformers as t; "
+            f"[k.from_pretrained('{folder}').save_pretrained('{folder}-safe') for k in (t.{kind}, t.AutoTokenizer)]\"")
+
+
+def named_code(folder: Path) -> list[str]:
+    """Python of the folder, or of another, that its configs name: ``AutoConfig: modeling.OwnConfig``. Where transformers knows the model
+    by itself it needs none of it."""
+    found = [f"{name}: {', '.join(_texts(value))}" for file in (CONFIG, TOKENIZER) for name, value in _mapped(folder / file)]
+    return list(dict.fromkeys(found))
+
+
+def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
+    """The entries of ``auto_map``. Older tokenizers have a list there."""
+    own = _content(file).get("auto_map")
+    yield from own.items() if isinstance(own, dict) else [("AutoTokenizer", own)] if own else []
+
+
+def _wants_code(folder: Path, file: str, kind: str, error: Exception) -> PlanError | None:
+    """What is said where a load failed and the folder names code for it; None where it does not."""
+    return None if isinstance(error, PlanError | OSError) else _code(folder, file, kind)
+
+
+def _code(folder: Path, file: str, kind: str) -> PlanError | None:
+    """The refusal of code that the folder names for an Auto class; None where it names none."""
+    named = [f"{kind}: {', '.join(_texts(value))}" for name, value in _mapped(folder / file) if name == kind]
+    if not named:
+        return None
+    return PlanError.of("model-code", f"the model folder '{folder}' needs Python code of its own, and no code of a model folder is run",
+                        found=f"auto_map in {file}: {listed(named)}", expected="a model that the installed transformers knows by itself",
+                        remedy="a newer transformers, if that knows it; else another folder with --model")
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where the file holds none, which others tell."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """The names and values of an object, and of all objects inside it."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield from one.items()
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of a value: itself, or those of a list or an object."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+    return [item for item in inner if isinstance(item, str)]

@@ -1,0 +1,99 @@
+"""Memory of GPUs shared between the processes of one machine (CUDA IPC): each rank packs into a buffer of its own device, and the others
+copy straight out of it, on the same device or from one to another.
+
+What opens a buffer of another process is torch's own, as ``torch.multiprocessing`` sends tensors. A buffer is free when its owner and all
+who opened it have closed it, which torch looks for when it closes another, or when memory is short; and with its owner's process. torch
+counts them in a small file of /dev/shm, which goes with the last of them, and stays where all are killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing  # teaches ForkingPickler to send memory, where it would send what is in it
+from torch import Tensor
+
+from rlflow.errors import PlanError
+from rlflow.reshard.segment import HEAD, Segment, check_machines, machine
+
+
+class Handles(Segment):
+    """group: the ranks, all on one machine, with gloo for what lies on the host. device: where their buffers lie.
+
+    A device runs behind its host. So a rank waits for its own device before it tells the others that a bucket is packed, or read.
+    """
+
+    name = "handles"
+
+    def __init__(self, device: str | torch.device, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__("", group)
+        self.device = torch.device(device)
+
+    def open(self, send: int, receive: int, slots: int) -> None:
+        """Raises PlanError, on all ranks alike, where they are on several machines, or a buffer cannot be made or opened."""
+        self._slots = slots
+        size = HEAD + slots * (-(-send // HEAD) * HEAD)
+        mine, handles, problem = self._lent(size)
+        told = self._gathered((machine(), handles, problem))
+        check_machines(where for where, _, _ in told)
+        check_shared({rank: problem for rank, (_, _, problem) in enumerate(told)})
+        problem = self._opened(mine, [handles for _, handles, _ in told])
+        try:
+            check_shared(dict(enumerate(self._gathered(problem))))
+        except PlanError:
+            self.close()
+            raise
+
+    def _lent(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
+        """A buffer, and a handle of it for each rank, since each that opens one is counted; or what is wrong."""
+        try:
+            mine = torch.empty(size, dtype=torch.uint8, device=self.device)
+            return mine, [bytes(ForkingPickler.dumps(mine)) if rank != self.rank else b"" for rank in range(self.ranks)], ""
+        except (RuntimeError, AssertionError, OSError) as error:  # an assertion is what a build without CUDA says
+            return None, [], _line(error)
+
+    def _opened(self, mine: Tensor | None, handles: list[list[bytes]]) -> str:
+        """Open the buffers of all others; what is wrong, if anything is."""
+        assert mine is not None
+        try:
+            self._memory = [mine if rank == self.rank else ForkingPickler.loads(theirs[self.rank]) for rank, theirs in enumerate(handles)]
+        except (RuntimeError, OSError) as error:
+            return _line(error)
+        return ""
+
+    def wait(self) -> None:
+        self._settle()
+        super().wait()
+
+    def release(self) -> None:
+        self._settle()
+        super().release()
+
+    def _settle(self) -> None:
+        """Until this rank's device has packed and read what it was told to."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def close(self) -> None:
+        super().close()
+        if self.device.type == "cuda":
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
+
+def check_shared(problems: Mapping[int, str]) -> None:
+    """Of each rank what is wrong, if anything is. Raises PlanError."""
+    told = [f"rank {rank}: {problem}" for rank, problem in problems.items() if problem]
+    if told:
+        raise PlanError.of(
+            "reshard-handles", "these processes cannot share the memory of their GPUs", found="; ".join(told),
+            expected="processes that may open each other's memory (CUDA IPC), and room for two buckets of each rank",
+            remedy="--weights alltoall",
+        )  # fmt: skip
+
+
+def _line(error: Exception) -> str:
+    """The first line of what a library says, of which CUDA's has many."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,211 @@
+"""What a run depends on, gathered before its models are loaded: model folders, rewards, modules, data, packages and the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import rlflow
+from rlflow.author.load import algorithms_folder
+from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
+from rlflow.data.dataset import Dataset
+from rlflow.data.gym import PREFIX
+from rlflow.errors import PlanError
+from rlflow.given.backends import device_of, model_folder
+from rlflow.given.dataset import tokenizer
+from rlflow.given.flags import Given
+from rlflow.given.names import SHIPPED, source_files
+from rlflow.given.rewards import specs_of
+from rlflow.graph.model import RoleUse
+from rlflow.placement import HALVES
+from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.runs.identity import Identity, Weights
+from rlflow.runs.modules import Imports, imports, meaning, root_of
+from rlflow.runs.weights import stated
+
+ALWAYS = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+OF_SCORERS = {"math": ("math-verify", "latex2sympy2_extended", "sympy"), "task": ("reasoning-gym",)}
+BY_KEY = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "adapter_config.json")
+NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that say who wrote it
+DATA = "data"  # whose tokenizer is read, and nothing else, where no model is in that folder
+LONG = 2000  # letters of a group of values that are told apart
+SHORT = 200  # letters of a value that is kept as it is; of a longer one the digest
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a run is made from: the flow's file, the roles that are models, all reward roles with their rewards, and its data."""
+
+    file: Path
+    uses: Sequence[RoleUse]
+    rewards: Mapping[str, RewardSpec]
+    training: Dataset
+    held_out: Dataset
+
+
+def rewards_of(roles: Sequence[RoleUse], given: Given) -> dict[str, RewardSpec]:
+    """The rewards of a run, each once, by a name that does not change where the same files are named by other paths."""
+    if given.options.backend == "null" and not given.options.reward:
+        return {}
+    specs = [parse_reward(text) for text in given.options.reward or ("task",)]
+    specs += [specs_of(use.name, given, [])[0] for use in roles if given.roles.get(use.name, {}).get("reward")]
+    named: dict[str, RewardSpec] = {}
+    for spec in dict.fromkeys(replace(spec, weight=1.0) for spec in specs):
+        name = f"{Path(spec.path).name}:{spec.function}" if spec.kind == "function" else spec.name
+        named[name if name not in named else f"{name} ({len(named) + 1})"] = spec
+    return named
+
+
+@dataclass(frozen=True)
+class Found:
+    """An identity as it is now, weights unread, and where the files of weights lie, by part."""
+
+    identity: Identity
+    paths: Mapping[str, Path]
+
+
+def found(sources: Sources, given: Given) -> Found:
+    """All of it. Raises PlanError for a model folder that cannot be read."""
+    kept: dict[str, str] = {}
+    paths: dict[str, Path] = {}
+    weights: dict[str, Weights] = {}
+    for folder, names in folders(sources, given).items():
+        try:
+            kept |= {f"{names}: {name}": value for name, value in _small(folder)}
+            own = {f"{names}: {path.name}": path for path in (weight_files(folder) if names != DATA else ())}
+            weights |= {name: stated(path) for name, path in own.items()}
+            paths |= own
+        except OSError as error:
+            raise unreadable(folder, error) from error
+    modules = Imports()
+    kept |= dict(_code(sources, given, modules))
+    data = f"data {Path(sources.training.name).name}"
+    kept |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}"}
+    return Found(Identity(kept=kept, told=told(sources, given, modules), weights=weights), paths)
+
+
+def unreadable(folder: Path | None, error: OSError) -> PlanError:
+    return PlanError.of("model-folder", f"the model folder '{folder}' cannot be read", found=str(error.strerror or error),
+                        expected="a folder whose files can be read", remedy="name another folder with --model")
+
+
+def folders(sources: Sources, given: Given) -> dict[Path, str]:
+    """Model folders that are read, each with those who read it."""
+    readers: dict[Path, list[str]] = {}
+    for use in sources.uses:
+        if folder := model_folder(use, given):
+            readers.setdefault(folder, []).append(use.name)
+    for name, spec in sources.rewards.items():
+        if spec.kind == "model":
+            readers.setdefault(Path(spec.path), []).append(f"reward {name}")
+    named = tokenizer(given)
+    if named is not None and Path(named).absolute() not in readers:
+        readers.setdefault(Path(named).absolute(), []).append(DATA)
+    return {folder: ", ".join(names) for folder, names in readers.items()}
+
+
+def _small(folder: Path) -> Iterator[tuple[str, str]]:
+    """(file, or file and key, value) of the files that say what a model and its tokenizer are."""
+    for path in [*small_files(folder, (*CONFIG, *TOKENIZER)), *index_files(folder)]:
+        data = path.read_bytes()
+        values = _object(data) if path.name in BY_KEY else None
+        if values is None:
+            yield path.name, _digest(data)
+            continue
+        for key in sorted(values.keys() - NO_MATTER):
+            yield from _leaves(f"{path.name} {key}", values[key])
+
+
+def _object(data: bytes) -> dict[str, object] | None:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """A value of a config, or what is in it by dotted names where that is not much."""
+    text = json.dumps(value, sort_keys=True)
+    if isinstance(value, dict) and value and len(text) <= LONG:
+        for key in sorted(value):
+            yield from _leaves(f"{name}.{key}", value[key])
+    else:
+        yield name, text if len(text) <= SHORT else _digest(text.encode())
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256 {hashlib.sha256(data).hexdigest()}"
+
+
+def _code(sources: Sources, given: Given, modules: Imports) -> Iterator[tuple[str, str]]:
+    """Python files that the graph does not know of: rewards, what they and the flow's file import from their own folders, and backends
+    that are not rlflow's."""
+    if not sources.file.is_relative_to(algorithms_folder().resolve()):
+        yield from _imported(f"flow {sources.file.name}", sources.file, "", modules)
+    for name, spec in sources.rewards.items():
+        if spec.kind == "function":
+            file = Path(spec.path)
+            yield f"reward {name}", f"sha256 {meaning(file)}"
+            yield from _imported(f"reward {name}", file, spec.module, modules)
+    for backend in sorted({given.backend(use.name, half.lower()) for use in sources.uses for half in HALVES} - set(SHIPPED)):
+        yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend))
+
+
+def _files_of(backend: str) -> list[Path]:
+    """The files of a backend; none where it is a module that no file defines."""
+    try:
+        return [path for path in source_files(backend) if path.is_file()]
+    except ValueError:
+        return []
+
+
+def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[tuple[str, str]]:
+    found = imports(file, module)
+    modules.outside |= found.outside
+    for path in sorted(found.files):
+        yield f"{name}: {path.relative_to(root_of(file, module)).as_posix()}", f"sha256 {meaning(path)}"
+
+
+def told(sources: Sources, given: Given, modules: Imports) -> dict[str, str]:
+    """Versions, and what the machine computes with."""
+    options = given.options
+    packages = [*ALWAYS, *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ()))]
+    packages += ["reasoning-gym"] if str(options.data).startswith(PREFIX) else []
+    packages += ["ray"] if options.pools else []
+    packages += ["peft"] if any(given.role(use.name).get("lora") for use in sources.uses) else []
+    packages += sorted({given.backend(use.name, half.lower()) for use in sources.uses for half in HALVES} & {"vllm", "deepspeed"})
+    versions = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
+    versions |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in versions and (version := _of_module(name))}
+    threads = options.threads or (os.cpu_count() if options.pools else torch.get_num_threads())
+    return {"python": platform.python_version(), "rlflow": rlflow.__version__, **versions, "device": _device(device_of(options.device)),
+            "machine": platform.machine(), "threads": str(threads)}
+
+
+def _device(kind: str) -> str:
+    return torch.cuda.get_device_name(0) if kind == "cuda" else f"cpu, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _of_module(name: str) -> str | None:
+    """The version of the package that a module is of; looking through all packages takes a fifth of a second."""
+    if version := _version(name):
+        return version
+    packages = importlib.metadata.packages_distributions().get(name, [])
+    return _version(packages[0]) if packages else None
+
+

@@ -1,0 +1,64 @@
+"""The end of a run: a plain Hugging Face folder of each trained role, all of them at once, and whether a run has come to that end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from rlflow import durable
+from rlflow.checkpoints.models import CONFIG
+from rlflow.errors import PlanError
+from rlflow.execution.engine import Model
+from rlflow.residency import computing
+from rlflow.runs.loop import Prepared
+from rlflow.runs.state import trained
+from rlflow.watch import status
+
+FOLDER = "final"
+
+
+def finished(folder: Path, iterations: int, roles: Mapping[str, Model]) -> bool:
+    """Whether a run said that so many iterations were all, which it does when its models are there."""
+    try:
+        said = status.read(folder)
+    except ValueError:
+        return False
+    there = all((folder / FOLDER / role).is_dir() for role in roles)
+    return said is not None and said.state == "done" and said.iterations == iterations and there
+
+
+def write_models(prepared: Prepared, folder: Path) -> None:
+    """``final/ROLE`` for each trained role: written aside, put on the disk, renamed, so that what is there is whole. Raises PlanError."""
+    roles = trained(prepared)
+    if not roles:
+        return
+    aside = durable.aside(folder / FOLDER)
+    try:
+        os.mkdir(aside)
+        try:
+            for role, model in roles.items():
+                _write(prepared, role, model, aside / role)
+            durable.take_place(aside, folder / FOLDER)
+        finally:
+            if os.path.lexists(aside):
+                durable.delete(aside)
+    except (OSError, SafetensorError) as error:
+        raise PlanError.of("final-model", "the trained models cannot be written", found=str(getattr(error, "strerror", None) or error),
+                           expected=f"room in {folder}", remedy=f"make room, then: rlflow resume {folder}") from error
+
+
+def _write(prepared: Prepared, role: str, model: Model, folder: Path) -> None:
+    """What the trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
+    assert model.trainer is not None
+    prepared.engine.keeper.settle(computing(role))
+    model.trainer.save(folder)
+    if not folder.is_dir():
+        raise OSError(None, f"the process that trains '{role}' has another disk: it wrote nothing into this folder")
+    for name, data in prepared.files.get(role, {}).items() if (folder / CONFIG[0]).is_file() else ():
+        if name not in CONFIG:  # the trainer wrote its own
+            path = folder / name
+            path.unlink(missing_ok=True)
+            durable.write(path, [data])

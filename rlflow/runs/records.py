@@ -1,0 +1,144 @@
+"""What a run writes while it goes: metrics, samples and a timeline as logs, and small files that are replaced whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlflow import durable
+from rlflow.execution.executor import Outcome
+from rlflow.logs import Keep, Log
+from rlflow.runs.timeline import Timeline
+
+FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}  # so that every later line opens with a comma
+
+
+class Records:
+    """The files of a run that are for people and tools: none of them is needed to go on. A disk that is full ends no run: that is said
+    once, and lines that do not fit are written with later ones, as far as memory holds them."""
+
+    def __init__(
+        self, folder: Path, start: int = 0, say: Callable[[str], None] = lambda text: None, pools: Iterable[str] = (), *,
+        evaluated: bool = True,
+    ) -> None:
+        """``start``: the iteration that comes first; what an earlier process wrote of it and later ones goes. evaluated: whether the
+        evaluation after ``start`` iterations, where there is one, is behind it too. ``pools``: of the run."""
+        self.folder, self._say, self._said = folder, say, False
+        self._metrics = self._log("metrics.jsonl", start, evaluated)
+        self._samples = self._log("samples.jsonl", start, evaluated)
+        name = f"timeline-{start}.json" if start else "timeline.json"
+        self._timeline = Log(folder / name, self._failing(name), nothing)
+        self._events = 0
+        self._rows = Timeline(pools)
+        self._written: dict[str, bytes] = {}  # small files, as they were last written
+        self._lacking: dict[str, bytes] = {}  # those for which there was no room
+
+    def _log(self, name: str, start: int, evaluated: bool) -> Log:
+        return Log(self.folder / name, self._failing(name), before(start, evaluated))
+
+    def back_to(self, iteration: int) -> None:
+        """Forget what was written of an iteration and of later ones: it is done again."""
+        for log in (self._metrics, self._samples):
+            log.keep_only(before(iteration))
+        self._timeline.keep_only(lambda line: of_event(line) < iteration)
+
+    def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
+        """A line of metrics; what is not finite is written as null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in sorted(values.items())}
+        self._metrics.add(json.dumps({"iteration": iteration, **finite}) + "\n")
+
+    def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Lines of sampled rows, their columns in one order whatever the process."""
+        self._samples.add("".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows))
+
+    def timeline(self, iteration: int, outcome: Outcome) -> None:
+        """Chrome trace events, one a line: Perfetto and chrome://tracing open the file."""
+        lines = [] if self._events else [f"[{json.dumps(FIRST_EVENT)}\n"]
+        lines += [f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)]
+        self._events += len(lines)
+        self._timeline.add("".join(lines))
+
+    def answers(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """answers.jsonl: held-out prompts with what the model answered before and after."""
+        self.whole("answers.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def bounds(self, words: str, values: Mapping[str, Any]) -> None:
+        """bounds.txt and bounds.json: what bounded the run, to read and for tools."""
+        for name, text in (("bounds.txt", words), ("bounds.json", json.dumps(values, indent=1))):
+            self.whole(name, f"{text}\n".encode())
+
+    def weights(self, moved: Mapping[str, Any]) -> None:
+        """weights.json: the most bytes that a rank receives when weights go by a plan from a trainer to its generator, and has to, and
+        what that takes."""
+        self.whole("weights.json", f"{json.dumps(moved, indent=1)}\n".encode(), flush=False)  # the next iteration writes it again
+
+    def whole(self, name: str, data: bytes, anew: bool = False, flush: bool = True) -> None:
+        """A file that says all at once, where it does not say that already, or ``anew``. What finds no room is tried again before each
+        checkpoint."""
+        if self._written.get(name) == data and not anew:
+            return
+        try:
+            durable.replace(self.folder / name, data, flush=flush)
+            self._written[name] = data
+            self._lacking.pop(name, None)
+        except OSError as error:
+            self._lacking[name] = data
+            self._complain(name, error)
+
+    def flush(self) -> None:
+        """Put all lines on the disk, as a checkpoint is about to say that they are there. From any thread."""
+        for name, data in list(self._lacking.items()):
+            self.whole(name, data)
+        for log in (self._metrics, self._samples, self._timeline):
+            log.flush()
+
+    def close(self) -> None:
+        if self._events:
+            self._timeline.add("]\n")
+        for log in (self._metrics, self._samples, self._timeline):
+            log.close()
+
+    def _failing(self, name: str) -> Callable[[OSError], None]:
+        return lambda error: self._complain(name, error)
+
+    def _complain(self, name: str, error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            self._say(f"{name} cannot be written, the run goes on: {error.strerror}")
+
+
+def before(start: int, evaluated: bool = True) -> Keep:
+    """Whether a line is from before an iteration. One that cannot be read is of none, and stays."""
+
+    def keep(line: bytes) -> bool:
+        values = parsed(line)
+        number = values.get("iteration")
+        if not isinstance(number, int):
+            return True
+        judged = any(name.startswith("evaluation/") for name in values)  # after n iterations is before iteration n begins
+        return number < start + (judged and evaluated)
+
+    return keep
+
+
+def nothing(line: bytes) -> bool:
+    return False
+
+
+def parsed(line: bytes) -> dict[str, Any]:
+    """A JSON object of a line; an empty one where it holds none."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def of_event(line: bytes) -> int:
+    """The iteration of a line of the timeline; -1 where it is of none."""
+    told = parsed(line.strip(b"[,\n")).get("args")
+    number = told.get("iteration") if isinstance(told, dict) else None
+    return number if isinstance(number, int) else -1

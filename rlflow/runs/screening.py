@@ -1,0 +1,45 @@
+"""The records of a run, looked at before any model is loaded: what no model can be given is told with its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rlflow.data.dataset import Dataset
+from rlflow.data.faults import Fault, refused, spoken
+from rlflow.data.prompts import Prompts
+from rlflow.given.dataset import divided
+from rlflow.given.flags import Given
+from rlflow.given.positions import room
+from rlflow.graph.model import Graph, RoleUse
+
+SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
+
+
+def screened(
+    data: Dataset, graph: Graph, uses: Sequence[RoleUse], given: Given, note: Callable[[str], None], begun: bool = False
+) -> tuple[Prompts, Dataset]:
+    """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError for records that cannot
+    be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``."""
+    limited = replace(data, room=room(graph, uses, given, data.shape != "prompts"))
+    training, held_out = divided(limited, given.options.held_out)
+    prompts, began = training.prompts(given.options.seed), time.monotonic()
+    asides = held_out.faulty(range(len(held_out)))
+    judged = prompts.check(SECONDS)
+    found = [*data.faults, *asides.values(), *prompts.faults.values()]
+    total = judged + len(held_out) + len(data.faults)
+    if found and (len(found) == total or not begun and given.options.bad_records == "stop"):
+        raise refused(data.name, in_order(found), total, limited.room)
+    if found:
+        note(f"{len(found)} of {total} records of {data.name} are left out: {spoken(in_order(found))}")
+    if judged < len(training):
+        note(f"{judged} of {len(training)} records to train on were checked in {time.monotonic() - began:.0f} s; the others are checked "
+             "when they are drawn, and left out where they cannot be used")
+    kept = [record for i, record in enumerate(held_out.records) if i not in asides]
+    return prompts, replace(held_out, records=kept)
+
+
+def in_order(found: Sequence[Fault]) -> list[Fault]:
+    """Faults as their records stand in the data."""
+    return sorted(found, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))

@@ -1,0 +1,110 @@
+"""`python benchmarks/gpu.py`: what of it a CPU can do, and that what goes wrong is told."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = ROOT / "benchmarks" / "gpu.py"
+QUICK = ["same", "ppo", "grpo", "repeats", "devices", "variants", "waits", "qwen3-0.6b", "micro", "sleep", "limit", "handles", "fsdp"]
+ON_GPUS = {"same: TF32", "waits: waits for the device", "micro: peaks", "sleep: freed memory", "handles: NCCL with two ranks on one device",
+           "handles: memory of a rank that dies"}  # fmt: skip
+
+
+def ended(folder, *words, code=0):
+    """The JSON file of a command that knows nothing of an installed rlflow but what it needs."""
+    out = folder / "gpu.json"
+    done = subprocess.run([sys.executable, COMMAND, "--device", "cpu", "--small", "--json", out, *words], capture_output=True, text=True,
+                          cwd=folder)  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+def test_what_a_cpu_can_do_is_right_on_a_cpu(tmp_path):
+    found, printed = ended(tmp_path)
+    assert [section["name"] for section in found["sections"]] == QUICK
+    assert {section["name"]: section["verdict"] for section in found["sections"]} == dict.fromkeys(QUICK, "ok")
+    checks = {f"{section['name']}: {check['name']}": check for section in found["sections"] for check in section["checks"]}
+    assert {name for name, check in checks.items() if check["verdict"] != "ok"} == ON_GPUS
+    assert all(check["why"] for check in checks.values() if check["verdict"] == "untested")
+    assert checks["same: logprobs, float32"] == {"name": "logprobs, float32", "verdict": "ok", "number": 0.0, "unit": "", "why": "",
+                                                 "bound": "≤ 0.0001"}  # fmt: skip
+    assert found["machine"]["packages"]["torch"]
+    assert "| `fsdp` | FSDP2 on one rank | ok | 6 | 0 | 0 |" in printed
+    assert list(tmp_path.iterdir()) == [tmp_path / "gpu.json"]
+
+
+def test_sections_are_chosen_by_name_and_by_group(tmp_path):
+    def listed(*words):
+        return subprocess.run([sys.executable, COMMAND, *words], capture_output=True, text=True, cwd=tmp_path)
+
+    lines = [line.split(maxsplit=4) for line in listed("--list").stdout.splitlines()]
+    names = [name for name, *_ in lines]
+    assert set(QUICK) < set(names)
+    table = [f"| `{name}` | {what} | " for name, *_, what in lines]
+    assert [row for row in table if row not in (ROOT / "README.md").read_text()] == []
+    assert [name for name in names if f"`{name}`" not in (ROOT / "docs" / "gpu.md").read_text()] == []
+    wrong = listed("--device", "cpu", "nonsense")
+    assert wrong.returncode == 2
+    assert "there is no section 'nonsense'" in wrong.stderr
+    spent, _ = ended(tmp_path, "--budget", "1", "memory", "vllm")
+    assert [(section["name"], section["verdict"]) for section in spent["sections"]] == [
+        ("micro", "untested"), ("sleep", "untested"), ("limit", "untested"), ("vllm", "untested")]  # fmt: skip
+    assert {check["why"] for section in spent["sections"] for check in section["checks"]} == {"the budget is spent"}
+
+
+def test_a_section_that_raises_crashes_or_hangs_is_told_with_its_cause(tmp_path):
+    script = Path(__file__).with_name("bad_sections.py")
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(COMMAND.parent)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    one = ["one", "ok", ""]
+    assert found["good"] == [one, ["two", "untested", "no reason"]]
+    assert found["crashes"] == [one, ["exit", "failed", found["crashes"][1][2]]]
+    assert found["crashes"][1][2].startswith("signal SIGABRT: ")
+    assert found["leaves"] == [one, ["exit", "failed", "exit 3: "]]
+    (first, error), (before, late) = found["raises"], found["hangs"]
+    assert first == before == one
+    assert error[:2] == ["error", "failed"]
+    assert error[2].startswith("ValueError: the reason (bad_sections.py:")
+    assert late[:2] == ["deadline", "failed"]
+    assert late[2].startswith("no end; it was in bad_sections.py:")
+    assert " in stuck < bad_sections.py:" in late[2]
+    assert (tmp_path / "good.log").read_text() == "this goes to its log\n"
+    assert ends(int((tmp_path / "child").read_text()))
+
+
+def ends(process, seconds=30):
+    """Whether a process that is not ours is gone by then."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(process)
+        try:
+            return bool(select.select([handle], [], [], seconds)[0])
+        finally:
+            os.close(handle)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["zero", "vllm", "pools"])
+def test_engines_are_right_on_a_cpu(tmp_path, section):
+    found, _ = ended(tmp_path, section)
+    [told] = found["sections"]
+    if told["verdict"] == "untested":
+        pytest.skip(told["checks"][0]["why"])
+    assert told["verdict"] == "ok"
+    assert {check["name"] for check in told["checks"] if check["verdict"] != "ok"} <= {"CUDA graphs"}
+
+
+def test_a_device_that_is_not_there_is_said(tmp_path):
+    done = subprocess.run([sys.executable, COMMAND, "same"], capture_output=True, text=True, cwd=tmp_path,
+                          env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # fmt: skip
+    assert done.returncode == 2
+    assert "no NVIDIA driver" in done.stdout or "Error: " in done.stdout

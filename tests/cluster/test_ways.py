@@ -1,0 +1,32 @@
+"""By what weights go between the ranks of a pool."""
+
+import pytest
+
+from rlflow.cluster.weights import first_that_opens, ways
+from rlflow.errors import PlanError
+
+
+@pytest.mark.parametrize(("how", "device", "one_machine", "expected"), [
+    ("auto", "cpu", True, ("segment",)), ("auto", "cuda", True, ("handles", "alltoall")),
+    ("auto", "cpu", False, ("alltoall",)), ("auto", "cuda", False, ("alltoall",)),
+    ("segment", "cpu", False, ("segment",)), ("segment", "cuda", True, ("handles",)), ("segment", "cuda", False, ("handles",)),
+    ("alltoall", "cuda", True, ("alltoall",)), ("alltoall", "cpu", True, ("alltoall",)),
+])  # fmt: skip
+def test_memory_is_shared_on_one_machine_and_where_it_is_asked_for(how, device, one_machine, expected):
+    assert ways(how, device, one_machine) == expected
+
+
+def refusing(code):
+    def bound(way):
+        if way == "handles":
+            raise PlanError.of(code, "it cannot be", found="this", expected="that")
+        return way
+
+    return bound
+
+
+def test_another_way_is_taken_where_memory_cannot_be_shared_and_for_no_other_reason():
+    assert first_that_opens(refusing("reshard-handles"), ("handles", "alltoall")) == "alltoall"
+    for code, choices in (("reshard-machines", ("handles", "alltoall")), ("reshard-handles", ("handles",))):
+        with pytest.raises(PlanError, match="it cannot be"):
+            first_that_opens(refusing(code), choices)

@@ -1,0 +1,129 @@
+"""What is printed of any run: a chain of nodes that one of its iterations had, each waiting for the one before it; and no time twice."""
+
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
+from rlflow.passes.prune import prune
+from rlflow.passes.rank import rank
+from rlflow.plan import Plan
+from rlflow.runs.bounds import Totals
+from rlflow.runs.report import bounded
+from rlflow.simulate import simulate
+from rlflow.spans import Span
+
+HOLDER = "outer2"  # the node that the body runs in, where there is one
+ROOM = {"a": 1, "b": 2, "c": 3}
+
+
+@st.composite
+def plans(draw, name, lanes="abc"):
+    """Up to 6 nodes, each waiting for some before it; in lane a some take turns that are settled."""
+    count = draw(st.integers(2, 6))
+    lane = {number: draw(st.sampled_from(lanes)) for number in range(1, count + 1)}
+    nodes = [Node(0, Op.DATA, "prompts", 0, outputs=(Output("x", None, "x"),))]
+    for number in lane:
+        before = draw(st.sets(st.integers(0, number - 1), max_size=2)) or {0}
+        inputs = tuple(Input(f"x{i}", Column(i, "x")) for i in sorted(before))
+        nodes.append(Node(number, Op.STAGE, f"{name}{number}", 0, inputs, (Output("x", None, "x"),)))
+    plan = prune(Plan(None, Graph(name, tuple(nodes), (RowAxis(),)), tuple(range(count + 1))))
+    in_a = [number for number, of in lane.items() if of == "a"]
+    turns = {later: first for first, later in pairwise(in_a)} if draw(st.booleans()) else {}
+    return rank(replace(plan, lane={0: "control"} | lane, turns=turns), dict.fromkeys(range(count + 1), 1.0), ROOM)
+
+
+def ran(plan, draw, after=0.0):
+    """The spans of the plan in virtual time, each node for a whole number of seconds."""
+    seconds = {number: float(draw(st.integers(0, 5))) for number in plan.live}
+    return [replace(span, start=span.start + after, end=span.end + after) for span in simulate(plan, seconds, ROOM).spans]
+
+
+@dataclass
+class Case:
+    """The spans of each iteration, which pairs of nodes may follow one another on a chain, and what runs within what."""
+
+    iterations: list[list[Span]]
+    edges: set[tuple[str, str]]
+    within: dict[str, str]
+
+
+def edges(plan, lanes):
+    """What a node can have waited for: those before it in the plan, and others in a lane of limited room."""
+    names = {unit: plan.node(unit).name for unit in plan.units}
+    own = {(names[before], names[unit]) for unit, waits in plan.waits_for.items() for before in waits}
+    return own | {(names[i], names[j]) for i in plan.units for j in plan.units if i != j and plan.lane[i] == plan.lane[j] in lanes}
+
+
+@st.composite
+def cases(draw):
+    outer = draw(plans("outer"))
+    if not draw(st.booleans()) or len(outer.live) < 3:
+        return Case([ran(outer, draw) for _ in range(draw(st.integers(1, 4)))], edges(outer, ROOM), {})
+    body, outer = draw(plans("inner", "bc")), replace(outer, lane=outer.lane | {2: "control"}, turns={})
+    entries = {body.node(i).name for i, before in body.waits_for.items() if before <= {0}}
+    holder = outer.graph.nodes[2].id
+    into = {(outer.node(before).name, name) for before in outer.waits_for[holder] for name in entries}
+    out = {(body.node(i).name, HOLDER) for i in body.live} | {(HOLDER, name) for name in entries}
+    return Case([held(outer, body, draw) for _ in range(draw(st.integers(1, 4)))],
+                edges(outer, ROOM) | edges(body, ROOM) | into | out | {(body.node(i).name, name) for i in body.live for name in entries},
+                dict.fromkeys((body.node(i).name for i in body.live), HOLDER))
+
+
+def held(outer, body, draw):
+    """An iteration in which one node runs the body some times, with and without a pause between."""
+    inner, now = [], float(draw(st.integers(0, 2)))
+    for _ in range(draw(st.integers(1, 3))):
+        inner += ran(body, draw, now)
+        now = max([now, *(span.end for span in inner)]) + draw(st.integers(0, 1))
+    seconds = {number: now if number == 2 else float(draw(st.integers(0, 5))) for number in outer.live}
+    spans = list(simulate(outer, seconds, ROOM).spans)
+    began = next(span.start for span in spans if span.node == HOLDER)
+    return spans + [replace(span, lane=f"{span.lane}'", start=span.start + began, end=span.end + began) for span in inner]
+
+
+@settings(deadline=None, max_examples=80)
+@given(cases())
+def test_the_chain_is_one_that_an_iteration_had_and_no_time_stands_twice(case):
+    totals = Totals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
+    for spans in case.iterations:
+        totals.add(spans, 0.0, max((span.end for span in spans), default=0.0) + 0.5)
+    found = totals.bounds
+    chain = [*found.critical]
+    assert set(pairwise(chain)) <= case.edges
+    assert any(all(follows(spans, a, b) for a, b in pairwise(chain)) for spans in case.iterations)
+    assert 1 <= found.alike <= len(case.iterations)
+    assert sum(found.critical.values()) <= found.seconds * len(case.iterations) / found.alike + 1e-9
+    assert sum(share.critical for share in totals) <= totals.seconds + 1e-9
+    assert sum(share.part for share in totals) <= totals.seconds + 1e-9
+    assert all(share.part <= share.seconds + 1e-9 for share in totals)
+    own = sum(taken(spans, {HOLDER}) - taken(spans, case.within) for spans in case.iterations)
+    assert not case.within or abs(totals.shares[HOLDER].seconds - own) < 1e-9
+    if case.within and HOLDER in chain and all(taken(spans, case.within) for spans in case.iterations):
+        assert set(case.within) & set(chain)
+    shown = re.findall(r"(\w+) \d+\.\d{3} s|…", bounded(totals).splitlines()[-2].partition(": ")[2].partition(";")[0])
+    assert [name for name in shown if name] == [name for name in chain if name in shown]
+
+
+def taken(spans, names):
+    """Seconds in which something of these names ran; all times are whole, and less than 200."""
+    return sum(any(span.start <= second < span.end for span in spans if span.node in names) for second in range(200))
+
+
+def follows(spans, first, later):
+    """Whether something of one node had ended when something of the other began, or holds what did."""
+    return any(a.end <= b.start + 1e-9 or HOLDER in (first, later)
+               for a in spans if a.node == first for b in spans if b.node == later)
+
+
+@settings(deadline=None, max_examples=50)
+@given(cases())
+def test_in_one_lane_of_one_iteration_the_path_without_pauses_is_the_whole_time(case):
+    spans = case.iterations[0]
+    totals = Totals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
+    end = max(span.end for span in spans)
+    totals.add(spans, 0.0, end)
+    assert abs(sum(share.critical for share in totals) - end) < 1e-9  # in virtual time something on the path runs at each moment

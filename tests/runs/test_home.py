@@ -1,0 +1,296 @@
+"""A run keeps its folder: whatever becomes of the working directory, of the folder itself, of the model folder, and of what lies in it."""
+
+import json
+import os
+import re
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_faults import MODEL, at, command, content, differences, in_child, metrics, run
+
+import rlflow
+from rlflow.checkpoints.load import load_latest
+from rlflow.errors import PlanError
+from rlflow.runs import resume
+from rlflow.watch import status
+from rlflow.watch.reporter import Quiet, make_reporter
+
+ITERATIONS = 4
+
+
+def null_run(out, name="run", **changes):
+    keywords = {"backend": "null", "prompts": 4, "iterations": ITERATIONS, "save_every": 1, "out": str(out), "name": name}
+    return rlflow.run("grpo", **{**keywords, **changes})
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    return content(null_run(tmp_path_factory.mktemp("wanted")).folder)
+
+
+class Said(Quiet):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def test_a_stage_that_changes_directory_harms_nothing(tmp_path, monkeypatch, wanted):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    def wandering():
+        at("actor.generate", 1, lambda: os.chdir("elsewhere"))
+        print(null_run("runs").as_json()["run"])
+
+    assert in_child(wandering) == 0
+    assert list(differences(content(tmp_path / "runs/run"), wanted)) == []
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert (tmp_path / "runs/run/final/actor/null.txt").exists()
+
+
+def refused(action, tmp_path):
+    """What a run says that ends with 2."""
+    words = ["run", "grpo", "--backend", "null", "--prompts", 4, "--iterations", ITERATIONS, "--save-every", 0, "--out", tmp_path / "runs",
+             "--name", "run", "--quiet"]
+    said = command(words, tmp_path / "said", action)
+    assert said.code == 2, said.err
+    return said.err
+
+
+def test_a_folder_that_is_moved_while_the_run_writes_in_it_ends_it_soon_and_saved(tmp_path, wanted):
+    there = tmp_path / "there"
+    err = refused(lambda: at("actor.update", 1, lambda: (tmp_path / "runs/run").rename(there)), tmp_path)
+    assert f"was moved to {there} while it ran" in err
+    assert f"remedy:   rlflow resume {there}" in err
+    assert load_latest(there).snapshot.iteration == 2
+    found = status.read(there)
+    assert (found.state, found.iteration, found.iterations) == ("failed", 2, ITERATIONS)
+    resume.resume(there, {}, make_reporter(quiet=True))
+    assert list(differences(content(there), wanted)) == []
+    assert status.read(there).state == "done"
+    assert not (tmp_path / "runs/run").exists()
+
+
+def test_a_folder_that_is_deleted_while_the_run_writes_in_it_ends_it_soon_and_saved_anew(tmp_path, wanted):
+    folder = tmp_path / "runs/run"
+    err = refused(lambda: at("actor.update", 1, lambda: shutil.rmtree(folder)), tmp_path)
+    assert f"the run's folder {folder} was deleted while it ran" in err
+    assert "it is saved as" in err
+    assert load_latest(folder).snapshot.iteration == 2
+    resume.resume(folder, {}, Quiet())
+    found = content(folder)
+    assert (found.tensors, found.state) == (wanted.tensors, wanted.state)
+    assert found.metrics == wanted.metrics[1:]  # the line that waited for a file is there
+
+
+def test_files_that_are_deleted_while_the_run_writes_are_written_again(tmp_path, wanted):
+    folder = tmp_path / "runs/run"
+
+    def emptied():
+        for path in folder.iterdir():
+            if path.is_file():
+                path.unlink()
+
+    def deleting():
+        at("actor.update", 1, emptied)
+        null_run(tmp_path / "runs")
+
+    assert in_child(deleting) == 0
+    assert list(differences(content_without(folder, 1), content_without(folder, 1, wanted))) == []
+    assert "settings.json is gone" in (folder / "notes.txt").read_text()
+    assert json.loads((folder / "settings.json").read_text())["options"]["iterations"] == ITERATIONS
+    resume.resume(folder, {"iterations": ITERATIONS + 1}, make_reporter(quiet=True))
+
+
+def content_without(folder, lost, found=None):
+    """All but the metrics of the first iterations."""
+    found = found or content(folder)
+    return replace(found, metrics=found.metrics[-(ITERATIONS - lost) :])
+
+
+def test_a_folder_whose_name_another_run_took_is_left_alone(tmp_path):
+    """The folder was moved, and a new run of that name begun."""
+    folder, there = tmp_path / "runs/run", tmp_path / "there"
+
+    def swapped():
+        folder.rename(there)
+        folder.mkdir()
+        (folder / "settings.json").write_text("another's")
+
+    assert f"was moved to {there}" in refused(lambda: at("actor.update", 2, swapped), tmp_path)
+    assert (folder / "settings.json").read_text() == "another's"
+    assert load_latest(there).snapshot.iteration == 3
+
+
+@pytest.mark.slow
+def test_a_run_needs_nothing_of_its_model_folder_once_it_has_begun(task, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    (folder / "stray.json").write_bytes(b"0" * (65 << 20))
+    straight = run("grpo", {**task, "model": str(folder)}, "straight", iterations=2, prompts=4, held_out=0, save_every=1).folder
+    saved = load_latest(straight).snapshot.files
+
+    def losing():
+        at("actor.update", 0, lambda: shutil.rmtree(folder))
+        run("grpo", {**task, "model": str(folder)}, "lost", iterations=2, prompts=4, held_out=0, save_every=1)
+
+    assert in_child(losing) == 0
+    lost = straight.with_name("lost")
+    assert list(differences(content(lost), content(straight))) == []
+    assert load_latest(lost).snapshot.files == saved
+    assert sorted(saved) == sorted(f"actor/{path.name}" for path in Path(MODEL).iterdir() if path.suffix == ".json")
+    one, other = ({path.name: path.read_bytes() for path in (each / "final/actor").iterdir()} for each in (lost, straight))
+    assert one == other
+    assert (Path(MODEL) / "tokenizer.json").read_bytes() == one["tokenizer.json"]
+
+
+def torn(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+DAMAGE = {
+    "a torn line": (torn, 1),
+    "zeros at the end": (lambda path: path.write_bytes(path.read_bytes() + bytes(40)), 0),
+    "a byte that is no UTF-8": (lambda path: path.write_bytes(b"\xff\xfe\n" + path.read_bytes()), 0),
+    "a number": (lambda path: path.write_bytes(b"7\n" + path.read_bytes()), 0),
+    "a list": (lambda path: path.write_bytes(b"[1, 2]\n" + path.read_bytes()), 0),
+    "no number": (lambda path: path.write_bytes(b'{"iteration": "x"}\n' + path.read_bytes()), 0),
+    "deep nesting": (lambda path: path.write_bytes(b"[" * 100_000 + b"\n" + path.read_bytes()), 0),
+    "nothing": (Path.unlink, 2),
+    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), None),
+}
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """A run of two iterations."""
+    return null_run(tmp_path_factory.mktemp("half"), iterations=2).folder
+
+
+QUICK = ("a torn line", "a byte that is no UTF-8", "a pipe")
+KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in DAMAGE]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_log_is_no_reason_not_to_go_on(kind, half, tmp_path, wanted):
+    """Lines that cannot be read stay, and are counted; those of each iteration are there once."""
+    folder = tmp_path / "run"
+    shutil.copytree(half, folder)
+    damage, lost = DAMAGE[kind]
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        damage(folder / name)
+    resume.resume(folder, {"iterations": ITERATIONS}, make_reporter(quiet=True))
+    found = content_without_metrics(folder)
+    assert found == (wanted.iteration, wanted.tensors, wanted.state)
+    if lost is not None:
+        assert numbers(folder) == list(range(ITERATIONS))[: 2 - lost] + [2, 3]
+
+
+def numbers(folder):
+    """The iterations of which there are metrics, by those lines that can be read."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines() if path.is_file() else ()
+    return [json.loads(line)["iteration"] for line in lines if re.match(rb'\{"iteration": [0-9]', line)]
+
+
+def content_without_metrics(folder):
+    saved = load_latest(folder).snapshot
+    return saved.iteration, saved.tensors, saved.state
+
+
+READ = ("metrics.jsonl", "status.json", "notes.txt", "settings.json", "bounds.txt", "timeline.json", "identity.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READ)
+def test_no_command_waits_for_a_pipe_in_a_runs_folder(name, half, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(half, folder)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert command(["runs", tmp_path], tmp_path / "said").code == 0
+    assert command(["show", folder], tmp_path / "said").code == 0
+    assert command(["watch", folder, "--once"], tmp_path / "said").code == 0
+
+
+def test_without_the_graph_file_a_run_goes_on_where_its_graph_is_the_checkpoints(half, tmp_path):
+    folder, said = tmp_path / "run", Said()
+    shutil.copytree(half, folder)
+    (folder / "graph.msgpack").write_bytes(b"\0")
+    settings = json.loads((folder / "settings.json").read_text())
+    (folder / "settings.json").write_text(json.dumps({**settings, "hp": {**settings["hp"], "clip": 0.5}}))
+    with pytest.raises(PlanError, match=r"cannot be told without graph\.msgpack"):
+        resume.resume(folder, {"iterations": ITERATIONS}, said)
+    (folder / "settings.json").write_text(json.dumps(settings))
+    resume.resume(folder, {"iterations": ITERATIONS}, said)
+    assert any("graph.msgpack cannot be read" in note for note in said.notes)
+    assert (folder / "graph.msgpack").read_bytes() == (half / "graph.msgpack").read_bytes()
+
+
+@pytest.mark.parametrize("lacking", ["file", "flow", "values", "hp"])
+def test_settings_that_are_not_all_there_are_said(lacking, half, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(half, folder)
+    settings = json.loads((folder / "settings.json").read_text())
+    for value in (None, 7):
+        (folder / "settings.json").write_text(json.dumps({**settings, lacking: value}))
+        with pytest.raises(PlanError, match=f"no {lacking}"):
+            resume.resume(folder, {}, Quiet())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
+def test_settings_that_are_none_are_said(content, half, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(half, folder)
+    (folder / "settings.json").write_bytes(content)
+    with pytest.raises(PlanError):
+        resume.resume(folder, {}, Quiet())
+
+
+def test_strangers_in_checkpoints_are_told_of_and_ignored(half, tmp_path, wanted):
+    folder, said = tmp_path / "run", Said()
+    shutil.copytree(half, folder)
+    for step in (folder / "checkpoints").glob("step-*"):
+        (step / ".DS_Store").write_bytes(b"\0")
+    resume.resume(folder, {"iterations": ITERATIONS}, said)
+    assert any(".DS_Store" in note and "ignored" in note for note in said.notes)
+    assert list(differences(content(folder), wanted)) == []
+
+
+def test_a_disk_that_is_full_as_a_run_goes_on_leaves_no_iteration_twice(half, tmp_path, wanted):
+    """It is emptied in the third iteration. Nothing is left half written."""
+    folder = tmp_path / "run"
+    shutil.copytree(half, folder)
+    shutil.rmtree(folder / "checkpoints/step-00000002")  # so that an iteration is done again
+
+    def full():
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        at("actor.update", 2, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
+        resume.resume(folder, {"iterations": ITERATIONS}, make_reporter(quiet=True))
+
+    assert in_child(full) == 0
+    assert [line["iteration"] for line in metrics(folder)] == list(range(ITERATIONS))
+    assert list(differences(content(folder), wanted)) == []
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".") or path.suffix == ".aside"] == []
+    assert status.read(folder).state == "done"
+    assert json.loads((folder / "settings.json").read_text())["options"]["iterations"] == ITERATIONS
+
+
+def test_settings_lead_to_data_and_rewards_from_where_the_run_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(json.dumps({"prompt": f"{n}?", "answer": str(n)}) + "\n" for n in range(20))
+    for folder in ("", "elsewhere"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+    Path("sums.jsonl").write_text(rows)
+    Path("rules.py").write_text("def score(completion):\n    return 1.0\n")
+    first = null_run("runs", iterations=1, data="sums.jsonl", reward="rules.py:score:0.5").folder
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resume.resume(Path("../runs/run"), {"iterations": 2}, make_reporter(quiet=True))
+    assert load_latest(first).snapshot.iteration == 2

@@ -1,0 +1,268 @@
+"""What a run depends on beside its settings and its graph: resume refuses it by name where it changed, or says so where that is enough."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_faults import MODEL
+
+import rlflow
+from rlflow.author.load import algorithms_folder, load, load_flow
+from rlflow.errors import PlanError
+from rlflow.runs import identity, resume
+from rlflow.runs.api import resolved
+from rlflow.runs.prepare import prepare
+from rlflow.runs.session import started
+from rlflow.runs.weights import Reader, compared, digest, stated
+from rlflow.watch.reporter import Quiet
+
+REWARD = "from scale import times\n\n\ndef score(completion):\n    from inner import add\n    return times(len(completion)) + add(1)\n"
+FILES = {
+    "judge/rules.py": REWARD,
+    "judge/scale.py": "FACTOR = 2\n\n\ndef times(x):\n    return FACTOR * x\n",
+    "judge/inner/__init__.py": "from .sums import add\n",
+    "judge/inner/sums.py": "import os\n\n\ndef add(x):\n    return x + 1\n",
+    "judge/never.py": "not imported\n",
+    "tilt.py": "SLOPE = 0.5\n",
+}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("ground"))
+
+
+def made(place):
+    """A reward with modules of its own, two model folders, data, a flow whose file imports a module beside it; and a run of one iteration
+    on the null backend, which loads no weights but depends on those it is given."""
+    for name, content in FILES.items():
+        (place / name).parent.mkdir(exist_ok=True, parents=True)
+        (place / name).write_text(content)
+    for name in ("model", "reference"):
+        shutil.copytree(MODEL, place / name)
+    rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(40)]
+    (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "mine.py").write_text(f"import tilt  # noqa: F401\n{(algorithms_folder() / 'grpo.py').read_text()}")
+    keywords = {"backend": "null", "prompts": 4, "iterations": 1, "held_out": 4, "model": f"{place}/model", "out": f"{place}/runs",
+                "data": f"{place}/sums.jsonl", "reward": f"{place}/judge/rules.py:score", "reference": {"model": f"{place}/reference"}}
+    rlflow.run(f"{place}/mine.py::grpo", **{"hp.beta": 0.1}, **keywords)
+    return place
+
+
+@pytest.fixture
+def place(ground, tmp_path):
+    return copied(ground, tmp_path / "place")
+
+
+def copied(ground, place):
+    """All of it elsewhere, the run's settings too."""
+    shutil.copytree(ground, place)
+    settings = place / "runs/grpo-1/settings.json"
+    settings.write_text(settings.read_text().replace(str(ground), str(place)))
+    found = place / "runs/grpo-1" / identity.FILE
+    found.write_text(found.read_text().replace(str(ground), str(place)))
+    return place
+
+
+@pytest.fixture
+def begun(place):
+    return place / "runs/grpo-1"
+
+
+class Said(Quiet):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def go_on(folder, how=resume.resume, **changes):
+    load.cache_clear()  # a flow's file is loaded once per process
+    said = Said()
+    how(folder, {"iterations": 2, **changes}, said)
+    return said.notes
+
+
+def edited(old, new):
+    return lambda path: path.write_text(path.read_text().replace(old, new))
+
+
+def config(**changes):
+    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=2))
+
+
+def flipped(path):
+    """One bit, with the length and the time of writing that the file had."""
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def added(path):
+    path.write_text("{{ messages[0].content }}")
+
+
+CHANGES = {
+    "reward": ("judge/rules.py", edited("+ add(1)", "- add(1)"), "rules.py:score: sha256 "),
+    "its module": ("judge/scale.py", edited("FACTOR = 2", "FACTOR = -2"), "rules.py:score: scale.py: sha256 "),
+    "its module's module": ("judge/inner/sums.py", edited("x + 1", "x - 1"), "rules.py:score: inner/sums.py: sha256 "),
+    "the flow's module": ("tilt.py", edited("0.5", "0.25"), "flow mine.py: tilt.py: sha256 "),
+    "weights": ("model/model.safetensors", flipped, "actor: model.safetensors: sha256 "),
+    "weights of the frozen reference": ("reference/model.safetensors", flipped, "reference: model.safetensors: sha256 "),
+    "weights that are gone": ("reference/model.safetensors", Path.unlink, "→ nothing"),
+    "configuration": ("reference/config.json", edited("10000.0", "31.5"),
+                      "reference: config.json rope_parameters.rope_theta: 10000.0 → 31.5"),
+    "end token": ("model/generation_config.json", config(eos_token_id=7), "actor: generation_config.json eos_token_id: 1 → 7"),
+    "tokenizer": ("model/tokenizer.json", edited('"truncation": null', '"truncation":  null'), "actor: tokenizer.json: sha256 "),
+    "chat template": ("model/chat_template.jinja", added, "actor: chat_template.jinja: nothing → sha256 "),
+    "special token": ("model/tokenizer_config.json", config(eos_token="!"), 'actor: tokenizer_config.json eos_token: "'),
+    "held-out data": ("sums.jsonl", edited('"answer": "', '"answer": "1'), "held-out records: digest "),
+}  # fmt: skip
+
+
+QUICK = ("reward", "its module's module", "weights of the frozen reference", "configuration", "held-out data")
+KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in CHANGES]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changed_is_refused_by_name_and_a_fork_takes_it(kind, place, begun):
+    file, change, line = CHANGES[kind]
+    change(place / file)
+    with pytest.raises(PlanError) as caught:
+        go_on(begun)
+    [problem] = caught.value.problems
+    assert problem.code == "resume-inputs"
+    assert line in problem.found
+    assert problem.remedy.endswith(f"rlflow resume {begun} --fork")
+    if kind in ("reward", "weights of the frozen reference"):
+        assert any(line in note for note in go_on(begun, resume.fork))
+
+
+def test_all_that_changed_is_named_at_once(place, begun):
+    for file, change, _ in (CHANGES["reward"], CHANGES["weights"], CHANGES["configuration"]):
+        change(place / file)
+    with pytest.raises(PlanError) as caught:
+        go_on(begun)
+    assert len(caught.value.problems[0].found.splitlines()) == 3
+
+
+def renamed_copy(folder):
+    shutil.copytree(folder, folder.with_name("copy"))
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [
+    lambda place: edited("FACTOR = 2", "FACTOR = 2  # a comment")(place / "judge/scale.py"),
+    lambda place: edited("not imported", "changed")(place / "judge/never.py"),
+    lambda place: config(transformers_version="0.0")(place / "model/config.json"),
+    lambda place: (place / "model/README.md").write_text("of no matter"),
+    lambda place: os.utime(place / "model/model.safetensors"),
+    lambda place: renamed_copy(place / "reference"),
+], ids=["a comment", "a file that is not imported", "who wrote a config", "a stranger beside a model", "a time", "a copy"])
+def test_what_does_not_matter_is_no_change(change, place, begun):
+    change(place)
+    assert [note for note in go_on(begun) if "changed" in note or "cannot be told" in note] == []
+
+
+def recorded(folder, **changes):
+    """Have the run's identity say something else."""
+    found = json.loads((folder / identity.FILE).read_bytes())
+    for name, values in changes.items():
+        found[name] |= values
+    (folder / identity.FILE).write_text(json.dumps(found))
+
+
+def test_versions_and_machines_are_told_of_and_recorded_anew(begun):
+    recorded(begun, told={"torch": "1.0", "threads": "99"})
+    notes = go_on(begun)
+    assert any("torch: 1.0 → " in note for note in notes)
+    assert any("threads: 99 → " in note for note in notes)
+    assert [note for note in go_on(begun, iterations=3) if "→" in note] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [None, b"", b"{", b"[" * 9999, b'{"format": "rlflow-identity", "version": 2}'])
+def test_a_run_whose_identity_is_not_known_goes_on_and_says_so(left, begun):
+    if left is None:
+        (begun / identity.FILE).unlink()
+    else:
+        (begun / identity.FILE).write_bytes(left)
+    assert any("cannot be told" in note for note in go_on(begun))
+    assert identity.read(begun).weights
+
+
+def test_weights_that_nobody_read_are_refused_where_their_file_is_another(place, begun):
+    path, name = place / "reference/model.safetensors", "reference: model.safetensors"
+    recorded(begun, weights={name: as_of_long_ago(path).model_dump()})
+    assert go_on(begun)  # the same file: it is read now
+    assert identity.read(begun).weights[name].sha256 == digest(path)
+    recorded(begun, weights={name: as_of_long_ago(path).model_dump()})
+    os.utime(path)
+    with pytest.raises(PlanError, match="not read before the run was stopped → another file"):
+        go_on(begun, iterations=3)
+
+
+def as_of_long_ago(path):
+    """The file as it would be stated had it lain there for a while."""
+    return stated(path).model_copy(update={"recent": False})
+
+
+def test_files_that_nobody_touched_are_not_read_again(tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(b"a")
+    before = {"w": as_of_long_ago(path).with_digest("0" * 64)}  # not its digest, so that reading would tell
+    assert compared(before, {"w": stated(path)}, {"w": path}, print)[1] == []
+    recent = {"w": before["w"].model_copy(update={"recent": True})}
+    assert len(compared(recent, {"w": stated(path)}, {"w": path}, print)[1]) == 1
+    assert stated(path).recent == (time.time_ns() - path.stat().st_ctime_ns < 2 * 10**9)
+
+
+@given(st.binary(min_size=1, max_size=64), st.data())
+def test_any_change_of_a_byte_is_noticed(tmp_path_factory, content, data):
+    path = tmp_path_factory.mktemp("weights") / "weights"
+    path.write_bytes(content)
+    before = {"w": stated(path).with_digest(digest(path))}
+    place = data.draw(st.integers(0, len(content) - 1))
+    flip = data.draw(st.integers(1, 255))
+    path.write_bytes(content[:place] + bytes([content[place] ^ flip]) + content[place + 1 :])
+    _, changes = compared(before, {"w": stated(path)}, {"w": path}, print)
+    assert [change.name for change in changes] == ["w"]
+
+
+def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tmp_path):
+    path, put, said = tmp_path / "weights", [], []
+    path.write_bytes(b"first")
+    known = identity.Identity(weights={"w": stated(path)})
+    path.write_bytes(b"second")
+    Reader(known, {"w": path}, put.append, said.append).start().wait(60)
+    assert "cannot be resumed" in said[0]
+    [change] = compared(put[0].weights, {"w": stated(path)}, {"w": path}, print)[1]
+    assert change.before == identity.UNSTEADY
+
+
+def test_what_nobody_asked_for_is_not_recorded_as_nothing(tmp_path):
+    """Else a resumed run would take all that there is for a change."""
+    flow = load_flow("grpo")
+    told, hp = resolved(flow, None, {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path)})
+    folder = started(prepare(flow, hp, told, judge=None), flow, told, Quiet()).folder
+    assert identity.read(folder) is None
+    assert any("cannot be told" in note for note in go_on(folder))
+
+
+def test_the_story_of_a_run_says_what_it_depends_on(place, begun, capsys):
+    from rlflow.cli.watch import show_run
+
+    show_run(str(begun))
+    shown = capsys.readouterr().out
+    assert "depends on" in shown
+    assert "reference: model.safetensors sha256 " in shown
+    assert "torch " in shown

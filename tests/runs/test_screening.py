@@ -1,0 +1,118 @@
+"""Records that no model can be given: told before a run with their lines, or left out, counted and said once; never fatal later."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rlflow
+from rlflow.checkpoints.load import load_latest
+from rlflow.errors import PlanError
+from rlflow.runs import resume, screening
+from rlflow.watch.reporter import Quiet
+
+
+class Heard(Quiet):
+    """Keeps what a run has to say."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.fixture
+def poisoned(task, tmp_path):
+    """24 questions of which the one in line 10 is empty and the one in line 17 longer than the model can take."""
+    rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(24)]
+    rows[9]["prompt"], rows[16]["prompt"] = "", "1 + " * 200 + "1 ="
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {**task, "data": str(path), "held_out": 0, "hp.samples": 2, "hp.max_tokens": 4, "hp.minibatch": 16, "save_every": 0}
+
+
+@pytest.fixture
+def without_models(poisoned):
+    """The same on the null backend, whose models take anything: the empty one is left."""
+    return {name: value for name, value in poisoned.items() if name not in ("model", "lr")} | {"backend": "null"}
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """As where data are too many to be checked before the run."""
+    monkeypatch.setattr(screening, "SECONDS", -1.0)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_they_stop_a_run_before_it_begins_as_the_page_shows(poisoned, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PlanError) as caught:
+        rlflow.run("grpo", **{**poisoned, "data": "sums.jsonl"})
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    assert f"```\n{caught.value}\n```\n" in page
+    assert not (tmp_path / "runs").exists()
+
+
+def test_they_are_left_out_where_that_is_asked_for(poisoned):
+    heard = Heard()
+    given, hp = rlflow.runs.api.resolved(rlflow.author.load.load_flow("grpo"), None, {**poisoned, "bad_records": "skip"})
+    prepared = rlflow.runs.prepare.prepare(rlflow.author.load.load_flow("grpo"), hp, given, heard.note)
+    try:
+        drawn = prepared.prompts.take(44)
+    finally:
+        prepared.close()
+    assert [note for note in heard.notes if "left out" in note] == [
+        f"2 of 24 records of {poisoned['data']} are left out: 1 without a prompt ({poisoned['data']}:10); "
+        f"1 too long, the longest of 402 tokens ({poisoned['data']}:17)"]
+    assert sorted(drawn["prompt"]) == sorted(2 * [f"{a} + 1 =" for a in range(24) if a not in (9, 16)])
+
+
+def test_held_out_ones_are_told_and_left_out_as_well(without_models):
+    stopped = {**without_models, "held_out": 16}
+    with pytest.raises(PlanError, match="1 of 24 records"):
+        rlflow.run("grpo", **stopped)
+    assert rlflow.run("grpo", **stopped, bad_records="skip").iterations == 2
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_models, monkeypatch):
+    heard = Heard()
+    monkeypatch.setattr("rlflow.runs.api.make_reporter", lambda *args, **options: heard)
+    result = rlflow.run("grpo", **{**without_models, "iterations": 6})
+    assert result.iterations == 6
+    counted = [line.get("data/left_out_empty", 0.0) for line in lines(result.folder)]
+    assert sum(counted) == 2.0  # 48 rows are two epochs of 23 good records, and two more
+    assert set(counted) == {0.0, 1.0}
+    assert [note for note in heard.notes if "left out" in note] == [
+        "0 of 24 records to train on were checked in 0 s; the others are checked when they are drawn, and left out where they cannot "
+        "be used", f"iteration {counted.index(1.0) + 1}: {without_models['data']}:10 is left out: its prompt is empty"]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_cut_and_resumed_with_bad_records_within_a_run_ends_the_same(without_models, cut, monkeypatch):
+    straight = rlflow.run("grpo", **{**without_models, "iterations": 6}, name="straight").folder
+    first = rlflow.run("grpo", **{**without_models, "iterations": cut}, name="first").folder
+    monkeypatch.setattr(screening, "SECONDS", 60.0)  # now the check finds it, and must not stop the run
+    heard = Heard()
+    resume.resume(first, {"iterations": 6}, heard)
+    assert "1 of 24 records" in next(note for note in heard.notes if "left out" in note)
+    assert [timeless(line) for line in lines(first)] == [timeless(line) for line in lines(straight)]
+    assert load_latest(first).snapshot.state["prompts"] == load_latest(straight).snapshot.state["prompts"]
+
+
+def timeless(line):
+    return {name: value for name, value in line.items() if "second" not in name and not name.startswith("time")}
+
+
+def test_nothing_is_said_of_data_without_fault(task, tmp_path, monkeypatch):
+    heard = Heard()
+    monkeypatch.setattr("rlflow.runs.api.make_reporter", lambda *args, **options: heard)
+    del task["model"], task["lr"]
+    result = rlflow.run("grpo", **task, backend="null", **{"hp.max_tokens": 4})
+    assert not any("left out" in note or "checked" in note for note in heard.notes)
+    assert not any(name.startswith("data/") for line in lines(result.folder) for name in line)

@@ -1,0 +1,81 @@
+"""Files that are replaced whole, folders that get their names when they are whole, and what dead processes left of both."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlflow import durable
+from rlflow.process import Process
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    durable.replace(path, b"first")
+    durable.replace(path, b"sec", b"ond")
+    assert (path.read_bytes(), names(tmp_path)) == (b"second", ["file"])
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        durable.replace(tmp_path / "folder", b"third")
+    assert names(tmp_path) == ["file", "folder"]
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path):
+    for name in ("old", "new"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner" / name).write_text(name)
+    (tmp_path / "new" / "link").symlink_to("nowhere")
+    durable.take_place(tmp_path / "new", tmp_path / "old")
+    assert names(tmp_path) == ["old"]
+    assert names(tmp_path / "old" / "inner") == ["new"]
+
+
+def dead_process():
+    """A process that is gone, as it was."""
+    words = [sys.executable, "-c", "from rlflow.process import Process; print(Process.this().as_json())"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_a_dead_process_left_goes_and_a_living_ones_stays(tmp_path, monkeypatch):
+    import json
+
+    from rlflow.process import parsed
+
+    own = durable.aside(tmp_path / "own")
+    own.write_text("")
+    dead = parsed(json.loads(dead_process()))
+    with monkeypatch.context() as patch:
+        patch.setattr(Process, "this", classmethod(lambda cls: dead))
+        for name in ("file", "folder"):
+            left = durable.aside(tmp_path / name, "removing")
+            left.mkdir() if name == "folder" else left.write_text("")
+    assert len(names(tmp_path)) == 3
+    durable.clear(tmp_path, older=60.0)
+    assert len(names(tmp_path)) == 3
+    for path in durable.leftovers(tmp_path):
+        os.utime(path, (time.time() - 61, time.time() - 61))
+    durable.clear(tmp_path, older=60.0)
+    assert names(tmp_path) == [own.name]
+    assert durable.leftovers(tmp_path / "nowhere") == []
+
+
+def test_a_name_that_is_as_long_as_names_may_be_has_one_aside(tmp_path):
+    durable.replace(tmp_path / ("n" * 255), b"whole")
+    assert names(tmp_path) == ["n" * 255]
+
+
+def test_reading_waits_for_no_pipe_follows_no_link_and_ends_after_what_is_wanted(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345")
+    assert durable.read(tmp_path / "file") == b"12345"
+    assert durable.read(tmp_path / "file", 3) == b"1234"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("file")
+    for name in ("pipe", "link", "missing"):
+        with pytest.raises(OSError, match=f"'.*{name}'"):
+            durable.read(tmp_path / name)
