@@ -40,6 +40,7 @@ class WorkerProcess:
     def __init__(self) -> None:
         replies, far_end = os.pipe()
         self._name = secrets.token_hex(8)  # in the mark of the process, and of all that it starts
+        self._started: list[kin.Known] = []  # what it had started when it was killed
         command = [sys.executable, "-u", "-P", "-m", "rlflow.rewards.worker", str(os.getpid()), str(far_end)]
         try:
             self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
@@ -126,14 +127,16 @@ class WorkerProcess:
         return f"the process {how}" + (f"; it last printed: {printed[-500:]}" if printed else "")
 
     def signal_group(self) -> None:
-        """Kill the process and those it started; safe from any thread."""
+        """Kill the process and those of its group; safe from any thread. What has left its group ends in ``kill``, which could no longer
+        tell whose it was."""
         if self.child.returncode is None:
+            self._started = kin.descendants(self.child.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """Kill the process and those it started, in sessions of their own too, and wait until it is gone."""
-        started = kin.descendants(self.child.pid) if self.child.returncode is None else []
+        started = [*self._started, *(kin.descendants(self.child.pid) if self.child.returncode is None else [])]
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group outlives its leader while it has members
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()

@@ -109,13 +109,17 @@ class Launched:
                 time.sleep(seconds)
 
 
-def launch(folder: Path, name: str, *flags: object, fault: str = "", reward: str = "", terminal: bool = False) -> Launched:
+def launch(
+    folder: Path, name: str, *flags: object, iterations: int = 6, save_every: int = 1, fault: str = "", reward: str = "",
+    terminal: bool = False,
+) -> Launched:
     """`rlflow run` of the faulty flow, or of another that ``flags`` begin with."""
     judge = folder / f"{name}.judge.py"
     judge.write_text(REWARD.replace("{action!r}", repr(reward)))
-    words = [sys.executable, "-m", "rlflow.cli.main", "run", FAULTY, "--backend", "null", "--prompts", 4, "--iterations", 6, "--save-every",
-             1, "--held-out", 0, "--threads", 1, "--out", folder / "runs", "--name", name, "--hp.once", folder / f"{name}.once",
-             *(["--hp.fault", fault] if fault else []), "--reward", f"{judge}:judge", *flags]  # fmt: skip
+    words = [sys.executable, "-m", "rlflow.cli.main", "run", FAULTY, "--backend", "null", "--prompts", 4, "--held-out", 0, "--threads", 1,
+             "--out", folder / "runs", "--name", name, "--hp.once", folder / f"{name}.once",
+             *(["--hp.fault", fault] if fault else []), "--reward", f"{judge}:judge", "--iterations", iterations,
+             "--save-every", save_every, *flags]  # fmt: skip
     return started(folder, name, list(map(str, words)), terminal)
 
 

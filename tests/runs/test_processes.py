@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from process_faults import came_to, launch, resumed
@@ -97,8 +98,8 @@ def test_a_run_whose_terminal_hangs_up_is_saved_whatever_its_stages_print(tmp_pa
     wait_for(tmp_path / "run.once")
     run.hang_up()
     assert run.ended() == 130
-    assert (run.status["state"], run.status["iteration"]) == ("interrupted", 3)
-    assert content(run.run).iteration == 3
+    assert (run.status["state"], run.status["iteration"]) == ("interrupted", 2)  # what it was in is done again
+    assert content(run.run).iteration == 2
     goes_on(run, straight)
 
 
@@ -124,7 +125,7 @@ def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
     """Some in sessions of their own, of some the parent has ended."""
     for what in ({"fault": "daemon", "reward": "child"}, {"fault": "stays", "reward": "daemon"}):
         name = what["fault"]
-        run = launch(tmp_path, name, "--iterations", 6 if end == "done" else 100_000, "--save-every", 1000, **what)
+        run = launch(tmp_path, name, iterations=6 if end == "done" else 100_000, save_every=1000, **what)
         run.reaches(4)
         if end == "run killed":
             os.kill(run.driver, signal.SIGKILL)
@@ -144,4 +145,4 @@ def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
 
 
 def watchdogs(run):
-    return [pid for pid in marked(run.mark) if b"watchdog.dog" in open(f"/proc/{pid}/cmdline", "rb").read()]
+    return [pid for pid in marked(run.mark) if b"watchdog.dog" in Path(f"/proc/{pid}/cmdline").read_bytes()]
