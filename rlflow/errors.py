@@ -85,7 +85,8 @@ class RunHeld(PlanError):
 
 @dataclass(eq=False)
 class StageError(Exception):
-    """A stage raised, or passed its deadline. ``columns`` maps each input to its padded shape."""
+    """A stage raised, or passed its deadline. ``columns`` maps each input to its padded shape. Without a ``stage`` it was between two.
+    ``then``: what of the run is saved, and how to go on."""
 
     stage: str
     iteration: int
@@ -93,12 +94,15 @@ class StageError(Exception):
     message: str
     place: Place | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    then: str = ""
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place else ""
-        lines = [f"{where}stage '{self.stage}' failed in iteration {self.iteration} on {self.rows} rows: {printable(self.message)}"]
+        what = f"stage '{self.stage}' failed in iteration {self.iteration} on {self.rows} rows" if self.stage else (
+            f"the run failed between stages, in iteration {self.iteration}")
+        lines = [f"{where}{what}: {printable(self.message)}"]
         lines += [f"  {name}: {shape}" for name, shape in self.columns.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([printable(self.then)] if self.then else [])])
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

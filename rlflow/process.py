@@ -8,6 +8,8 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlflow.watchdog import kin
+
 
 @dataclass(frozen=True)
 class Process:
@@ -48,11 +50,8 @@ def parsed(values: object) -> Process | None:
 
 def _started(pid: int) -> str | None:
     """None for a process that is gone or waits only to be collected."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name before may hold anything
-    except (OSError, ValueError):
-        return None
-    return None if fields[0] in ("Z", "X") else fields[19]
+    found = kin.stat(pid)
+    return found.started if found is not None and found.state not in "ZX" else None
 
 
 def _alive(pid: int) -> bool:

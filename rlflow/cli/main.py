@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Annotated
 import typer
 
 from rlflow.errors import FlowError, PlanError, RunHeld, StageError
+from rlflow.watch import terminal
 from rlflow.watch.command_line import taken
 from rlflow.watch.secrets import guard
+from rlflow.watchdog import launcher
+from rlflow.watchdog.signals import ending_at_once
 
 app = typer.Typer(
     name="rlflow",
@@ -147,24 +151,41 @@ def doctor() -> None:
     raise typer.Exit(print_doctor())
 
 
+RUNS = ("run", "resume")  # commands that may take long, and run other people's code
+
+
 def main() -> None:
     """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held · 130 interrupted."""
     share_cores()
+    terminal.open_all()
+    runs = sys.argv[1:2] in ([name] for name in RUNS)
+    if runs and (code := launcher.apart()) is not None:
+        leave(code)
+    with terminal.steady(), ending_at_once() if runs else contextlib.nullcontext():
+        code = exit_code()
+        launcher.done(code)
+        leave(code)
+
+
+def exit_code() -> int:
+    """Of the command that was asked for. Says what went wrong."""
     try:
         code = called(taken())
     except BrokenPipeError:  # `rlflow plan … | head`
         code = unread()
     except KeyboardInterrupt as stop:
-        code = _told(stop, 130)
+        code = _told(stop, 130)  # one that has begun says what is saved
     except RunHeld as error:
         code = _told(error, 3)
     except (FlowError, PlanError) as error:
         code = _told(error, 2)
     except StageError as error:
         code = _told(error, 1)
+    except OSError as error:
+        code = _told(_system(error), 2)
     except Exception as error:
         code = _usage(error)
-    leave(code)
+    return code
 
 
 def called(words: list[str]) -> int:
@@ -196,14 +217,21 @@ def leave(code: int) -> None:
     """Exit. After a failure a stage may still be running in a thread that nothing can stop, and Python would wait or abort."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if code in (0, 2):
+    if code in (0, 2) and not launcher.leaves_at_once():
         sys.exit(code)
     os._exit(code)
 
 
 def _told(error: BaseException, code: int) -> int:
-    print(str(error) or "stopped", file=sys.stderr)
+    print(str(error) or "stopped before the run began", file=sys.stderr)
     return code
+
+
+def _system(error: OSError) -> PlanError:
+    """What the system refused: a full disk, a limit, a folder that is gone."""
+    what = error.strerror or str(error)
+    return PlanError.of("system", f"the system refused a file: {what}", found=str(error.filename or "a file without a name"),
+                        expected="room, and the rights to read and write it")
 
 
 def _usage(error: Exception) -> int:

@@ -8,7 +8,6 @@ their way at once.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ import ray
 from rlflow.cluster.passing import Offer, Offers
 from rlflow.cluster.pool import Future, Pool
 from rlflow.cluster.weights import How
+from rlflow.deadline import Deadline
 from rlflow.reshard.plan import Plan, firsts
 from rlflow.reshard.planner import BUCKET
 from rlflow.reshard.segment import check_machines
@@ -146,7 +146,7 @@ class Carrier:
     def _move(self, version: int, bucket: Callable[[int], Packed], terms: Sequence[Any], seconds: float) -> dict[str, Any]:
         """A bucket is packed while the one before it is taken."""
         assert self.route is not None
-        limit, count = time.monotonic() + seconds, len(self.route.plan.buckets)
+        limit, count = Deadline(seconds), len(self.route.plan.buckets)
         taken: list[Future[Any]] = []
         coming = bucket(0) if count else None
         for index in range(count):
@@ -171,7 +171,7 @@ class Carrier:
                 messages |= {(sender, first): ref for first, ref in zip(letters, made, strict=True)}
         return Packed(done, messages)
 
-    def _take(self, index: int, coming: Packed, limit: float) -> Future[Any]:
+    def _take(self, index: int, coming: Packed, limit: Deadline) -> Future[Any]:
         assert self.route is not None
         refs = {}
         for receiver, letters in self.route.addressed(index).items():
@@ -186,7 +186,7 @@ class Carrier:
             return ()
         return tuple(self.source.send(rank, "passing", self.role, "terms", group="model") for rank in range(len(self.source)))
 
-    def _finish(self, version: int, terms: Sequence[Any], limit: float) -> dict[str, Any]:
+    def _finish(self, version: int, terms: Sequence[Any], limit: Deadline) -> dict[str, Any]:
         told = {rank: self.target.send(rank, "passing", self.role, "finish", version, *terms, group="model")
                 for rank in range(len(self.target))}  # fmt: skip
         ranks = self._future(self.target, told, limit).result()
@@ -199,8 +199,8 @@ class Carrier:
 
     def _each(self, pool: Pool[Worker], step: str, told: Callable[[int], tuple[Any, ...]], seconds: float) -> list[Any]:
         refs = {rank: pool.send(rank, "passing", self.role, step, *told(rank), group="model") for rank in range(len(pool))}
-        answers: list[Any] = self._future(pool, refs, time.monotonic() + seconds).result()
+        answers: list[Any] = self._future(pool, refs, Deadline(seconds)).result()
         return answers
 
-    def _future(self, pool: Pool[Worker], refs: Mapping[int, Any], limit: float) -> Future[Any]:
-        return pool.future("weights between pools", list(refs.items()), max(limit - time.monotonic(), 0.0), list)
+    def _future(self, pool: Pool[Worker], refs: Mapping[int, Any], limit: Deadline) -> Future[Any]:
+        return pool.future("weights between pools", list(refs.items()), limit.left(), list, limit)

@@ -84,6 +84,10 @@ class Workers:
         found = self.fleet.watch.found(FOUND_SECONDS if any(isinstance(cause, Dead) for cause in causes) else 0.0)
         return found if found is not None and found.gone else None
 
+    def lost(self) -> str | None:
+        """What of Ray itself is lost, in words."""
+        return self.fleet.controllers.lost()
+
     def restart(self, death: Death) -> list[str]:
         """Start the pool of a dead worker anew; names of the pools that were started."""
         if self.ahead is not None:

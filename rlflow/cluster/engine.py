@@ -29,6 +29,7 @@ from rlflow.cluster.steps import rank_steps
 from rlflow.cluster.streams import Streams, chunks_of
 from rlflow.cluster.teams import PLAIN, asked, first_ranks, teams
 from rlflow.cluster.worker import Worker
+from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.execution.apply import RemoteError
 from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
@@ -39,6 +40,7 @@ from rlflow.spans import RankSpan
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
 
+CLEARED_SECONDS = 5.0  # how long workers may take to forget an iteration; else they do so after the next
 FETCHED = 64 << 10  # bytes of a column that the driver may look into
 
 
@@ -241,9 +243,11 @@ class ClusterEngine(Engine):
     def finished(self) -> None:
         """Everything goes, of an iteration that raised too, but what is there for later ones."""
         self._ledger.forget_none()
+        limit = Deadline(CLEARED_SECONDS)
         with contextlib.suppress(RemoteError):  # a worker that is gone has nothing left, and whoever needs it next says so
             for pool in self.pools.values():
-                pool.call("clear", self.iteration, seconds=60.0, group="control").result()
+                refs = [(rank, pool.send(rank, "clear", self.iteration, group="control")) for rank in range(len(pool))]
+                pool.future("clear", refs, CLEARED_SECONDS, list, limit).result()
 
     # -- splits ------------------------------------------------------------------------------------------------------------------
 

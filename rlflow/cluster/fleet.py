@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from rlflow.cluster import launch
+from rlflow.cluster.controllers import Controllers
 from rlflow.cluster.pool import Pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.watch import Ward, Watch, end
@@ -25,10 +26,11 @@ LATEST = 1 << 62  # no iteration is later
 
 @dataclass
 class Fleet:
-    """setups: what each rank is told, by pool. meetings: where the ranks of each pool meet. heartbeat: as of Watch. loading: seconds
-    that models may take. roles: of each pool, for messages. placement: how halves lie on their pools; placed: the same where some are on
-    several machines. A Pool stays the same object when its workers are others."""
+    """name: of the run, in names of files. setups: what each rank is told, by pool. meetings: where the ranks of each pool meet.
+    heartbeat: as of Watch. loading: seconds that models may take. roles: of each pool, for messages. placement: how halves lie on their
+    pools; placed: the same where some are on several machines. A Pool stays the same object when its workers are others."""
 
+    name: str
     setups: Mapping[str, list[Setup]]
     groups: Mapping[str, PlacementGroup]
     meetings: dict[str, str]
@@ -38,11 +40,12 @@ class Fleet:
     roles: Mapping[str, str]
     placement: Placement
     placed: Callable[[Collection[str]], Placement]
+    controllers: Controllers = field(default_factory=Controllers)
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
     wards: list[Ward] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.heartbeat)
+        self.watch = Watch(self.heartbeat, self.controllers)
 
     def start(self) -> None:
         """Start all pools, loaded side by side, and watch them. Raises PlanError with what keeps one from being made."""
@@ -59,7 +62,7 @@ class Fleet:
             self._end(name)
         launch.wait_for_room({name: self.groups[name] for name in names})
         self._forget_meetings(names)
-        self.meetings |= launch.meetings({name: self.groups[name] for name in names})
+        self.meetings |= launch.meetings({name: self.groups[name] for name in names}, self.name)
         self.placement = self.placed(launch.apart(self.groups))
         told = {name: [replace(setup, meeting=self.meetings[name], placement=self.placement) for setup in self.setups[name]]
                 for name in names}
@@ -78,14 +81,18 @@ class Fleet:
         self.watch.close()
 
     def stop(self) -> None:
-        """End everything."""
+        """End everything. What a Ray without its controllers does not end goes with the run's other processes."""
         try:
-            launch.stop(self.pools, self.groups, self.wards)
+            if self.controllers.lost():
+                for pool in self.pools.values():
+                    pool.lines.close()
+            else:
+                launch.stop(self.pools, self.groups, self.wards)
         finally:
             self._forget_meetings(self.meetings)
 
     def _look_after(self) -> None:
-        self.watch = Watch(self.heartbeat)
+        self.watch = Watch(self.heartbeat, self.controllers)
         self.watch.start(self.pools, self.roles)
         self.wards += self.watch.wards
 

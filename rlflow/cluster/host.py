@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +16,10 @@ from rlflow.batch import Batch
 from rlflow.cluster import pulse  # the module: Ray carries this class over with all that it names
 from rlflow.cluster.line import listen
 from rlflow.cluster.wire import pack, unpack
+from rlflow.execution.apply import RemoteError, ending
 from rlflow.process import Process
+from rlflow.watchdog import beside, kin
+from rlflow.watchdog.stacks import show_stacks
 
 Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
 _actor: Any = ray.remote  # its own types know neither actors' concurrency groups nor restarts
@@ -28,15 +34,18 @@ class Host:
 
     held: Any = None
     era = 0
+    watchdog: Any = None
 
     def make(self, kind: type, *args: Any) -> None:
         """Make the object. Not in the constructor: what that raises reaches nobody as it is."""
-        pulse.die_with_parent()
-        self.held = kind(*args)
+        kin.die_with(os.getppid())
+        self.watchdog = beside.for_worker()
+        with self._contained():
+            self.held = kind(*args)
 
     def present(self) -> pulse.Presence:
         """Who this is, for those who watch it."""
-        return pulse.Presence(Process.this(), ray.get_runtime_context().get_node_id(), pulse.show_stacks())
+        return pulse.Presence(Process.this(), ray.get_runtime_context().get_node_id(), show_stacks())
 
     def beat(self) -> tuple[tuple[str, float], ...]:
         """That threads of this process run, and what is under way for how many seconds."""
@@ -48,21 +57,37 @@ class Host:
 
     def do(self, era: int, method: str, *args: Any) -> Any:
         self._of_now(era, method)
-        with pulse.MARKS.during(method):
+        with pulse.MARKS.during(method), self._contained():
             return getattr(self.held, method)(*args)
 
     def do_run(self, *told: Any) -> Any:
         """What a frame tells, whose answer may be one. ``told``: the era and the frame as one, then transfers. Bytes alone, and as few
         arguments as can be, are what Ray hands over fastest, and a star what it compares arguments with fastest."""
-        return self.held.run(self._frame(told[0], "run"), *told[1:])
+        return self._run(told[0], *told[1:])
 
     def listen(self, key: bytes) -> str:
         """Take frames over lines too, from whoever has the key; the name under which."""
-        return listen(key, lambda told: self.held.run(self._frame(told, "run")))
+        return listen(key, self._run)
+
+    def _run(self, told: bytes, *transfers: Any) -> Any:
+        with self._contained():
+            return self.held.run(self._frame(told, "run"), *transfers)
 
     def do_chunks(self, *told: Any) -> Iterator[Any]:
         """The same, with several answers, each as soon as it is there."""
-        yield from self.held.run_chunks(self._frame(told[0], "run_chunks"), *told[1:])
+        with self._contained():
+            yield from self.held.run_chunks(self._frame(told[0], "run_chunks"), *told[1:])
+
+    @contextlib.contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Of what is called inside nothing ends this process, and no child that it forks goes on as if it were this one."""
+        with self.watchdog.board.during("", 0, math.inf), kin.here_alone():
+            try:
+                yield
+            except (Exception, GeneratorExit):
+                raise
+            except BaseException as error:
+                raise RemoteError(ending(error)) from None
 
     def _frame(self, told: bytes, what: str) -> memoryview:
         """What stands behind the era."""
@@ -75,7 +100,7 @@ class Host:
 
     def do_batch(self, method: str, payload: Payload) -> Payload:
         """A method from batch to batch."""
-        with pulse.MARKS.during(method):
+        with pulse.MARKS.during(method), self._contained():
             return packed(getattr(self.held, method)(opened(payload)))
 
 

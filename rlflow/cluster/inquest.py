@@ -7,18 +7,15 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlflow.cluster.pulse import Presence
+from rlflow.watchdog import kin, stacks
 
-DUMP_SECONDS = 2.0  # how long stacks may take to be written
 LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
-FRAMES = 8  # of a stack that are shown
-METHOD = re.compile("do|make")  # of a worker's host, within which its own begins
-FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+METHOD = re.compile("do|make|_run")  # of a worker's host, within which its own begins
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,8 @@ def see_off(presence: Presence) -> bool:
 
 
 def _state(presence: Presence) -> str:
-    if not presence.process.alive():
-        return ""
-    try:
-        return Path(f"/proc/{presence.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    found = kin.stat(presence.process.pid) if presence.process.alive() else None
+    return found.state if found is not None else ""
 
 
 def _signal(presence: Presence, number: int) -> None:
@@ -68,30 +61,15 @@ def _signal(presence: Presence, number: int) -> None:
 
 
 def _stacks(presence: Presence, state: str) -> str:
-    file = Path(f"/proc/{presence.process.pid}/fd/{presence.stacks}")
-    try:
-        if presence.stacks < 0:
-            return ""
-        before = file.stat().st_size
+    """Of threads that run a method of a worker, its frames within that."""
+
+    def ask() -> None:
         _signal(presence, signal.SIGUSR2)
         if state == "T":
             _signal(presence, signal.SIGCONT)
-        _written(file, before)
-        return shown(file.read_bytes()[before:].decode(errors="replace"))
-    except OSError:
-        return ""
 
-
-def _written(file: Path, before: int) -> None:
-    """Wait until the file has grown and grows no more."""
-    last = before
-
-    def settled() -> bool:
-        nonlocal last
-        earlier, last = last, file.stat().st_size
-        return before < earlier == last
-
-    _until(settled, DUMP_SECONDS)
+    dump = stacks.written(presence.process.pid, presence.stacks, ask) if presence.stacks >= 0 else ""
+    return stacks.shown(dump, lambda path, name: path.endswith("cluster/host.py") and METHOD.match(name) is not None)
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -101,21 +79,3 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def shown(dump: str) -> str:
-    """The stacks of the threads that carry out calls, the innermost frames first; of the others none."""
-    return "\n".join(line for frames in _threads(dump) for line in frames)
-
-
-def _threads(dump: str) -> Iterator[list[str]]:
-    """From faulthandler's output, for each thread that runs a method of a worker, its frames within that."""
-    for thread in re.split(r"\n(?=(?:Current )?[Tt]hread )", dump):
-        frames = [found.groups() for line in thread.splitlines() if (found := FRAME.match(line))]
-        outer = next((i for i, (path, _, name) in enumerate(frames) if path.endswith("cluster/host.py") and METHOD.match(name)), None)
-        if outer is not None:
-            yield [f"    {_short(path)}:{line} in {name}" for path, line, name in frames[:outer][:FRAMES]]
-
-
-def _short(path: str) -> str:
-    return "/".join(Path(path).parts[-3:])

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -15,15 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from rlflow.cluster.controllers import Controllers
 from rlflow.cluster.pool import Late, Pool, make_pool
-from rlflow.cluster.reaper import MARK
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.watch import Newcomers, Ward, end
 from rlflow.cluster.worker import Worker
 from rlflow.errors import PlanError
 from rlflow.execution.apply import RemoteError
+from rlflow.watchdog import launcher
+from rlflow.watchdog.signals import own_terminations
 
 Groups = dict[str, PlacementGroup]  # of each pool
 STORE = 512 << 20  # bytes of shared memory for columns and weights on their way, on a local Ray
@@ -45,8 +49,10 @@ def guard_token() -> None:
     path = token_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
+        if path.exists() and not path.stat().st_size:  # of a process that ended before it had written
+            path.unlink()
+        if not path.exists():
+            _make_token(path)
         path.chmod(0o600)
     except OSError as error:
         raise PlanError.of("ray-token", f"Ray's token cannot be kept in '{path}'", found=str(error.strerror),
@@ -54,7 +60,21 @@ def guard_token() -> None:
                            remedy="set RAY_AUTH_TOKEN_PATH to a file that can be written") from error
 
 
-def start(address: str | None, ranks: int, insecure: bool = False, commits: int = 0) -> None:
+def _make_token(path: Path) -> None:
+    """Whole or not at all: another run that begins may read it at once. Raises OSError."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # the other one's will do
+            os.link(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def start(address: str | None, ranks: int, insecure: bool = False, commits: int = 0) -> Controllers:
     """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes beside what is on its way.
     Raises PlanError."""
     refuse_open(insecure)
@@ -68,16 +88,27 @@ def start(address: str | None, ranks: int, insecure: bool = False, commits: int 
         raise PlanError.of("ray-twice", "this process is connected to a Ray already", found="an earlier ray.init or another run",
                            expected="a process of its own for each cluster run", remedy="ray.shutdown() first")
     try:
-        if address is not None:
-            reach(address)
-            ray.init(address=address, **quiet)
-        else:
+        with own_terminations():
+            if address is not None:
+                reach(address)
+                _quieten()
+                ray.init(address=address, **quiet)
+                return Controllers()
+            _quieten()
             ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
                      object_store_memory=store_bytes(commits), **quiet)
-    except (OSError, RuntimeError, ValueError) as error:
+            return Controllers.of_this_process()
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
                            found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
                            remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def _quieten() -> None:
+    """Have Ray print nothing of its own where a process of it dies, pages of a log among it: what the run needs to know of it, it says."""
+    module = sys.modules.get("ray._private.worker")
+    if hasattr(module, "print_to_stdstream"):  # of another version both are heard
+        module.print_to_stdstream = lambda *words, **more: None  # type: ignore[union-attr]
 
 
 def store_bytes(commits: int) -> int:
@@ -124,11 +155,20 @@ def place_pools(pools: Mapping[str, int], gpus: bool) -> Groups:
 def wait_for_room(groups: Mapping[str, PlacementGroup]) -> None:
     """Until the cluster has given what pools need, anew where a node is lost. Raises PlanError where it does not."""
     for name, group in groups.items():
-        if not group.wait(PLACED_SECONDS):
+        if not _placed(name, group):
             kind = "GPU" if "GPU" in group.bundle_specs[0] else "CPU"
             raise PlanError.of("no-room", f"pool '{name}' found no room in {PLACED_SECONDS:g} s",
                                found=f"{resources('available_resources').get(kind, 0):g} {kind}s free",
                                expected=f"{len(group.bundle_specs)} {kind}s", remedy="wait until other jobs end, or fewer ranks in --pools")
+
+
+def _placed(name: str, group: PlacementGroup) -> bool:
+    """Whether a group has its place, waited for. Raises PlanError where the cluster knows of none."""
+    try:
+        return bool(group.wait(PLACED_SECONDS))
+    except Exception as error:  # Ray has no type for it
+        raise PlanError.of("no-room", f"pool '{name}' has no place in the cluster any more", found=str(error).splitlines()[0],
+                           expected="the cluster in which the run began", remedy="rlflow resume RUN, once the cluster is there") from error
 
 
 def resources(which: str) -> dict[str, float]:
@@ -169,9 +209,10 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
     return (ranks[rank],)
 
 
-def meetings(groups: Mapping[str, PlacementGroup]) -> dict[str, str]:
-    """Where the ranks of each pool meet: in a file of the machine that they are on, or at an address of the first one's."""
-    run = f"{os.environ.get(MARK, 'joined')}-{secrets.token_hex(8)}"  # the mark, so that the reaper finds them
+def meetings(groups: Mapping[str, PlacementGroup], name: str) -> dict[str, str]:
+    """Where the ranks of each pool meet: in a file of the machine that they are on, or at an address of the first one's. name: of the run,
+    by which the watchdog finds files."""
+    run = f"{name}-{secrets.token_hex(8)}"
     return {pool: _meeting(group, f"{tempfile.gettempdir()}/rlflow-{run}-{pool}.meeting") for pool, group in groups.items()}
 
 
@@ -216,6 +257,9 @@ def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup]
             remove_placement_group(group)
 
 
-def leave() -> None:
-    """End this process's connection, and with it a Ray that was started here."""
-    ray.shutdown()
+def leave(controllers: Controllers) -> None:
+    """End this process's connection, and with it a Ray that was started here. One that has lost a controller would be waited for."""
+    if controllers.lost():
+        launcher.leave_at_once()
+    else:
+        ray.shutdown()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -15,6 +14,7 @@ from rlflow.cluster.host import ERA, Host, Payload, opened, packed
 from rlflow.cluster.layout import Where, row_tokens
 from rlflow.cluster.line import LARGEST, Gone, Lines, Talk, content
 from rlflow.cluster.split import balanced, check_counts, merge_order, units_of_rows
+from rlflow.deadline import LOOK, Deadline
 from rlflow.execution.apply import RemoteError
 
 W = TypeVar("W")
@@ -23,7 +23,6 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 SECONDS = 300.0  # how long a call may take where nothing else is said
-LOOK_SECONDS = 0.25  # how often one that waits looks whether a worker is gone
 
 
 class Late(RemoteError):
@@ -53,10 +52,11 @@ class Future(Generic[R]):
 
     def __init__(
         self, what: str, at: Sequence[Where], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R],
-        watcher: Watcher | None = None,
+        watcher: Watcher | None = None, limit: Deadline | None = None,
     ) -> None:
+        """``limit``: a deadline that began earlier, of which this wait is a part."""
         self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, merge
-        self._watcher, self._limit = watcher, time.monotonic() + seconds
+        self._watcher, self._limit = watcher, limit or Deadline(seconds)
 
     def done(self) -> bool:
         return len(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0]) == len(self.refs) if self.refs else True
@@ -71,8 +71,8 @@ class Future(Generic[R]):
         while True:
             if self._watcher is not None and self._watcher.verdict is not None:
                 raise Dead(self._watcher.verdict)
-            left = self._limit - time.monotonic()
-            if (answers := self._look(min(max(left, 0.0), LOOK_SECONDS))) is not None:
+            left = self._limit.left()
+            if (answers := self._look(min(max(left, 0.0), LOOK))) is not None:
                 return answers
             if left <= 0:
                 raise self._late()
@@ -231,8 +231,10 @@ class Pool(Generic[W]):
         self.actors, self.making, self.era, self.watcher, self.lines = other.actors, other.making, other.era, None, other.lines
         self._methods = {}
 
-    def future(self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R]) -> Future[R]:
-        return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge, self.watcher)
+    def future(
+        self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R], limit: Deadline | None = None
+    ) -> Future[R]:
+        return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge, self.watcher, limit)
 
     def call(
         self, method: Callable[Concatenate[W, P], R] | str, *args: Any, seconds: float = SECONDS, group: str = "cpu"

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import faulthandler
-import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlflow.process import Process
-
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -54,21 +47,3 @@ class Marks:
 
 
 MARKS = Marks()
-
-
-def die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it ends, also while it is stopped and notices nothing (Linux)."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(1)
-
-
-def show_stacks() -> int:
-    """Have SIGUSR2 write the stacks of all threads, without the interpreter's lock. The descriptor of the file."""
-    if not hasattr(os, "memfd_create"):
-        return -1
-    file = os.memfd_create("stacks")
-    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
-    return file

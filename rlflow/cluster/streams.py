@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from rlflow.author import verbs
 from rlflow.batch import Axis, Batch
 from rlflow.cluster.calls import Calls
 from rlflow.cluster.message import Answer
-from rlflow.cluster.pool import LOOK_SECONDS, Future, Pool
+from rlflow.cluster.pool import Future, Pool
+from rlflow.deadline import LOOK
 from rlflow.execution.engine import Chunks, whole
 
 
@@ -30,7 +30,7 @@ class Streams(Future[list[Any]]):
     def next(self) -> dict[int, Any]:
         """The next answer of each rank, when all are there. Raises as ``Future.result`` does."""
         refs = list(zip(self._ranks, self._answers(), strict=True))
-        answers = self.pool.future(self.what, refs, max(self._limit - time.monotonic(), LOOK_SECONDS), list).result()
+        answers = self.pool.future(self.what, refs, max(self._limit.left(), LOOK), list).result()
         found = dict(zip(self._ranks, map(Answer.unpacked, answers), strict=True))
         self._note(found)
         return found

@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlflow.cluster.controllers import RAYLET, Controllers
 from rlflow.cluster.inquest import GONE_SECONDS, Found, kill, look, see_off
 from rlflow.cluster.layout import Where
 from rlflow.cluster.pool import Dead, Pool
@@ -89,9 +90,11 @@ class Newcomers:
 @dataclass
 class Watch:
     """A thread that asks every worker for a beat, again and again. ``limit``: seconds of silence that end a worker, 0 for none: a death
-    is noticed without. ``death`` and ``verdict`` are set once, after what they tell of is killed; nothing is watched from then on."""
+    is noticed without. ``death`` and ``verdict`` are set once, after what they tell of is killed; nothing is watched from then on. With
+    its raylet a Ray has lost all workers: that is a verdict without a death, since none can be started in their place."""
 
     limit: float
+    controllers: Controllers = field(default_factory=Controllers)
     wards: list[Ward] = field(default_factory=list)
     verdict: str | None = None
     death: Death | None = None
@@ -146,6 +149,11 @@ class Watch:
             began = time.monotonic()
             self._hurry.clear()
             lost = self._beat()
+            if (gone := self.controllers.lost(RAYLET)) is not None:
+                with self._changed:
+                    self.verdict = gone
+                    self._changed.notify_all()
+                return
             if lost is not None:
                 self._judge(lost)
                 return

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +20,8 @@ from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, StageError, listed
 from rlflow.execution import chance
 from rlflow.execution.tally import Tally, as_kind, merged
+
+_ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
 
 
 def apply_stage(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None) -> tuple[Batch, dict[str, Tally]]:
@@ -190,7 +195,8 @@ class RemoteError(Exception):
 
 @contextlib.contextmanager
 def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None) -> Iterator[None]:
-    """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is its cause."""
+    """Turn what a stage raises into a StageError with the stage, iteration, rows and shapes; the exception is its cause. What ends a
+    program where nobody catches it is an error of the stage too, but for a ctrl-C, which Python raises in the main thread."""
     try:
         yield
     except (FlowError, PlanError, StageError, SkipIteration, Stopped):
@@ -199,6 +205,19 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
         raise StageError(stage, iteration, len(batch), str(error), place, shapes(batch)) from error
     except Exception as error:
         raise StageError(stage, iteration, len(batch), f"{type(error).__name__}: {error}", place, shapes(batch)) from error
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        raise StageError(stage, iteration, len(batch), ending(error), place, shapes(batch)) from error
+
+
+def ending(error: BaseException) -> str:
+    """What a stage raised that is no Exception, such as SystemExit, with the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_ROOT)] or frames
+    where = f" (raised by {Place(own[-1].filename, own[-1].lineno or 1)})" if own else ""
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return f"{text}{where}; no stage may end the run: raise an error, or return"
 
 
 def shapes(batch: Batch) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
+from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import StageError
 from rlflow.execution.apply import Stopped, failing, shapes
 from rlflow.execution.engine import Engine, Metrics, Terms
@@ -26,8 +26,8 @@ from rlflow.graph.model import Column, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, Start
 from rlflow.spans import RankSpan, Span
-
-QUEUED_SECONDS = 0.05  # how soon a node that waits for its lane is looked at again
+from rlflow.watchdog.board import Board
+from rlflow.watchdog.kin import here_alone
 
 
 @dataclass
@@ -56,13 +56,15 @@ class Sampled:
 
 
 class Executor:
-    """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty."""
+    """Runs plans, one iteration at a time. After each run, failed ones too, the store is empty. ``board``: where nodes under way are
+    written down for the watchdog."""
 
     def __init__(self, engine: Engine, lanes: Lanes) -> None:
         self.engine = engine
         self.lanes = lanes
         self.store = Store()
         self.stopping = False
+        self.board = Board()
 
     def run(self, plan: Plan, prompts: Batch, sampled: Sampled | None = None) -> Outcome:
         """One iteration; ``sampled``: what of it was done ahead.
@@ -104,7 +106,7 @@ class _Run:
         self.results: Batch | None = None
         self._scheduler = Scheduler(plan, executor.lanes.room)
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
-        self._deadlines: dict[int, float] = {}
+        self._deadlines: dict[int, Deadline] = {}
         self._since: dict[int, float] = {}
         self._pieces = Pieces(plan)
         self._failure: BaseException | None = None
@@ -159,10 +161,12 @@ class _Run:
     def _job(self, unit: int) -> Callable[[], None]:
         def job() -> None:
             error: BaseException | None = None
-            self._since[unit] = time.monotonic()
-            self._deadlines[unit] = self._since[unit] + self._seconds(self.plan.node(unit), self._rows(unit)) + self.engine.grace
+            node, self._since[unit] = self.plan.node(unit), time.monotonic()
+            seconds = self._seconds(node, self._rows(unit))
+            self._deadlines[unit] = Deadline(seconds + self.engine.grace)
             try:
-                self._perform(unit)
+                with self.executor.board.during(node.name, self.engine.iteration, seconds), here_alone():
+                    self._perform(unit)
             except BaseException as raised:
                 error = raised
             if not self._instant(unit):
@@ -181,13 +185,11 @@ class _Run:
         """The next node that ends, waiting no longer than the nearest deadline. A node that is still queued for its lane has none:
         a little later it may have one."""
         while True:
-            running, now = self._scheduler.running, time.monotonic()
-            wait = min(self._deadlines.get(i, now + QUEUED_SECONDS) for i in running) - now
+            begun = [i for i in self._scheduler.running if i in self._deadlines]
             try:
-                return self._ended.get(timeout=min(max(wait, 0.0), 3600.0))
+                return self._ended.get(timeout=min((self._deadlines[i].wait() for i in begun), default=LOOK))
             except queue.Empty:
-                late = [i for i in running if self._deadlines.get(i, math.inf) <= time.monotonic()]
-                if late:
+                if late := [i for i in begun if self._deadlines[i].left() <= 0]:
                     self.executor.lanes.lost(self.plan.lane[late[0]])
                     raise self._late(late[0]) from None
 

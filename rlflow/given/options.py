@@ -46,4 +46,4 @@ class Options:
     memory: ByteSize | None = None  # that models may take on each rank, such as 20GiB: what does not fit takes turns; without, no limit
     staleness: int = 0  # iterations that rollouts may lag behind the newest weights
     stream: Annotated[int, Ge(1)] = 1  # chunks in which rows are scored while others are still sampled; 1: when all are sampled
-    threads: Annotated[int, Ge(0)] = 0  # torch threads; 0: one per core
+    threads: Annotated[int, Ge(0), Le(1024)] = 0  # torch threads; 0: one per core

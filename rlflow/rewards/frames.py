@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 
 LIMIT = 1 << 20  # bytes of a reply; user code cannot make the pool hold more
+WHOLE = -1  # a reply to a request as a whole
 _LENGTH = struct.Struct("<I")
 
 
@@ -18,6 +19,11 @@ def packed(message: Any) -> bytes:
 
 def unpacked(body: bytes) -> Any:
     return msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogatepass")
+
+
+def reply(number: int, place: int, body: Any) -> list[Any]:
+    """An answer that says to what: the request's number, and of its rows the place of this one, or ``WHOLE``."""
+    return [number, place, body]
 
 
 class Reader:

@@ -224,7 +224,7 @@ class _Slot(threading.Thread):
         process.receive(START)
         for done, row in enumerate(chunk.rows):
             try:
-                call.put(row, process.receive(call.timeout))
+                call.put(row, process.receive(call.timeout, done))
             except (Died, Late) as stopped:
                 self._replace()
                 if self.closed.is_set():

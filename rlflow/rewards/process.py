@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
+from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import printable
 from rlflow.rewards import frames
+from rlflow.watchdog import kin
 
 MARK = "RLFLOW_REWARD_WORKER"  # set in the environment of workers
 TAIL = 4096  # bytes kept of what a worker prints
@@ -37,10 +39,12 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         replies, far_end = os.pipe()
+        self._name = secrets.token_hex(8)  # in the mark of the process, and of all that it starts
+        self._started: list[kin.Known] = []  # what it had started when it was killed
         command = [sys.executable, "-u", "-P", "-m", "rlflow.rewards.worker", str(os.getpid()), str(far_end)]
         try:
             self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-                                          pass_fds=(far_end,), start_new_session=True, env=_environment())
+                                          pass_fds=(far_end,), start_new_session=True, env=_environment(self._name))
         except BaseException:
             os.close(replies)
             raise
@@ -51,15 +55,17 @@ class WorkerProcess:
         self._requests, self._output, self._replies = self.child.stdin.fileno(), self.child.stdout.fileno(), replies
         self._reader, self._tail = frames.Reader(frames.LIMIT), b""
         self.loaded: set[str] = set()  # keys of the scorers that it holds
+        self._number = secrets.randbits(32)  # of the last request; the first one is nobody's guess
         self._events = selectors.DefaultSelector()
         for descriptor in (self._requests, self._output, self._replies):
             os.set_blocking(descriptor, False)
         for descriptor in (self._output, self._replies):
             self._events.register(descriptor, selectors.EVENT_READ)
 
-    def send(self, message: Any, seconds: float) -> None:
-        """Raises Died or Late where the process does not take the whole message in time."""
-        rest, until = memoryview(frames.packed(message)), time.monotonic() + seconds
+    def send(self, message: dict[str, Any], seconds: float) -> None:
+        """A request. Raises Died or Late where the process does not take the whole message in time."""
+        self._number += 1
+        rest, until = memoryview(frames.packed({**message, "number": self._number})), Deadline(seconds)
         self._events.register(self._requests, selectors.EVENT_WRITE)
         try:
             while rest:
@@ -71,20 +77,24 @@ class WorkerProcess:
         finally:
             self._events.unregister(self._requests)
 
-    def receive(self, seconds: float) -> Any:
-        """The next message. Raises Died or Late; user code that broke the stream counts as dead."""
-        until = time.monotonic() + seconds
+    def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
+        """The reply to the last request, or to the row at a place of it. Raises Died or Late; user code that broke the stream, or replied
+        in another's place, counts as dead."""
+        until = Deadline(seconds)
         try:
             while (body := self._reader.next()) is None:
                 self._wait(until)
-            return frames.unpacked(body)
-        except ValueError as error:
+            number, found, reply = frames.unpacked(body)
+        except (ValueError, TypeError) as error:
             raise Died(f"the process sent what is no reply: {error}") from None
+        if (number, found) != (self._number, place):
+            raise Died("the process sent a reply to something else")
+        return reply
 
-    def _wait(self, until: float) -> None:
+    def _wait(self, until: Deadline) -> None:
         """Take in what the process sent and printed, waiting for something to happen. Looks once more after the deadline."""
-        left = until - time.monotonic()
-        events = self._events.select(min(max(left, 0), 1))
+        left = until.left()
+        events = self._events.select(min(max(left, 0), LOOK))
         for key, _ in events:
             if key.fd != self._requests:
                 self._take(key.fd)
@@ -117,16 +127,20 @@ class WorkerProcess:
         return f"the process {how}" + (f"; it last printed: {printed[-500:]}" if printed else "")
 
     def signal_group(self) -> None:
-        """Kill the process and those it started; safe from any thread."""
+        """Kill the process and those of its group; safe from any thread. What has left its group ends in ``kill``, which could no longer
+        tell whose it was."""
         if self.child.returncode is None:
+            self._started = kin.descendants(self.child.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kill the process and those it started, and wait until it is gone."""
+        """Kill the process and those it started, in sessions of their own too, and wait until it is gone."""
+        started = [*self._started, *(kin.descendants(self.child.pid) if self.child.returncode is None else [])]
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group outlives its leader while it has members
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
+        kin.end_all(lambda: kin.marked(self._name) + kin.still(started))
         self._events.close()
         os.close(self._replies)
         for stream in (self.child.stdin, self.child.stdout):
@@ -141,6 +155,6 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _environment() -> dict[str, str]:
+def _environment(name: str) -> dict[str, str]:
     """The user's environment; hashes and threads are fixed where the user did not, so that a reward repeats."""
-    return {**ENVIRONMENT, **os.environ, MARK: "1"}
+    return {**ENVIRONMENT, **os.environ, MARK: "1", kin.MARK: kin.marks(name, os.environ.get(kin.MARK, ""))}

@@ -1,4 +1,4 @@
-"""A reward worker: one process that loads scorers and scores rows, one reply per row. It ends with its parent.
+"""A reward worker: one process that loads scorers and scores rows, one reply per row, which says of which. It ends with its parent.
 
 Run as ``python -m rlflow.rewards.worker PARENT REPLIES``: the parent's process id and the descriptor that replies go to.
 Requests come on standard input. Both are moved out of reach, so that what user code reads or prints cannot disturb them.
@@ -7,39 +7,29 @@ Requests come on standard input. Both are moved out of reach, so that what user 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import numbers
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
 from rlflow.rewards import frames, scorers
+from rlflow.watchdog import kin
 
-PR_SET_PDEATHSIG = 1
 BUILT_IN_MEMORY = 4 << 30  # bytes that a parser may take beyond what the process has: 9**9**9 must not take the machine
 MESSAGE = 2000  # characters of an error that are sent
 
 
 def main() -> None:
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
-    die_with(parent)
+    kin.die_with(parent)
     requests = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.set_inheritable(replies, False)
     Worker(replies).serve(requests)
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however it ends (Linux; elsewhere the closed pipe does)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we asked
-        os._exit(1)
 
 
 class Worker:
@@ -58,14 +48,20 @@ class Worker:
                 self._answer(frames.unpacked(body))
 
     def _answer(self, request: dict[str, Any]) -> None:
+        """A child that a function forks, and that comes back from it, ends: this process alone replies."""
+        number = request["number"]
         if "load" in request:
-            self._reply(self._load(request["key"], request["load"]))
+            with kin.here_alone():
+                reply = self._load(request["key"], request["load"])
+            self._reply(frames.reply(number, frames.WHOLE, reply))
             return
-        self._reply({"ready": True})
+        self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
         kind, scorer = self._scorers[request["key"]]
         with _memory(kind):
-            for row in request["rows"]:
-                self._reply(_scored(scorer, dict(zip(request["names"], row, strict=True))))
+            for place, row in enumerate(request["rows"]):
+                with kin.here_alone():
+                    score = _scored(scorer, dict(zip(request["names"], row, strict=True)))
+                self._reply(frames.reply(number, place, score))
 
     def _load(self, key: str, described: dict[str, Any]) -> dict[str, Any]:
         try:

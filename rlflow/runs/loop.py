@@ -15,7 +15,7 @@ from rlflow.checkpoints.writer import Writer
 from rlflow.data.prompts import Prompts
 from rlflow.execution import threads
 from rlflow.execution.ahead import Ahead
-from rlflow.execution.apply import SkipIteration, Stopped
+from rlflow.execution.apply import RemoteError, SkipIteration, Stopped
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.given.options import Options
@@ -29,6 +29,7 @@ from rlflow.runs.records import Records
 from rlflow.runs.recovery import Recovery, Workers
 from rlflow.spans import flat
 from rlflow.watch.reporter import Reporter
+from rlflow.watchdog.beside import Watchdog
 
 TOLD = 20  # records left out that are told with their places
 
@@ -36,7 +37,8 @@ TOLD = 20  # records left out that are told with their places
 @dataclass
 class Prepared:
     """Everything that a run needs, made before its first iteration. ``files``: by trained role the small files of its model, by name.
-    ``inputs``: what the run depends on beside its settings and its plan; None where that was not asked for."""
+    ``inputs``: what the run depends on beside its settings and its plan; None where that was not asked for. ``stop`` ends what was started,
+    but for the watchdog."""
 
     plan: Plan
     engine: Engine
@@ -48,10 +50,18 @@ class Prepared:
     files: Mapping[str, Mapping[str, bytes]]
     inputs: Found | None
     reasons: Callable[[], Mapping[str, str]]
-    close: Callable[[], None]
+    stop: Callable[[], None]
+    watchdog: Watchdog
     ahead: Ahead | None = None
     workers: Workers | None = None
     canary: Canary | None = None
+
+    def close(self) -> None:
+        """End everything that was started."""
+        try:
+            self.stop()
+        finally:
+            self.watchdog.close()
 
 
 @dataclass(frozen=True)
@@ -175,9 +185,10 @@ class Loop:
 
     def step(self, iteration: int) -> None:
         """One iteration, the evaluation that is due after it, and the checkpoint that is due after both."""
+        cursor, self.prepared.engine.iteration = self.prepared.prompts.state(), iteration
+        self._end_where_lost(iteration, cursor)
         self.recovery.commit(iteration)
-        cursor = self.prepared.prompts.state()
-        self.prepared.engine.iteration = self.done = iteration
+        self.done = iteration
         self.look()
         try:
             if self.prepared.executor.stopping:
@@ -191,6 +202,13 @@ class Loop:
             self.evaluate(done)
         if options.save_every and done % options.save_every == 0 and done < options.iterations:
             self.save(done, self.prepared.prompts.state())
+
+    def _end_where_lost(self, iteration: int, cursor: Mapping[str, Any]) -> None:
+        """While workers still answer without what started them, the run can be saved. Raises RemoteError."""
+        lost = self.prepared.workers.lost() if self.prepared.workers else None
+        if lost is not None:
+            self.save(iteration, cursor)
+            raise RemoteError(lost)
 
     def outcome(self, iteration: int) -> Outcome:
         prepared = self.prepared

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
@@ -14,11 +13,11 @@ import rlflow
 from rlflow.cluster import launch
 from rlflow.cluster.carrier import Carrier
 from rlflow.cluster.commit import Workers
+from rlflow.cluster.controllers import Controllers
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.models import RemoteModel, RemoteTrainer
 from rlflow.cluster.pool import Pool
-from rlflow.cluster.reaper import reaping
 from rlflow.cluster.setup import DataShape, FlowSource, Setup
 from rlflow.cluster.worker import Worker
 from rlflow.data.prompts import Prompts
@@ -36,27 +35,28 @@ from rlflow.residency import Course
 from rlflow.runs.kept import decided, kept
 from rlflow.runs.prepare import Made, make_plan, model_uses, placed
 from rlflow.trace.compile import Options, Program
+from rlflow.watchdog.beside import Watchdog
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
 
 
 def on_pools(
     program: Program, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int], evaluated: str | None,
-    note: Callable[[str], None],
+    watchdog: Watchdog, note: Callable[[str], None],
 ) -> Made:
     """Start the pools of ``--pools`` and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
     PlanError; what was started then is ended."""
     given = decided(given)
     lies, began = partial(_placed, program.graph, given, evaluated), time.monotonic()
     with ExitStack() as started:
-        groups = _room(program, given, lies(()), started, note)
+        groups, controllers = _room(program, given, lies(()), started, watchdog, note)
         placement = lies(launch.apart(groups))
         made = make_plan(program, placement, given, evaluated)
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
-        meetings = launch.meetings(groups)
+        meetings = launch.meetings(groups, watchdog.name)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
-        fleet = Fleet(told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout, roles_of(placement), placement,
-                      lies)
+        fleet = Fleet(watchdog.name, told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout,
+                      roles_of(placement), placement, lies, controllers)
         started.callback(fleet.stop)
         who = ", ".join(f"{len(told[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
@@ -64,15 +64,16 @@ def on_pools(
         return _made(made, given, prompts, fleet, started)
 
 
-def _room(program: Program, given: Given, placement: Placement, started: ExitStack, note: Callable[[str], None]) -> launch.Groups:
+def _room(
+    program: Program, given: Given, placement: Placement, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
+) -> tuple[launch.Groups, Controllers]:
     """Room for each pool, on a Ray that is started or joined."""
     address = given.options.ray_address
     note(f"pools: {given.options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
-    if address is None:
-        started.enter_context(reaping(secrets.token_hex(8)))
-    launch.start(address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
-    started.callback(launch.leave)
-    return launch.place_pools(placement.pools, given.options.device == "cuda")
+    with watchdog.marking():
+        controllers = launch.start(address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
+    started.callback(launch.leave, controllers)
+    return launch.place_pools(placement.pools, given.options.device == "cuda"), controllers
 
 
 def _made(plan: Plan, given: Given, prompts: Prompts, fleet: Fleet, started: ExitStack) -> Made:

@@ -54,6 +54,7 @@ from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
+from rlflow.watchdog.beside import Watchdog
 
 QUIET = Quiet()
 
@@ -99,13 +100,14 @@ def prepare(
     if given.options.pools:
         ask("ray", "cluster")
     data = open_dataset(flow, given)
-    rewards = bound.Rewards(given, data)
+    rewards, watchdog = bound.Rewards(given, data), Watchdog.start()
     try:
         program = compiled(flow, hp, given, data, rewards)
         prompts, held_out = screened(data, program.graph, model_uses(program.graph), given, note, begun)
-        return _assembled(program, given, prompts, held_out, rewards, note, judge)
+        return _assembled(program, given, prompts, held_out, rewards, watchdog, note, judge)
     except BaseException:
         rewards.close()
+        watchdog.close()
         raise
 
 
@@ -152,8 +154,8 @@ def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Optio
 
 
 def _assembled(
-    program: Program, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, note: Callable[[str], None],
-    judge: Judge | None,
+    program: Program, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, watchdog: Watchdog,
+    note: Callable[[str], None], judge: Judge | None,
 ) -> Prepared:
     graph, options, training = program.graph, given.options, prompts.data
     uses = model_uses(graph)
@@ -167,17 +169,18 @@ def _assembled(
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
-        made = pools.on_pools(program, given, training, compile_options(given, training, rewards), prompts, updates, evaluated, note)
+        traced = compile_options(given, training, rewards)
+        made = pools.on_pools(program, given, training, traced, prompts, updates, evaluated, watchdog, note)
     else:
         made = _here(program, given, prompts, updates, rewards, evaluated)
 
-    def close() -> None:
+    def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score
         made.close()
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
                     evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), files, inputs,
-                    made.reasons, close, made.ahead, made.workers, canary(uses, made.engine, training, given))
+                    made.reasons, stop, watchdog, made.ahead, made.workers, canary(uses, made.engine, training, given))
 
 
 def depends_on(program: Program, given: Given, training: Dataset, held_out: Dataset) -> Found:

@@ -46,6 +46,9 @@ class Workers(Protocol):
     def death(self, error: BaseException) -> Any:
         """Whose death is behind an error, in words; None where nobody's is, or where what is left cannot be ended."""
 
+    def lost(self) -> str | None:
+        """What is lost besides workers, in words, so that none can be started anew; None where nothing is."""
+
     def restart(self, death: Any) -> list[str]:
         """Start what died anew; names of the pools."""
 

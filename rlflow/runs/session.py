@@ -11,7 +11,7 @@ from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import PlanError, StageError
-from rlflow.execution.apply import RemoteError, Stopped
+from rlflow.execution.apply import RemoteError, Stopped, ending
 from rlflow.given.flags import Given
 from rlflow.runs import directory, final, identity, state
 from rlflow.runs.depends import Found
@@ -19,10 +19,10 @@ from rlflow.runs.home import Home, Lost
 from rlflow.runs.loop import Loop, Prepared, Result, Start
 from rlflow.runs.records import Records
 from rlflow.runs.report import bounded
-from rlflow.runs.signals import StopSignals
 from rlflow.runs.weights import Reader
-from rlflow.watch import status
+from rlflow.watch import status, terminal
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
+from rlflow.watchdog.signals import StopSignals
 
 BEGUN = Start()
 
@@ -55,6 +55,21 @@ def texts(prepared: Prepared) -> dict[str, bytes]:
 def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
     """Run from ``start`` in a folder whose lock is held, or finish what is left where all iterations are behind it. Raises Interrupted,
     StageError, PlanError."""
+
+    def ask() -> None:
+        if not signals.over:
+            prepared.executor.stopping = True
+            reporter.note("stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)")
+
+    signals = StopSignals(ask, prepared.watchdog.signals)
+    try:
+        with terminal.steady(), signals:
+            return _carried_on(prepared, folder, reporter, start, signals)
+    finally:
+        prepared.watchdog.close()
+
+
+def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start, signals: StopSignals) -> Result:
     home, placement, options = Home(folder), prepared.plan.placement, prepared.options
     cleared(folder, reporter)
     records = Records(folder, start.iteration, reporter.note, placement.pools if placement else (),
@@ -66,14 +81,11 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, options.iterations, prepared.settings,
                            len(evaluation.prompts) if evaluation else 0, start.iteration, home.shown))
-
-    def ask() -> None:
-        prepared.executor.stopping = True
-        reporter.note("stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)")
-
+    prepared.watchdog.watch(folder)
+    prepared.executor.board = prepared.watchdog.board
     ended, error = "failed", ""
     try:
-        with StopSignals(ask):
+        with prepared.watchdog.marking():
             describe(prepared, records)
             reader.start()
             result = loop.run(start)
@@ -89,16 +101,21 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
         ended = "interrupted"
         raise Interrupted(f"stopped at once; {_saved(writer, home, start)}") from None
     except Lost as lost:
-        failure = saved_elsewhere(loop, lost)
-        error = str(failure)
-        raise failure from None
-    except RemoteError as raised:  # between stages: an evaluation, a save
-        error = str(raised)
-        raise StageError("(none)", prepared.engine.iteration, 0, error) from raised
+        elsewhere = saved_elsewhere(loop, lost)
+        error = str(elsewhere)
+        raise elsewhere from None
     except Exception as raised:
-        error = str(raised)
-        raise
+        failure = _failure(raised, prepared.engine.iteration, _how_to_go_on(writer, home, start))
+        error = str(failure)
+        if failure is raised:
+            raise
+        raise failure from raised
+    except BaseException as raised:  # such as SystemExit of a backend's
+        failure = _failure(RemoteError(ending(raised)), prepared.engine.iteration, _how_to_go_on(writer, home, start))
+        error = str(failure)
+        raise failure from raised
     finally:
+        signals.over = True
         try:
             reader.close()
             writer.close()
@@ -106,9 +123,26 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
                 records.bounds(bounded(loop.totals), loop.totals.as_json())
             records.close()
             home.close()
-            prepared.close()
+            prepared.stop()
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
             reporter.close(ended, error)  # type: ignore[arg-type]
+
+
+def _failure(raised: Exception, iteration: int, then: str) -> Exception:
+    """What a run says that ends so; what comes from workers between stages, of an evaluation or a save, as the run's own."""
+    failure = StageError("", iteration, 0, str(raised)) if isinstance(raised, RemoteError) else raised
+    if isinstance(failure, StageError):
+        failure.then = then
+    return failure
+
+
+def _how_to_go_on(writer: Writer, home: Home, start: Start) -> str:
+    """For a run that failed; nothing where there is nothing to go on from."""
+    writer.wait(600.0)
+    if writer.saved is None and not start.iteration:
+        return ""
+    newest = f"saved as {writer.saved.name}; " if writer.saved is not None else ""
+    return f"{newest}go on with: rlflow resume {home.shown}"
 
 
 def cleared(folder: Path, reporter: Reporter) -> None:

@@ -84,7 +84,7 @@ def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
     """The state at the start of a run; what is wrong with its declaration is reported."""
     try:
         initial = {name: float(value) for name, value in (flow.state(hp) if flow.state else {}).items()}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         tracer.report(rules.state_raised(flow.name, error, flow.place))
         return {}
     tracer.report(*(rules.table_kind(f"the state of flow '{flow.name}'", name, STATE, standard_kind(name), flow.place, None)
@@ -138,7 +138,7 @@ def _call(
             return flow.function(prompts, *positional, **named), []
     except FlowError as error:
         return None, list(error.problems)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return None, [_raised(flow, error)]
 
 
@@ -162,8 +162,8 @@ def data_columns(flow: Flow) -> dict[str, Kind | None]:
     return names
 
 
-def _raised(flow: Flow, error: Exception) -> Problem:
-    """A plain Python exception in the flow's lines, at the last of them that is the user's."""
+def _raised(flow: Flow, error: BaseException) -> Problem:
+    """What Python raised in the flow's lines, at the last of them that is the user's."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == flow.function.__code__.co_filename]
     place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else flow.place
     return Problem("flow-raised", f"the flow raised {type(error).__name__}: {error}", place, flow.place,

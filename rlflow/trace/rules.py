@@ -134,7 +134,7 @@ def state_rules(stage: Stage, outputs: Sequence[Output], state: Iterable[str], p
                       found=f"{listed(names)} under {stage.dispatch}", expected="RANK0", remedy="write dispatch=RANK0")
 
 
-def state_raised(flow: str, error: Exception, place: Place | None) -> Problem:
+def state_raised(flow: str, error: BaseException, place: Place | None) -> Problem:
     return Problem("flow-state", f"the state of flow '{flow}' cannot be made: {type(error).__name__}: {error}", place,
                    found=type(error).__name__, expected="a function of the settings that gives numbers by name",
                    remedy='write @flow(state=lambda hp: {"beta": hp.beta})')

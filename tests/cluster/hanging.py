@@ -1,8 +1,10 @@
-"""A flow in which a fault happens to one rank: the process dies, is stopped, spins in Python, or keeps the interpreter's lock."""
+"""A flow in which a fault happens to one rank: the process dies, is stopped, spins in Python, keeps the lock, is left, or forks."""
 
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +30,9 @@ FAULTS = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hold": lambda: ctypes.PyDLL(None).pause(),  # PyDLL keeps the lock
     "spin": spin,
+    "exit": lambda: sys.exit(0),
+    "_exit": lambda: os._exit(0),
+    "fork and daemon": lambda: (subprocess.Popen(["sleep", "612345"], start_new_session=True), os.fork()),  # the child comes back too
 }
 
 

@@ -14,8 +14,9 @@ import uuid
 from pathlib import Path
 
 import pytest
+from started import marked, until
 
-from rlflow.cluster.reaper import MARK as MARK_OF_RAY
+from rlflow.watchdog import kin
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
@@ -25,35 +26,14 @@ pools: Ray is there after \d+\.\d s; workers start and load: 2 on 'all' \(actor\
 REWARD = "def length(completion):\n    return float(len(completion))\n"
 
 
-def marked(mark):
-    """Processes that have this mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            name = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""  # empty of one that waits to be collected
-            if name and mark in (entry / "environ").read_bytes():
-                found.append(f"{entry.name} {name[:60].decode()}")
-        except OSError:
-            continue
-    return found
-
-
 def met(mark):
-    """Files at which ranks of a run with this mark met, by the mark that its Ray has."""
+    """Files at which ranks of a run with this mark met, by the mark of what it started."""
     for pid in [text.partition(" ")[0] for text in marked(mark)]:
         with contextlib.suppress(OSError):
             found = dict(item.partition(b"=")[::2] for item in Path("/proc", pid, "environ").read_bytes().split(b"\0"))
-            if MARK_OF_RAY.encode() in found:
-                return f"rlflow-{found[MARK_OF_RAY.encode()].decode()}-*.meeting"
+            if kin.MARK.encode() in found:
+                return f"rlflow-{found[kin.MARK.encode()].decode().partition('/')[0]}-*.meeting"
     return None
-
-
-def until(condition, seconds):
-    """What the condition gives once it holds, or at the deadline."""
-    limit = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < limit:
-        time.sleep(0.05)
-    return found
 
 
 def twice(process):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,6 +44,33 @@ def test_the_token_is_made_private(tmp_path, monkeypatch, rights):
     launch.guard_token()
     assert path.read_text() == first
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_empty_token_is_made_anew(tmp_path, monkeypatch):
+    """What a process leaves that is killed as it makes one."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    path = tmp_path / "auth_token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    path.touch()
+    launch.guard_token()
+    assert len(path.read_text()) == 64
+    assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
+
+
+def test_runs_that_begin_at_once_read_one_whole_token(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "auth_token"))
+
+    def begins(number):
+        launch.guard_token()
+        return (tmp_path / "auth_token").read_text()
+
+    with ThreadPoolExecutor(8) as threads:
+        (token,) = set(threads.map(begins, range(8)))
+    assert len(token) == 64
+    assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_a_silent_worker_is_named_and_killed(tmp_path, ray_address, fault, place
     backend = "local" if place == "policy_loss" else "null"
     text, seconds = failing(tmp_path, ray_address, backend=backend, **{"hp.fault": fault, "hp.place": place, "hp.call": 3})
     assert re.search(rf"rank [01] of pool 'all' \(pid \d+ on .*, actor\) {said}.*without an answer for \d s", text)
-    assert fault == "stop" or "hanging.py:29 in <lambda>" in text  # its stack; of one that was stopped it may come too late
+    assert fault == "stop" or "hanging.py:31 in <lambda>" in text  # its stack; of one that was stopped it may come too late
     assert "failed in iteration" in text
     assert seconds < HEARTBEAT + 10
     assert gone(text)

@@ -1,16 +1,23 @@
 """The in-process executor: overlap, deadlines, errors, and an empty store afterwards."""
 
+import os
+import signal
+import sys
 import threading
+import time
 
 import pytest
 import torch
 
 from rlflow import RANK0, Batch, FlowError, StageError, flow, group, loss, row, scalar, stage, text
 from rlflow.backends.null import Generator
+from rlflow.errors import Place
 from rlflow.execution.apply import Stopped
 from rlflow.execution.executor import Store
+from rlflow.execution.lanes import Lanes
 from rlflow.graph.model import Column, Node, Op, Output
 from rlflow.passes import plan
+from rlflow.watchdog.beside import Watchdog
 
 
 @loss
@@ -449,6 +456,112 @@ def test_waiting_for_a_lane_is_not_running(world):
     run.lanes.room["model"] = 2
     spans = {span.node: span for span in run.compiled(2).spans}
     assert spans["waits"].start >= spans["holds"].end
+
+
+def test_time_in_which_the_process_was_stopped_is_no_running(world):
+    """A stage of a third of its deadline, stopped for twice as long as that."""
+    seen, told = os.pipe()
+
+    @stage(gives={"one": row("float32")}, timeout=0.9)
+    def short(scores):
+        os.write(told, b".")
+        threading.Event().wait(0.3)
+        return scores
+
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            run = world(with_stage(short))
+            run.executor.lanes = Lanes()  # threads do not come along
+            run.compiled(3)
+            code = 0
+        finally:
+            os._exit(code)
+    os.read(seen, 1)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.8)
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(seen)
+    os.close(told)
+
+
+# -- what would end a program ------------------------------------------------------------------------------------------------------
+
+
+class Ending(BaseException):
+    """What no `except Exception` catches."""
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def own():
+    raise Ending("x")
+
+
+ENDINGS = {"sys.exit": lambda: sys.exit(0), "ctrl-C": interrupt, "own": own}
+
+
+@pytest.mark.parametrize(("how", "says"), [("sys.exit", "SystemExit: 0"), ("ctrl-C", "KeyboardInterrupt"), ("own", "Ending: x")])
+def test_what_would_end_the_program_is_an_error_of_its_stage(world, how, says):
+    @stage(gives={"one": row("float32")})
+    def ends(scores):
+        ENDINGS[how]()
+
+    error = failure(world, ends)
+    line = ENDINGS[how].__code__.co_firstlineno + (how != "sys.exit")
+    assert (error.stage, error.message) == (
+        "ends", f"{says} (raised by {Place(__file__, line)}); no stage may end the run: raise an error, or return")  # fmt: skip
+
+
+def test_os_exit_of_a_stage_is_its_error_where_a_run_is_watched(world):
+    @stage(gives={"one": row("float32")})
+    def ends(scores):
+        os._exit(0)
+
+    dog = Watchdog.start()
+    try:
+        run = world(with_stage(ends))
+        run.executor.board = dog.board
+        with pytest.raises(StageError, match=r"ProcessExit: os\._exit\(0\) \(raised by .*test_executor.py"):
+            run.compiled(3)
+    finally:
+        dog.close()
+
+
+def test_of_an_eager_stage_a_ctrl_c_is_the_users_and_an_exit_is_not(world):
+    @stage(gives={"one": row("float32")})
+    def ends(scores):
+        ENDINGS[how]()
+
+    how = "ctrl-C"
+    with pytest.raises(KeyboardInterrupt):
+        world(with_stage(ends)).eager(3)
+    how = "sys.exit"
+    with pytest.raises(StageError, match="SystemExit: 0"):
+        world(with_stage(ends)).eager(3)
+
+
+@pytest.mark.parametrize("leaving", [lambda: None, lambda: sys.exit(0), lambda: int("no")])
+def test_a_child_that_a_stage_forks_does_not_go_on_with_the_run(world, leaving):
+    children = []
+
+    @stage(gives={"one": row("float32")})
+    def forks(scores):
+        if (pid := os.fork()) == 0:
+            leaving()
+        else:
+            children.append(pid)
+        return scores
+
+    run = world(with_stage(forks))
+    for _ in range(2):
+        run.compiled(3)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [int(leaving.__code__.co_names == ("int",))] * 2
+    assert len(run.learned["actor"]) == 2
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""Standard streams that end no run: a terminal that is closed while it goes on, descriptors that were closed before it began."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+NAMES = ("stdout", "stderr")
+
+
+class Steady:
+    """A stream to a terminal. Once that has hung up, as when a connection breaks, what is written goes nowhere and raises in nobody's
+    code, a stage's ``print`` among them."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return int(self._stream.write(text))
+        except OSError as error:
+            self._lost(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno != errno.EIO:
+            raise error
+        nowhere(self._stream.fileno(), os.O_WRONLY)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def steady() -> Iterator[None]:
+    """While inside, standard streams that are terminals are steady."""
+    before = {name: getattr(sys, name) for name in NAMES}
+    for name, stream in before.items():
+        if stream is not None and not isinstance(stream, Steady) and stream.isatty():
+            setattr(sys, name, Steady(stream))
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            if isinstance(getattr(sys, name), Steady):
+                setattr(sys, name, stream)
+
+
+def open_all() -> None:
+    """Have standard streams that are closed (``>&-``) lead nowhere: else the next file that is opened would be what is printed to."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nowhere(descriptor, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
+
+
+def nowhere(descriptor: int, mode: int) -> None:
+    """Have a descriptor lead to nobody."""
+    null = os.open(os.devnull, mode)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)

@@ -1,0 +1,122 @@
+"""What a stage does to end its worker, or to go on twice, is the stage's failure, or nothing; without a process of its Ray a run ends in
+words, saved where its workers still answer."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from started import marked, until
+
+import rlflow
+from rlflow.checkpoints.load import load_latest
+from rlflow.errors import StageError
+from rlflow.watchdog import kin
+
+pytestmark = pytest.mark.slow
+
+HANGING = str(Path(__file__).with_name("hanging.py"))
+MARK = "RLFLOW_TEST_MARK"
+SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "backend": "null"}
+
+
+def run(tmp_path, name, fault, **keywords):
+    return rlflow.run(HANGING, out=str(tmp_path), name=name, **SMALL, **keywords,
+                      **{"hp.count": str(tmp_path / f"{name}.calls"), "hp.fault": fault, "hp.place": "judge", "hp.call": 3})  # fmt: skip
+
+
+ENDINGS = {"exit": "SystemExit: 0", "_exit": r"ProcessExit: os\._exit\(0\)"}
+
+
+@pytest.mark.parametrize("fault", ENDINGS)
+def test_a_stage_that_would_end_its_worker_is_named_at_once(tmp_path, ray_address, fault):
+    says = rf"stage 'judge' failed in iteration 1 .*{ENDINGS[fault]} \(raised by .*hanging\.py:\d+\); no stage may end"
+    with pytest.raises(StageError, match=says):
+        run(tmp_path, "failing", fault, pools="all=2", ray_address=ray_address)
+
+
+def metrics(folder):
+    """Lines without times."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
+
+
+def test_a_stage_that_forks_on_a_worker_gives_what_it_would_and_what_it_starts_ends_with_the_run(tmp_path, ray_address):
+    forked = run(tmp_path, "forked", "fork and daemon", pools="all=2", ray_address=ray_address)
+    for found, wanted in zip(metrics(forked.folder), metrics(run(tmp_path, "straight", "").folder), strict=True):
+        assert found == pytest.approx(wanted, rel=1e-12)  # sums of two ranks are rounded differently
+    assert (tmp_path / "forked.calls").stat().st_size == 6
+    assert until(lambda: not asleep(), 20)
+
+
+def asleep():
+    """Processes of the fault that starts one."""
+    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"612345" in text_of(path)]
+
+
+def text_of(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def started(tmp_path, *words):
+    """`rlflow run` on a Ray of its own, as a process; its mark, and the file that holds what it says."""
+    mark, said = uuid.uuid4().hex, tmp_path / "said"
+    command = [sys.executable, "-m", "rlflow.cli.main", "run", HANGING, "--backend", "null", "--pools", "all=1", "--iterations", "1000",
+               "--prompts", "6", "--held-out", "0", "--out", tmp_path, "--name", "mine", "--generate_seconds", "0.1", *words]  # fmt: skip
+    with said.open("wb") as file:
+        process = subprocess.Popen(list(map(str, command)), stdout=file, stderr=file, env={**os.environ, MARK: mark},
+                                   start_new_session=True)  # fmt: skip
+    return process, mark, said
+
+
+def iterations(tmp_path):
+    path = tmp_path / "mine" / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_without_a_process_of_its_ray_a_run_ends_in_words(tmp_path, name):
+    process, mark, said = started(tmp_path, "--save-every", 5)
+    try:
+        assert until(lambda: iterations(tmp_path) > 7, 120), said.read_text()
+        (pid,) = [int(text.split()[0]) for text in marked(mark.encode()) if os.path.basename(kin.command(int(text.split()[0]))) == name]
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert process.wait(60) == 1
+        assert time.monotonic() - began < 30  # Ray itself looks for it for a minute
+        text = said.read_text()
+        assert f"Ray's {name} (pid {pid}) has died" in text
+        newest = load_latest(tmp_path / "mine").snapshot.iteration
+        assert newest == (iterations(tmp_path) if name == "gcs_server" else 5)
+        assert re.search(rf"saved as step-0*{newest}; go on with: rlflow resume .*mine\n$", text)
+        assert json.loads((tmp_path / "mine" / "status.json").read_text())["state"] == "failed"
+        assert "Traceback" not in text
+        assert "state-dump" not in text  # pages of Ray's own log
+        assert until(lambda: not marked(mark.encode()), 20), marked(mark.encode())
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("when", "number"), [("starting a Ray of its own", signal.SIGTERM), ("workers start and load", signal.SIGTERM)])
+def test_a_run_that_is_stopped_while_workers_load_says_so_and_no_more(tmp_path, when, number):
+    process, mark, said = started(tmp_path)
+    try:
+        assert until(lambda: when in said.read_text(), 120), said.read_text()
+        process.send_signal(number)
+        assert process.wait(60) == 130
+        assert said.read_text().splitlines()[-1] == "stopped before the run began"
+        assert "***" not in said.read_text()
+        assert until(lambda: not marked(mark.encode()), 20), marked(mark.encode())
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,156 @@
+"""A reward that forks, or starts what outlives it: every row has its own score, and nothing is left."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow import Batch
+from rlflow.rewards import RewardPool, bind, frames, parse_reward
+from rlflow.rewards.process import Died, WorkerProcess
+from rlflow.watchdog import kin
+
+FORKING = '''
+import os, subprocess, sys, threading, time
+
+def number(text):
+    return float(text.split()[0])
+
+def judge(completion):
+    """What a completion does before it is scored as the number that it begins with."""
+    for word in completion.split()[1:]:
+        ACTIONS[word]()
+    return number(completion)
+
+def child(action):
+    def forking():
+        if os.fork() == 0:
+            action()
+    return forking
+
+def daemon():
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+def hidden():
+    """No environment tells whose it is, but that its parent does."""
+    subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
+
+ACTIONS = {
+    "returns": child(lambda: None), "exits": child(lambda: sys.exit(0)), "raises": child(lambda: 1 / 0),
+    "late": child(lambda: time.sleep(0.2)), "stays": child(lambda: time.sleep(600)),
+    "daemon": daemon, "hidden": hidden, "hangs": lambda: threading.Event().wait(),
+}
+'''
+
+
+@pytest.fixture(scope="module")
+def forking(tmp_path_factory):
+    path = tmp_path_factory.mktemp("forking") / "forking.py"
+    path.write_text(FORKING)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RewardPool(1) as pool:
+        yield pool
+
+
+def scores(pool, file, completions, timeout=60.0):
+    (reward,) = bind([parse_reward(f"{file}:judge")], pool, timeout=timeout)
+    return reward.score(Batch.of(completion=completions))
+
+
+@pytest.mark.parametrize("how", ["returns", "exits", "raises", "late"])
+def test_rows_of_a_reward_that_forks_have_their_own_scores(pool, forking, how):
+    """In the first, in a middle and in the last row, and in the first of a second message."""
+    rows = [f"{n} {how}" if n in (0, 17, 31, 32, 63) else f"{n} " for n in range(64)]
+    found = scores(pool, forking, rows)
+    assert (found.values.tolist(), found.missing) == (list(range(64)), {})
+
+
+def gone(pid):
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 10)[0])
+    finally:
+        os.close(handle)
+
+
+def started_by(pool):
+    (worker,) = pool.processes()
+    return [pid for pid, _ in kin.descendants(worker)]
+
+
+@pytest.mark.parametrize("how", ["daemon", "hidden", "stays"])
+def test_a_row_that_is_killed_takes_along_what_has_left_its_group_too(forking, how):
+    with RewardPool(1) as pool:
+        assert scores(pool, forking, [f"1 {how}"]).values.tolist() == [1]
+        (left,) = started_by(pool)
+        assert scores(pool, forking, ["2 hangs"], timeout=0.2).missing == {"timeout": 1}
+        assert gone(left)
+        assert scores(pool, forking, [f"3 {how}"]).values.tolist() == [3]
+        (left,) = started_by(pool)
+    assert gone(left)
+
+
+OWNER = """
+import os, sys
+from rlflow.rewards import RewardPool, bind, parse_reward
+from rlflow.watchdog.beside import Watchdog
+
+dog = Watchdog.start()
+with dog.marking():
+    pool = RewardPool(1)
+    reward, = bind([parse_reward(sys.argv[1] + ":judge")], pool)
+    pool.score(reward.scorer, ["completion"], [["1 daemon"], ["2 stays"]])
+    from rlflow.watchdog import kin
+    print(*pool.processes(), *(pid for pid, _ in kin.descendants(pool.processes()[0])), flush=True)
+    {ending}
+"""
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "os._exit(0)", "sys.exit(0)"])
+def test_what_rewards_have_started_ends_with_the_owner_of_their_run(forking, ending):
+    words = [sys.executable, "-c", OWNER.replace("{ending}", ending), str(forking)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 3
+    assert all(map(gone, pids))
+
+
+@pytest.mark.parametrize("reply", [
+    lambda number: frames.reply(number, 1, 5.0),  # of another row
+    lambda number: frames.reply(number - 1, 0, 5.0),  # of an earlier request
+    lambda number: 5.0, lambda number: [number, 0], lambda number: [number, 0, 5.0, 6.0], lambda number: None,
+])  # fmt: skip
+def test_a_reply_that_does_not_say_of_which_row_it_is_is_none(reply):
+    process = WorkerProcess()
+    try:
+        os.kill(process.child.pid, signal.SIGSTOP)
+        process.send({"key": "", "names": (), "rows": [[]]}, 5.0)
+        process._reader.feed(frames.packed(reply(process._number)))
+        with pytest.raises(Died, match="reply"):
+            process.receive(5.0, 0)
+        process._reader.feed(frames.packed(frames.reply(process._number, 0, 5.0)))
+        assert process.receive(5.0, 0) == 5.0
+    finally:
+        process.kill()
+
+
+def test_of_two_pools_each_ends_its_own(forking, tmp_path):
+    with RewardPool(1) as other:
+        scores(other, forking, ["1 daemon"])
+        (stays,) = started_by(other)
+        with RewardPool(1) as pool:
+            scores(pool, forking, ["1 daemon"])
+            (goes,) = started_by(pool)
+        assert gone(goes)
+        assert Path(f"/proc/{stays}").exists()

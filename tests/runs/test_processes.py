@@ -1,0 +1,148 @@
+"""However a run ends, its exit code, its words and status.json say so, what was saved is gone on from, and no process of it is left."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from process_faults import came_to, launch, resumed
+from run_faults import MARK, content, differences, marked, metrics
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch):
+    monkeypatch.delenv(MARK, raising=False)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    run = launch(tmp_path_factory.mktemp("straight"), "straight")
+    assert run.ended() == 0
+    return came_to(run)
+
+
+def goes_on(run, straight):
+    again = resumed(run)
+    assert again.ended() == 0, again.output()
+    assert list(differences(came_to(run), straight)) == []
+    assert again.left() == []
+
+
+@pytest.mark.parametrize(("fault", "code", "says"), [
+    ("hold", 1, "stage 'judge' failed in iteration 2: no result after its deadline of 2 s, and its code keeps the interpreter's lock"),
+    ("sys.exit", 1, "stage 'judge' failed in iteration 2 on 8 rows: SystemExit: 0 (raised by "),
+    ("interrupt", 1, "stage 'judge' failed in iteration 2 on 8 rows: KeyboardInterrupt (raised by "),
+    ("os._exit", 1, "stage 'judge' failed in iteration 2 on 8 rows: ProcessExit: os._exit(0) (raised by "),
+    ("C exit", 1, "the run's process exited with code 0 while stage 'judge' of iteration 2 ran"),
+    ("segfault", -signal.SIGSEGV, "the run's process crashed with SIGSEGV while stage 'judge' of iteration 2 ran"),
+])  # fmt: skip
+def test_a_stage_that_ends_the_run_has_failed(tmp_path, straight, fault, code, says):
+    run = launch(tmp_path, "run", fault=fault)
+    assert run.ended() == code
+    assert says in run.output()
+    assert "rlflow resume" in run.output().splitlines()[-1]
+    assert "Traceback" not in run.output()
+    assert (run.status["state"], run.status["iteration"]) == ("failed", 2)
+    assert says in run.status["error"]
+    assert run.left() == []
+    goes_on(run, straight)
+
+
+def test_where_a_held_interpreter_was_is_shown(tmp_path):
+    run = launch(tmp_path, "run", fault="hold")
+    run.ended()
+    assert "runs/flows/faulty.py:" in run.output()
+    assert " in judge" in run.output()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ctrl_c_ends_a_run_whose_interpreter_is_held(tmp_path, straight, terminal):
+    run = launch(tmp_path, "run", fault="hold", terminal=terminal)
+    run.reaches(2)
+    wait_for(tmp_path / "run.once")
+    began = time.monotonic()
+    if terminal:
+        os.write(run.terminal, b"\x03")
+    else:
+        os.kill(run.pid, signal.SIGINT)
+    assert run.ended() in (1, 130)  # its deadline may come first
+    assert time.monotonic() - began < 15
+    assert run.status["state"] in ("failed", "interrupted")
+    assert run.left() == []
+    goes_on(run, straight)
+
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def test_a_stopped_run_passes_no_deadline(tmp_path, straight):
+    """The stage takes half of its deadline; the process is stopped for twice as long as that."""
+    run = launch(tmp_path, "run", fault="sleep")
+    wait_for(tmp_path / "run.once")
+    os.killpg(run.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.killpg(run.pid, signal.SIGCONT)
+    assert run.ended() == 0, run.output()
+    assert list(differences(came_to(run), straight)) == []
+
+
+@pytest.mark.parametrize("fault", ["sleep", "speak"])
+def test_a_run_whose_terminal_hangs_up_is_saved_whatever_its_stages_print(tmp_path, straight, fault):
+    run = launch(tmp_path, "run", fault=fault, terminal=True)
+    wait_for(tmp_path / "run.once")
+    run.hang_up()
+    assert run.ended() == 130
+    assert (run.status["state"], run.status["iteration"]) == ("interrupted", 2)  # what it was in is done again
+    assert content(run.run).iteration == 2
+    goes_on(run, straight)
+
+
+@pytest.mark.parametrize("fault", ["fork", "fork and exit"])
+def test_a_stage_that_forks_gives_what_it_would(tmp_path, straight, fault):
+    run = launch(tmp_path, "run", fault=fault)
+    assert run.ended() == 0, run.output()
+    assert list(differences(came_to(run), straight)) == []
+    assert run.left() == []
+
+
+@pytest.mark.parametrize("reward", ["returns", "exits"])
+def test_rows_of_a_reward_that_forks_have_their_own_scores(tmp_path, straight, reward):
+    run = launch(tmp_path, "run", reward=reward)
+    assert run.ended() == 0, run.output()
+    assert metrics(run.run) == straight.metrics
+    scores = [json.loads(line) for line in (run.run / "samples.jsonl").read_text().splitlines()]
+    assert all(row["scores"] == float(row["completion"].split(".")[0]) for row in scores)
+
+
+@pytest.mark.parametrize("end", ["done", "launcher killed", "run killed", "watchdog and launcher killed"])
+def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
+    """Some in sessions of their own, of some the parent has ended."""
+    for what in ({"fault": "daemon", "reward": "child"}, {"fault": "stays", "reward": "daemon"}):
+        name = what["fault"]
+        run = launch(tmp_path, name, iterations=6 if end == "done" else 100_000, save_every=1000, **what)
+        run.reaches(4)
+        if end == "run killed":
+            os.kill(run.driver, signal.SIGKILL)
+        elif end != "done":
+            for pid in watchdogs(run) if end.startswith("watchdog") else ():
+                os.kill(pid, signal.SIGKILL)
+            os.kill(run.pid, signal.SIGKILL)
+        assert run.ended() == (0 if end == "done" else -signal.SIGKILL)
+        if end.startswith("watchdog"):  # which was killed before it could end anything, or after it was replaced
+            for pid in run.left():
+                os.kill(pid, signal.SIGKILL)
+        else:
+            assert run.left() == []
+    if end == "run killed":
+        assert "was killed by SIGKILL" in run.output()
+        assert run.status["state"] == "running"  # who reads it sees that the process is gone
+
+
+def watchdogs(run):
+    return [pid for pid in marked(run.mark) if b"watchdog.dog" in Path(f"/proc/{pid}/cmdline").read_bytes()]

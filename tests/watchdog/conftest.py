@@ -1,0 +1,25 @@
+"""Processes that tests start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for what tests share
+
+
+@pytest.fixture
+def python():
+    """Start a Python process that runs some code; what is left of all in the end is killed."""
+    started = []
+
+    def start(code, *words, **options):
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        started.append(subprocess.Popen([sys.executable, "-c", code, *map(str, words)], **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
