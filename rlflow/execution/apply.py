@@ -18,8 +18,8 @@ from rlflow.batch import DTYPES, Axis, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, StageError, listed
-from rlflow.execution import chance
 from rlflow.execution.tally import Tally, as_kind, merged
+from rlflow.seeds import derived, generator, row_seeds
 
 _ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
 
@@ -66,9 +66,9 @@ def apply_piece(
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
     """One generator for a stage that sees all rows; one per row for a stage whose rows may be anywhere."""
     if stage.dispatch == DP_COMPUTE:
-        return tuple(chance.generator(s) for s in chance.row_seeds(seed, batch.axis.keys))
+        return tuple(generator(s) for s in row_seeds(seed, batch.axis.keys))
     first = batch.axis.keys[0].tolist() if len(batch) else [0, 0]
-    return chance.generator(chance.derived(seed, *first))
+    return generator(derived(seed, *first))
 
 
 def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
