@@ -17,7 +17,7 @@ from rlflow.author.stage import Stage
 from rlflow.batch import DTYPES, Axis, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
-from rlflow.errors import FlowError, Place, PlanError, StageError, listed
+from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
 from rlflow.execution.tally import Tally, as_kind, merged
 from rlflow.seeds import derived, generator, row_seeds
 
@@ -179,18 +179,6 @@ def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
     if value.shape != mask.shape:
         raise ValueError(f"metric '{name}': found shape {list(value.shape)}, expected {list(mask.shape)}, one value per row, or one value")
     return torch.as_tensor(mask)
-
-
-class SkipIteration(Exception):
-    """There is nothing to train on in this iteration."""
-
-
-class Stopped(Exception):
-    """The iteration was stopped on request before any weights changed: it can be run again as if it had not begun."""
-
-
-class RemoteError(Exception):
-    """What another process raised, or that it does not answer. The text says of which type, and where."""
 
 
 @contextlib.contextmanager

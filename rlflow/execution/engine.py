@@ -17,8 +17,8 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import Kind, Level
-from rlflow.errors import listed
-from rlflow.execution.apply import SkipIteration, apply_stage
+from rlflow.errors import SkipIteration, listed
+from rlflow.execution.apply import apply_stage
 from rlflow.execution.keeper import Keeper
 from rlflow.execution.summary import Summary, summarise
 from rlflow.execution.tally import Tallies, Tally, known
