@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from rlflow.reshard.segment import machine
+from rlflow.watchdog import beside, private
 
 SECONDS = 1800.0  # how long a collective may wait for the slowest rank
 
@@ -19,6 +22,12 @@ def join(meeting: str, rank: int, ranks: int, device: str) -> None:
     """Make torch's default group. Ranks on one machine meet in a file, so that nothing listens; others at the first one's address."""
     timeout, stores = timedelta(seconds=SECONDS), cast(Any, dist)
     if meeting.startswith("/"):
+        folder = Path(meeting).parent
+        for dog in beside.watched:
+            dog.remove_in_the_end(folder)  # on a machine that is not the driver's nobody else does
+        with contextlib.suppress(FileExistsError):
+            private.create(folder.parent)
+        private.share(folder)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store: Any = stores.FileStore(meeting, ranks)
     else:

@@ -277,7 +277,7 @@ class Worker:
         model.version, model.sampled_version = version, -1
         self.engine.keeper.settle(syncing(role))
         if role not in self.moving and movable(model, options.weights):
-            run = f"{Path(self.setup.meeting).name}-{role}"
+            run = f"{Path(self.setup.meeting).parent.name}-{role}"
             self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
         if role in self.moving:
             moved, lies = self.moving[role](version), self.setup.placement.lies(role, "generator")
