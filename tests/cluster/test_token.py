@@ -11,15 +11,16 @@ from rlflow.errors import PlanError
 
 JOIN = """
 import sys
+from pathlib import Path
 from rlflow.cluster.launch import start
-start(sys.argv[1], 1, insecure=True)
+start(sys.argv[1], 1, Path("rlflow-0"), insecure=True)
 """
 
 
-def test_a_ray_without_a_token_must_be_asked_for(monkeypatch):
+def test_a_ray_without_a_token_must_be_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(PlanError, match="RAY_AUTH_MODE=disabled") as refused:
-        launch.start("127.0.0.1:1", 1)
+        launch.start("127.0.0.1:1", 1, tmp_path / "rlflow-0")
     assert "--insecure" in str(refused.value)
 
 
