@@ -25,6 +25,7 @@ from rlflow.cluster.watch import Newcomers, Ward, end
 from rlflow.cluster.worker import Worker
 from rlflow.errors import PlanError
 from rlflow.execution.apply import RemoteError
+from rlflow.interfaces import refuse_public
 from rlflow.watchdog import launcher, private
 from rlflow.watchdog.signals import own_terminations
 
@@ -106,6 +107,7 @@ def start(address: str | None, ranks: int, folder: Path, insecure: bool = False,
                 reach(address)
                 _quieten()
                 ray.init(address=address, **quiet)
+                refuse_public_nodes(insecure)
                 return Controllers()
             _quieten()
             private.share(folder)  # Ray gives all users rights to its own folder: what it lies in keeps them away
@@ -117,6 +119,15 @@ def start(address: str | None, ranks: int, folder: Path, insecure: bool = False,
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
                            found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
                            remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def refuse_public_nodes(insecure: bool) -> None:
+    """Leave a Ray whose machines know each other by public addresses, on which all of it listens. Raises PlanError."""
+    try:
+        refuse_public(dict.fromkeys(node["NodeManagerAddress"] for node in ray_nodes()), insecure)
+    except PlanError:
+        ray.shutdown()
+        raise
 
 
 @contextlib.contextmanager
@@ -212,7 +223,9 @@ def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, Placeme
         resources = {"num_cpus": 1, "runtime_env": environment}
         if "GPU" in groups[name].bundle_specs[0]:
             resources["num_gpus"] = 1
-        made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], **resources)
+        options = ranks[0].given.options
+        meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].meeting.startswith("/") else None
+        made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
     return made
 
 
@@ -238,14 +251,19 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
 
 
 def meetings(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:
-    """Where the ranks of each pool meet: in a file of the machine that they are on, in a folder of its own within the run's, or at an
-    address of the first one's."""
-    return {pool: _meeting(group, f"{folder}/{pool}-{secrets.token_hex(8)}/{MEETING}") for pool, group in groups.items()}
+    """Where the ranks of each pool meet: in a file of the machine that they are on, in a folder of its own within the run's. For pools on
+    several machines a name alone: their first rank says where."""
+    names = {pool: f"{pool}-{secrets.token_hex(8)}/{MEETING}" for pool in groups}
+    return {pool: name if _is_apart(groups[pool]) else f"{folder}/{name}" for pool, name in names.items()}
 
 
 def apart(groups: Mapping[str, PlacementGroup]) -> set[str]:
     """Pools that are on several machines."""
-    return {pool for pool, group in groups.items() if len(set(_nodes(group).values())) > 1}
+    return {pool for pool, group in groups.items() if _is_apart(group)}
+
+
+def _is_apart(group: PlacementGroup) -> bool:
+    return len(set(_nodes(group).values())) > 1
 
 
 def _nodes(group: PlacementGroup) -> dict[int, str]:
@@ -255,14 +273,6 @@ def _nodes(group: PlacementGroup) -> dict[int, str]:
 
 def ray_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
-
-
-def _meeting(group: PlacementGroup, file: str) -> str:
-    nodes = _nodes(group)
-    if len(set(nodes.values())) == 1:
-        return file
-    address = next(node["NodeManagerAddress"] for node in ray_nodes() if node["NodeID"] == nodes[0])
-    return f"{address}:{20000 + secrets.randbelow(10000)}"
 
 
 def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[Ward]) -> None:

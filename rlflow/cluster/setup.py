@@ -77,7 +77,8 @@ class DataShape:
 @dataclass(frozen=True)
 class Setup:
     """One rank of a pool. hp: the flow's settings by name, since their class is known where its file is loaded. updates: optimizer
-    steps of each role over the run. meeting: where the ranks of the pool meet. course: what of its models lies in memory when, where that
+    steps of each role over the run. meeting: the file in which the ranks of the pool meet; on
+    several machines a name. course: what of its models lies in memory when, where that
     has a limit."""
 
     version: str

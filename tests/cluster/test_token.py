@@ -74,6 +74,16 @@ def test_runs_that_begin_at_once_read_one_whole_token(tmp_path, monkeypatch):
     assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
 
 
+def test_a_ray_whose_machines_have_public_addresses_is_left(monkeypatch):
+    left = []
+    monkeypatch.setattr(launch, "ray_nodes", lambda: [{"NodeManagerAddress": "10.0.0.1"}, {"NodeManagerAddress": "8.8.8.8"}])
+    monkeypatch.setattr(launch.ray, "shutdown", lambda: left.append(True))
+    with pytest.raises(PlanError, match=r"8\.8\.8\.8"):
+        launch.refuse_public_nodes(False)
+    assert left == [True]
+    launch.refuse_public_nodes(True)
+
+
 @pytest.mark.slow
 def test_a_caller_without_the_token_is_refused(ray_address, tmp_path):
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "RAY_AUTH_MODE": "disabled"}
