@@ -277,7 +277,8 @@ def load_whole(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[st
 
 def _check_finite(module: Any, spec: ModelSpec) -> None:
     """Raises PlanError for weights with NaN or infinities: every number of a run would be NaN."""
-    bad = [name for name, weight in module.named_parameters() if weight.numel() and not torch.stack(weight.detach().aminmax()).isfinite().all()]
+    bad = [name for name, weight in module.named_parameters()
+           if weight.numel() and not all(bound.isfinite() for bound in weight.detach().aminmax())]  # fmt: skip
     if bad:
         raise PlanError.of("weights-not-finite", f"weights of the model folder {spec.folder} are not finite", found=listed(bad, 8),
                            expected="numbers", remedy="download or save the folder again, or name another with --model")

@@ -15,8 +15,8 @@ from rlflow.author.settings import override
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.execution.engine import Model
 from rlflow.extras import missing
-from rlflow.given.flags import Given
-from rlflow.given.names import module_name, no_backend, unknown_names
+from rlflow.given.flags import NULL, Given
+from rlflow.given.names import any_shipped, module_name, no_backend, unfit_values, unknown_names
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.trace.compile import all_nodes
 from rlflow.training.protocols import ModelSpec
@@ -80,7 +80,9 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
         halfless = [no_half(module, half, use.name) for half, module, need in zip(HALVES, modules, needed, strict=True)
                     if need and not hasattr(module, half)]  # fmt: skip
         # the settings of a half that is not there are unknown, too, which would say no more
-        problems += halfless or unknown_names(use.name, given.role(use.name), known_names(modules), given.every_role)
+        tried = _tried(modules)
+        problems += halfless or unknown_names(use.name, given.role(use.name), {*known_names(modules), *tried}, given.every_role, given.own)
+        problems += unfit_values(use.name, given.role(use.name), tried, given.every_role)
         for half, module, need in zip(HALVES, modules, needed, strict=True):
             if hasattr(module, half):
                 settings(module, half, use.name, given.role(use.name))
@@ -88,6 +90,17 @@ def check_settings(uses: list[RoleUse], given: Given) -> None:
                 problems += [lacking] if lacking else []
     if problems:
         raise PlanError(*dict.fromkeys(problems))
+
+
+def _tried(modules: tuple[Any, ...]) -> dict[str, Any]:
+    """Settings of real backends that the null one takes and does nothing with, with their types: the command of a real run is tried so."""
+    types: dict[str, Any] = {}
+    for half, module in zip(HALVES, modules, strict=True):
+        if module.__name__ == module_name(NULL):
+            own = {field.name for field in fields(getattr(module, half).Settings)}
+            others = {name: type_ for name, type_ in any_shipped().items() if name not in own}
+            types |= others | {f"{half.lower()}.{name}": type_ for name, type_ in others.items()}
+    return types
 
 
 def make_models(
