@@ -121,8 +121,8 @@ def stopped(run: Launched) -> None:
 
 
 SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {  # what happens, to which run, and its exit code
-    "hangup, quiet": (hung_up, {"fault": "sleep", "terminal": True}, 130),
-    "hangup, a stage prints": (hung_up, {"fault": "speak", "terminal": True}, 130),
+    "hangup": (hung_up, {"fault": "sleep", "terminal": True}, 130),
+    "hangup while a stage prints": (hung_up, {"fault": "speak", "terminal": True}, 130),
     "SIGHUP": (partial(sent, signal.SIGHUP), {"fault": "sleep"}, 130),
     "SIGSTOP": (stopped, {"fault": "sleep"}, 0),
 }

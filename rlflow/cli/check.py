@@ -13,8 +13,9 @@ from rlflow.check.check import Report, check
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.given.flags import Given, parse_flags, read_toml, refuse_stray, sorted_out
-from rlflow.given.names import HALVES, role_types, unfit_values, unknown_names
-from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.given.names import role_types, unfit_values, unknown_names
+from rlflow.graph.model import HALVES
+from rlflow.rewards.spec import RewardSpec, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.trace.compile import Options, role_names
 from rlflow.watch.secrets import remember
@@ -74,7 +75,8 @@ def trace_options(given: Given) -> Options:
     """What of the flags shapes the graph, without importing what they name. Raises PlanError for a reward that is not there."""
     rewards = [parse_reward(reward) for reward in given.options.reward]
     found = [name for reward in rewards for name in reward_reads(reward)]
-    return Options(max(len(rewards), 1), tuple(dict.fromkeys(found)) or Options().reward_reads)
+    return Options(max(len(rewards), 1), tuple(dict.fromkeys(found)) or Options().reward_reads,
+                   reward_places=readers(rewards))  # fmt: skip
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
@@ -89,11 +91,11 @@ def check_names(given: Given, roles: Iterable[str]) -> None:
     PlanError."""
     problems: list[Problem] = []
     for role in roles:
-        chosen, backends = given.role(role), [given.backend(role, half) for half in HALVES]
-        types = role_types(*backends)
+        chosen, backends = given.role(role), {half: given.backend(role, half) for half in HALVES}
+        types = role_types(backends)
         problems += unknown_names(role, chosen, types, given.every_role, given.own)
         problems += unfit_values(role, chosen, types, given.every_role)
-        lacking = (missing(backend, given.options.device) for backend in backends)
+        lacking = (missing(backend, given.options.device) for backend in backends.values())
         problems += [problem for problem in lacking if problem]
     if problems:
         raise PlanError(*dict.fromkeys(problems))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlflow.errors import Problem, listed
 from rlflow.explain.sizes import Sizes, setting
-from rlflow.graph.model import Graph, Node, Op
-from rlflow.placement import GENERATORS, HALVES, REST, Placement
+from rlflow.graph.model import HALVES, Graph, Node, Op
+from rlflow.placement import GENERATORS, REST, Placement
 from rlflow.plan import Plan
 from rlflow.trace.compile import all_nodes
 
@@ -44,6 +44,27 @@ def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
                           found=f"{sizes.rows[node.axis]} prompts, {setting(node, 'tries')} tries: at most {most} of {wanted} groups",
                           expected=f"at least {wanted} prompts over all tries", severity="warning",
                           remedy=f"groups={most} or fewer, or more tries or --prompts")
+
+
+MOST_ROWS = 100_000_000  # of an iteration: their keys alone take gigabytes
+
+
+def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
+    """Samples that no machine could keep an iteration of."""
+    for node in sizes.graph.nodes:
+        if node.op is Op.GENERATE and (rows := sizes.rows[node.rows_axis]) > MOST_ROWS:
+            yield Problem("too-many-rows", f"{node.name} samples more rows than can be kept", node.place,
+                          found=f"{rows} rows an iteration, of {sizes.assumed.prompts} prompts", expected=f"at most {MOST_ROWS}",
+                          remedy="fewer samples of each prompt, or fewer --prompts")
+
+
+def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
+    """More workers than cores of this machine, each a process with a copy of its models."""
+    ranks = sum(placement.pools.values())
+    if ranks > cores:
+        yield Problem("crowded", f"{ranks} workers share {cores} cores, and each loads its models",
+                      found=listed(f"{pool}={count}" for pool, count in placement.pools.items()), severity="warning",
+                      expected=f"at most {cores} ranks on this machine", remedy="fewer ranks in --pools, or a cluster with --ray-address")
 
 
 def unused_pools(placement: Placement) -> Iterator[Problem]:

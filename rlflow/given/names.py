@@ -14,9 +14,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from rlflow.author.settings import parse
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.given.flags import NULL, ROLE_KEYWORDS, nearest_flag, unknown_flag
+from rlflow.graph.model import HALVES
 
 SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
-HALVES = ("trainer", "generator")
 PLAIN: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
 LIMITS: dict[str, Any] = {"Ge": Ge, "Gt": Gt, "Le": Le, "Lt": Lt}
 
@@ -86,20 +86,21 @@ def setting_types(backend: str) -> Mapping[str, Any]:
     return types
 
 
-def role_types(trainer: str, generator: str) -> dict[str, Any]:
-    """The settings of a role by its two backends, each also with its half before it. The null backend takes those of all that are shipped
-    beside its own, so that the command of a real run can be tried without its models."""
-    found: dict[str, Any] = {}
-    for half, name in zip(HALVES, (trainer, generator), strict=True):
-        types = {**(any_shipped() if name == NULL else {}), **setting_types(name)}
-        found |= types | {f"{half}.{each}": type_ for each, type_ in types.items()}
-    return found
+def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a role by the backends of its halves, each also with its half before it."""
+    own = {name: type_ for half, backend in backends.items() for each, type_ in setting_types(backend).items()
+           for name in (each, f"{half}.{each}")}  # fmt: skip
+    return untouched(backends) | own
 
 
-def any_shipped() -> dict[str, Any]:
-    """The settings of all shipped backends; of those that several have, the local one's."""
-    return {name: type_ for backend in (*(each for each in SHIPPED if each != "local"), "local")
-            for name, type_ in setting_types(backend).items()}  # fmt: skip
+def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
+    """What the null backend takes beside its own settings and does nothing with: those of all that are shipped, with their types, so that
+    the command of a real run can be tried without its models. Of settings that several have, the local one's."""
+    if NULL not in backends.values():
+        return {}
+    types = {name: type_ for backend in (*(each for each in SHIPPED if each not in ("local", NULL)), "local")
+             for name, type_ in setting_types(backend).items() if name not in setting_types(NULL)}  # fmt: skip
+    return types | {f"{half}.{name}": type_ for half in HALVES if backends[half] == NULL for name, type_ in types.items()}
 
 
 def _type(annotation: ast.expr) -> Any:

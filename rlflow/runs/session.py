@@ -10,8 +10,8 @@ from rlflow import durable
 from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
-from rlflow.errors import PlanError, StageError
-from rlflow.execution.apply import RemoteError, Stopped, ending
+from rlflow.errors import PlanError, RemoteError, StageError, Stopped
+from rlflow.execution.apply import ending
 from rlflow.given.flags import Given
 from rlflow.runs import directory, final, identity, state
 from rlflow.runs.depends import Found
@@ -88,6 +88,7 @@ def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Sta
         with prepared.watchdog.marking():
             describe(prepared, records)
             reader.start()
+            prepared.heard_by(records.rewards.hear)
             result = loop.run(start)
             _saved(writer, home)
             home.look()
@@ -124,6 +125,7 @@ def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Sta
             records.close()
             home.close()
             prepared.stop()
+            records.rewards.close()  # the last of it is heard as their processes end
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
             reporter.close(ended, error)  # type: ignore[arg-type]
 
