@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlflow.backends.local.tokenizer import texts
+from rlflow.errors import PlanError, listed
 
 MARGIN = 8  # tokens decoded before the place where a stop string can begin, so that it never begins where decoding does
 
@@ -56,10 +57,16 @@ def text_stops(stop: Sequence[str], tokenizer: Any) -> Callable[[list[int]], boo
 
 
 def eos_of(configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:
-    """Every token that ends a response: those that any of a model's configs names; the tokenizer's where none does."""
+    """Every token that ends a response: those that any of a model's configs names; the tokenizer's where none does. Raises PlanError where
+    none of those that are named can be sampled: no response would ever end."""
     found: set[int] = set()
     for config in configs:
         ids = getattr(config, "eos_token_id", None)
         found |= {ids} if isinstance(ids, int) else set(ids or ())
-    found = {token for token in found if 0 <= token < vocabulary}
-    return sorted(found) or [token for token in [tokenizer.eos_token_id] if token is not None]
+    named = found or {token for token in [tokenizer.eos_token_id] if token is not None}
+    sampled = sorted(token for token in named if 0 <= token < vocabulary)
+    if named and not sampled:
+        raise PlanError.of("model-end", f"no response can end: eos_token_id is outside of the model's {vocabulary} tokens",
+                           found=listed(map(str, sorted(named))), expected=f"a token from 0 to {vocabulary - 1}",
+                           remedy="correct eos_token_id in config.json and generation_config.json of the model folder")
+    return sampled

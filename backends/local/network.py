@@ -261,12 +261,27 @@ def load_whole(kind: Any, spec: ModelSpec, dtype: torch.dtype, allowed: tuple[st
     """A model of an Auto class ``kind`` whose every weight, but those ``allowed`` to be new, is in the folder."""
     assert spec.folder is not None
     with quiet():  # what is missing is an error below; the rest is expected
-        module, info = pretrained.read_model(kind, spec.folder, dtype=dtype, output_loading_info=True, **options)
+        module, info = pretrained.read_model(kind, spec.folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True,
+                                             **options)  # fmt: skip
+    if other := sorted(f"{name} {list(there)}, not {list(wanted)}" for name, there, wanted in info["mismatched_keys"]):
+        raise PlanError.of("weights-shape", f"weights of the model folder {spec.folder} do not have the shapes of its config",
+                           found=listed(other, 8), expected=f"weights of the {type(module).__name__} that config.json describes",
+                           remedy="correct config.json, such as its vocab_size, or save the folder again")
     missing = sorted(set(info["missing_keys"]) - set(allowed))
     if missing:
         raise PlanError.of("weights-missing", f"the model folder {spec.folder} lacks weights", found=f"no {listed(missing, 8)}",
                            expected=f"a {type(module).__name__}")
+    _check_finite(module, spec)
     return _aligned(module)
+
+
+def _check_finite(module: Any, spec: ModelSpec) -> None:
+    """Raises PlanError for weights with NaN or infinities: every number of a run would be NaN."""
+    bad = [name for name, weight in module.named_parameters()
+           if weight.numel() and not all(bound.isfinite() for bound in weight.detach().aminmax())]  # fmt: skip
+    if bad:
+        raise PlanError.of("weights-not-finite", f"weights of the model folder {spec.folder} are not finite", found=listed(bad, 8),
+                           expected="numbers", remedy="download or save the folder again, or name another with --model")
 
 
 def _aligned(module: Any) -> Any:

@@ -10,6 +10,7 @@ import traceback
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -143,10 +144,26 @@ def _load_error(path: Path, error: BaseException) -> FlowError:
     else:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         place = Place(str(path), frames[-1].lineno or 1 if frames else 1)
-    close = None
+    close, remedy = None, "correct this line"
     if isinstance(error, ImportError) and error.name == "rlflow":
-        import rlflow
-
-        close = nearest(str(error).partition("name '")[2].partition("'")[0], rlflow.__all__)
+        close = nearest(str(error).partition("name '")[2].partition("'")[0], exported())
+    elif isinstance(error, NameError) and error.name in exported():
+        remedy = f"from rlflow import {error.name}"
+    elif not isinstance(error, SyntaxError) and (stands_in := _in_place_of_packages(path.parent)):
+        place = Place(str(stands_in[0]), 1)
+        remedy = f"rename {listed(file.name for file in stands_in)}, which is imported in place of what it is named for"
     return FlowError(Problem("file-raised", f"the file cannot be loaded: {type(error).__name__}: {error}", place, nearest=close,
-                             found=type(error).__name__, expected="a file that loads", remedy="correct this line"))
+                             found=type(error).__name__, expected="a file that loads", remedy=remedy))
+
+
+def exported() -> list[str]:
+    """The names that algorithms may import from rlflow."""
+    import rlflow
+
+    return rlflow.__all__
+
+
+def _in_place_of_packages(folder: Path) -> list[Path]:
+    """Files beside an algorithm that are named as a module of Python or an installed package is."""
+    there = {*sys.stdlib_module_names, *packages_distributions()}
+    return [file for file in sorted(folder.glob("*.py")) if file.stem in there and file.stem != "__init__"]

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import math
 import textwrap
 import tokenize
 import types
@@ -109,12 +110,17 @@ def parse(type_: Any, value: Any) -> Any:
         value = None
     try:
         adapter = _adapter(type_)
-        return adapter.validate_strings(value) if isinstance(value, str) else adapter.validate_python(value)
+        found = adapter.validate_strings(value) if isinstance(value, str) else adapter.validate_python(value)
     except PydanticSchemaGenerationError:  # a type of the author's own: nothing is known about its values
         return value
     except ValidationError as error:
         reasons = "; ".join(dict.fromkeys(detail["msg"][0].lower() + detail["msg"][1:] for detail in error.errors()))
         raise ValueError(f"{described(type_)}: {reasons}") from None
+    if isinstance(found, float) and math.isnan(found):
+        raise ValueError(f"{described(type_)}: input should be a number")
+    if isinstance(found, int) and not -(2**63) <= found < 2**63:
+        raise ValueError(f"{described(type_)}: input should fit into 64 bits")
+    return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.check.check import Report, check
-from rlflow.errors import PlanError
+from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.given.flags import Given, parse_flags, read_toml, refuse_stray, sorted_out
-from rlflow.given.names import module_name, source_files, unknown_names
-from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.given.names import role_types, unfit_values, unknown_names
+from rlflow.graph.model import HALVES
+from rlflow.rewards.spec import RewardSpec, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.trace.compile import Options, role_names
 from rlflow.watch.secrets import remember
@@ -57,7 +57,7 @@ def given_flags(flow: Flow, flags: Mapping[str, Any]) -> Given:
     values = (read_toml(Path(config)) if config else {}) | values
     remember(values)
     names = [name for names in role_names(flow, max(len(values.get("reward", ())), 1)).values() for name in names]
-    return sorted_out({name: value for name, value in values.items() if name not in ("json", "quiet")}, names)
+    return sorted_out({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
 
 
 def settings(flow: Flow, given: Mapping[str, Any]) -> Any:
@@ -75,7 +75,8 @@ def trace_options(given: Given) -> Options:
     """What of the flags shapes the graph, without importing what they name. Raises PlanError for a reward that is not there."""
     rewards = [parse_reward(reward) for reward in given.options.reward]
     found = [name for reward in rewards for name in reward_reads(reward)]
-    return Options(max(len(rewards), 1), tuple(dict.fromkeys(found)) or Options().reward_reads)
+    return Options(max(len(rewards), 1), tuple(dict.fromkeys(found)) or Options().reward_reads,
+                   reward_places=readers(rewards))  # fmt: skip
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
@@ -86,37 +87,15 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
 
 
 def check_names(given: Given, roles: Iterable[str]) -> None:
-    """Flags of backends, by the sources of their settings, and their packages: `check` loads no backend. Raises PlanError."""
-    problems = []
+    """Flags of backends and their values, by the sources of their settings, and their packages: `check` loads no backend. Raises
+    PlanError."""
+    problems: list[Problem] = []
     for role in roles:
-        chosen = given.role(role)
-        known = {each for half in ("trainer", "generator") for name in setting_names(given.backend(role, half))
-                 for each in (name, f"{half}.{name}")}  # fmt: skip
-        problems += unknown_names(role, chosen, known, given.every_role)
-        lacking = (missing(given.backend(role, half), given.options.device) for half in ("trainer", "generator"))
+        chosen, backends = given.role(role), {half: given.backend(role, half) for half in HALVES}
+        types = role_types(backends)
+        problems += unknown_names(role, chosen, types, given.every_role, given.own)
+        problems += unfit_values(role, chosen, types, given.every_role)
+        lacking = (missing(backend, given.options.device) for backend in backends.values())
         problems += [problem for problem in lacking if problem]
     if problems:
         raise PlanError(*dict.fromkeys(problems))
-
-
-def setting_names(backend: str) -> set[str]:
-    """Fields of the classes named …Settings in a backend's source, and of those of other backends that they extend. Raises PlanError for a
-    backend that is not there."""
-    names: set[str] = set()
-    for file in source_files(backend):
-        tree = ast.parse(file.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Settings"):
-                names |= {item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
-                for other in _extended(node, tree) - {module_name(backend)}:
-                    names |= setting_names(other)
-    return names
-
-
-def _extended(kind: ast.ClassDef, tree: ast.Module) -> set[str]:
-    """The backends from whose modules the bases of a class come."""
-    bases = {name.id for base in kind.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
-    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    modules = {node.module or "" for node in froms for alias in node.names if (alias.asname or alias.name) in bases}
-    shipped = module_name("")
-    return {".".join(module.split(".")[:3]) if module.startswith(shipped) else module for module in modules}

@@ -49,8 +49,10 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     check_free(Path(given.options.out), given.options.name)
     reporter = make_reporter(quiet, as_json, given.options.track)
     if uses_packaged(values):
-        task, model = packaged(flow.name)[0], given.options.model
-        reporter.note(f"task: packaged '{task}': {given.options.data}, model {model} (--model or --data for others)")
+        task, beneath = packaged(flow.name)
+        model, other = given.options.model, [f"{name} {value}" for name, value in beneath.items()
+                                             if name in given.values and name not in ("model", "data") and name not in values]
+        reporter.note(f"task: packaged '{task}': {given.options.data}, model {model} (--model or --data for others); {', '.join(other)}")
     prepared = prepare(flow, hp, given, reporter.note)
     if prepared.prompts.data.worded:
         reporter.note(prepared.prompts.data.worded)

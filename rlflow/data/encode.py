@@ -179,7 +179,9 @@ class TokenizerEncoder:
     def _template(self) -> ChatTemplate:
         if not self.chats:
             raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no chat template", found="prompts to be put as a chat",
-                               expected="a chat_template", remedy="use an instruct model, or set chat = false and a template")
+                               expected="a chat_template",
+                               remedy="name an instruct model, whose tokenizer has one; or, where prompts are text, --data.chat "
+                                      "false; messages always need one: without it map a field that is text, --data.prompt FIELD")
         try:
             return ChatTemplate(self.folder, str(self.tokenizer.get_chat_template()), self.tokenizer.special_tokens_map)
         except ValueError as error:  # several, and none is the default

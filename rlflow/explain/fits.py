@@ -46,6 +46,27 @@ def short_repeats(graph: Graph, sizes: Sizes) -> Iterator[Problem]:
                           remedy=f"groups={most} or fewer, or more tries or --prompts")
 
 
+MOST_ROWS = 100_000_000  # of an iteration: their keys alone take gigabytes
+
+
+def too_many_rows(sizes: Sizes) -> Iterator[Problem]:
+    """Samples that no machine could keep an iteration of."""
+    for node in sizes.graph.nodes:
+        if node.op is Op.GENERATE and (rows := sizes.rows[node.rows_axis]) > MOST_ROWS:
+            yield Problem("too-many-rows", f"{node.name} samples more rows than can be kept", node.place,
+                          found=f"{rows} rows an iteration, of {sizes.assumed.prompts} prompts", expected=f"at most {MOST_ROWS}",
+                          remedy="fewer samples of each prompt, or fewer --prompts")
+
+
+def crowded(placement: Placement, cores: int) -> Iterator[Problem]:
+    """More workers than cores of this machine, each a process with a copy of its models."""
+    ranks = sum(placement.pools.values())
+    if ranks > cores:
+        yield Problem("crowded", f"{ranks} workers share {cores} cores, and each loads its models",
+                      found=listed(f"{pool}={count}" for pool, count in placement.pools.items()), severity="warning",
+                      expected=f"at most {cores} ranks on this machine", remedy="fewer ranks in --pools, or a cluster with --ray-address")
+
+
 def unused_pools(placement: Placement) -> Iterator[Problem]:
     """Pools on which no half of any role is placed."""
     used = {*placement.trainers.values(), *placement.generators.values()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,25 @@ from rlflow.given.options import Options
 
 SWITCHES = ("json", "quiet")
 REPEATED = ("reward", "track")
+NULL = "null"  # the backend without models
+ELSEWHERE = {  # what other programs call a flag
+    "learning_rate": "lr", "actor_learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule",
+    "warmup_steps": "warmup",
+    "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "eps", "max_norm": "max_grad_norm", "clip_grad": "max_grad_norm",
+    "batch_size": "prompts", "train_batch_size": "prompts", "rollout_batch_size": "prompts", "steps": "iterations",
+    "max_steps": "iterations", "num_iterations": "iterations", "total_training_steps": "iterations", "output_dir": "out", "output": "out",
+    "save_path": "out", "run_name": "name", "dataset": "data", "dataset_name": "data", "train_files": "data", "prompt_data": "data",
+    "model_name_or_path": "model", "pretrain": "model", "report_to": "track", "logger": "track", "save_steps": "save_every",
+    "save_freq": "save_every", "eval_steps": "eval_every", "test_freq": "eval_every", "save_total_limit": "keep", "reward_funcs": "reward",
+    "reward_fn": "reward", "torch_dtype": "dtype", "precision": "dtype", "lora_rank": "lora", "lora_r": "lora", "lora_dropout": "lora",
+    "num_generations": "hp.samples", "n_samples": "hp.samples", "n_samples_per_prompt": "hp.samples", "group_size": "hp.samples",
+    "max_new_tokens": "hp.max_tokens", "max_completion_length": "hp.max_tokens", "response_length": "hp.max_tokens",
+    "generate_max_len": "hp.max_tokens", "kl_coef": "hp.beta", "init_kl_coef": "hp.beta", "kl_loss_coef": "hp.beta",
+    "mini_batch_size": "hp.minibatch", "ppo_mini_batch_size": "hp.minibatch", "num_epochs": "hp.epochs", "ppo_epochs": "hp.epochs",
+    "num_train_epochs": "hp.epochs", "cliprange": "hp.clip", "clip_ratio": "hp.clip", "epsilon": "hp.clip",
+    "max_prompt_length": "data.max_prompt", "prompt_max_len": "data.max_prompt", "input_key": "data.prompt", "label_key": "data.answer",
+    "gpus": "pools", "n_gpus": "pools", "num_gpus": "pools", "num_workers": "pools", "fp16": "dtype", "bf16": "dtype",
+}  # fmt: skip
 ALIASES = {"data.source": "data"}  # a TOML table [data] cannot also be a value
 ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.pool", "generator.pool")
 
@@ -78,7 +97,8 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Given:
-    """Values by where they belong: the run, the algorithm's settings, the data, each role, and all roles; and all as they came."""
+    """Values by where they belong: the run, the algorithm's settings, the data, each role, and all roles; and all as they came. ``own``:
+    names of the flow's settings, whether they are given or not."""
 
     options: Options
     hp: Mapping[str, Any] = field(default_factory=dict)
@@ -86,6 +106,7 @@ class Given:
     roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     every_role: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
 
     def role(self, name: str) -> dict[str, Any]:
         """What is given for a role, its own before what is given for all."""
@@ -96,8 +117,9 @@ class Given:
         return str(self.role(role).get(half) or self.options.backend)
 
 
-def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
-    """Each name to where it belongs. Raises PlanError for names that belong nowhere; backend settings are judged by the backend."""
+def sorted_out(values: Mapping[str, Any], roles: Iterable[str], settings: Any = None) -> Given:
+    """Each name to where it belongs. ``settings``: those of the flow, as it has them by default. Raises PlanError for names that belong
+    nowhere; backend settings are judged by the backend."""
     own = {f.name for f in fields(Options)}
     roles = list(roles)
     options, hp, data, every = {}, {}, {}, {}
@@ -124,7 +146,8 @@ def sorted_out(values: Mapping[str, Any], roles: Iterable[str]) -> Given:
         raise PlanError(*problems)
     if pools:
         options["pools"] = ",".join(pools)
-    return Given(override(Options(), options, ""), hp, data, by_role, every, dict(values))
+    return Given(override(Options(), options, ""), hp, data, by_role, every, dict(values),
+                 tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ())  # fmt: skip
 
 
 def refuse_stray(roles: Iterable[str], given: Given) -> None:
@@ -146,13 +169,27 @@ def _nowhere(name: str, head: str, roles: list[str]) -> Problem:
                    remedy="see --help for all flags of this flow")
 
 
-def unknown_flag(name: str, backend_settings: Iterable[str]) -> Problem:
-    """A flag without a role that is neither the run's nor any backend's."""
+def unknown_flag(name: str, backend_settings: Iterable[str], own: Iterable[str] = ()) -> Problem:
+    """A flag without a role that is neither the run's nor any backend's. ``own``: settings of the flow, one of which may be meant."""
     known = [*(f.name for f in fields(Options)), *SWITCHES, "config", *backend_settings]
+    meant = nearest_flag(name, known, own)
+    first = f"write {_dashed(meant)}, if that is meant; " if meant else ""
     return Problem("unknown-flag", f"there is no flag --{name.replace('_', '-')}", found=f"--{name.replace('_', '-')}",
-                   expected="a flag of the run, or of a backend", nearest=_dashed(nearest(name, known)),
-                   remedy="see --help for all flags")
+                   expected="a flag of the run, or of a backend", nearest=_dashed(meant), remedy=f"{first}see --help for all flags")
+
+
+def nearest_flag(name: str, known: Iterable[str], own: Iterable[str] = ()) -> str | None:
+    """The flag that was probably meant: what another program calls so, a setting of the flow without its ``hp.``, or one of a similar
+    name."""
+    known, dotted = list(known), [f"hp.{setting}" for setting in own]
+    elsewhere = ELSEWHERE.get(name)
+    if elsewhere in known or elsewhere in dotted or (elsewhere or "").startswith("data."):
+        return elsewhere
+    if f"hp.{name}" in dotted:
+        return f"hp.{name}"
+    similar = nearest(name, [*known, *own])
+    return f"hp.{similar}" if similar is not None and similar not in known else similar
 
 
 def _dashed(name: str | None) -> str | None:
-    return "--" + name.replace("_", "-") if name else None
+    return None if name is None else f"--{name}" if "." in name else "--" + name.replace("_", "-")

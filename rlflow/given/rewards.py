@@ -18,6 +18,7 @@ from rlflow.given.backends import backend, numbers
 from rlflow.given.dataset import tokenizer
 from rlflow.given.flags import Given
 from rlflow.rewards.pool import RewardPool
+from rlflow.rewards.process import Hear
 from rlflow.rewards.reward import Reward, bind, score_all
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.vocabulary import check_same
@@ -152,6 +153,10 @@ class Rewards:
         for role, models in self._models.items():
             for model in models if roles is None or role in roles else ():
                 model.load(device, self._given)
+
+    def heard_by(self, hear: Hear) -> None:
+        """What processes of rewards print from now on goes there, from several threads."""
+        self._pool.hear = hear
 
     def close(self) -> None:
         self._pool.close()

@@ -14,7 +14,7 @@ from rlflow.errors import PlanError, Problem, nearest
 from rlflow.extras import missing
 from rlflow.given.backends import backend, device_in
 from rlflow.given.flags import Given
-from rlflow.given.names import unknown_names
+from rlflow.given.names import unfit_values, unknown_names, untouched
 from rlflow.graph.model import HALVES, Graph, Op, RoleUse
 from rlflow.trace.compile import all_nodes
 
@@ -123,7 +123,9 @@ def _bound(use: RoleUse, needs: Halves, given: Given) -> tuple[BoundRole | None,
         pretrained.check(folder)
     lacking = [no_half(names[half], half, use.name) for half, need in zip(HALVES, needs, strict=True) if need and kinds[half] is None]
     # the settings of a half that is not there are unknown, too, which would say no more
-    problems = lacking or unknown_names(use.name, given.role(use.name), known_names(kinds), given.every_role)
+    tried = untouched(names)
+    problems = lacking or unknown_names(use.name, given.role(use.name), {*known_names(kinds), *tried}, given.every_role, given.own)
+    problems += unfit_values(use.name, given.role(use.name), tried, given.every_role)
     problems += [problem for half, need in zip(HALVES, needs, strict=True) if need and kinds[half] is not None
                  and (problem := missing(names[half], given.options.device))]  # fmt: skip
     chosen = {half: settings(kinds[half], half, use.name, given.role(use.name)) for half in HALVES if kinds[half] is not None}

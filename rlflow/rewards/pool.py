@@ -15,7 +15,7 @@ from typing import Any
 
 from rlflow.data.scorer import Scorer
 from rlflow.errors import Place, PlanError
-from rlflow.rewards.process import Died, Late, WorkerProcess, in_worker
+from rlflow.rewards.process import Died, Hear, Late, WorkerProcess, in_worker
 
 CHUNK = 32  # rows of one message at most
 START = 120.0  # seconds for a worker to start and load a scorer
@@ -82,6 +82,7 @@ class RewardPool:
 
     def __init__(self, workers: int = 2) -> None:
         self.workers = workers
+        self.hear: Hear = lambda data: None  # given what processes print, from several threads
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
         self._waited = 0.0
@@ -157,7 +158,7 @@ class RewardPool:
                     self._add()
 
     def _add(self) -> None:
-        slot, self._waited = _Slot(self._chunks, self._closed), 0.0
+        slot, self._waited = _Slot(self._chunks, self._closed, self.hear), 0.0
         self._slots.append(slot)
         slot.start()
 
@@ -165,9 +166,9 @@ class RewardPool:
 class _Slot(threading.Thread):
     """One thread with one worker process: it starts it, feeds it, kills it at the deadline and starts the next."""
 
-    def __init__(self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event) -> None:
+    def __init__(self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event, hear: Hear) -> None:
         super().__init__(name="reward", daemon=True)
-        self.chunks, self.closed = chunks, closed
+        self.chunks, self.closed, self.hear = chunks, closed, hear
         self.process: WorkerProcess | None = None
         self.lock = threading.Lock()
 
@@ -208,7 +209,7 @@ class _Slot(threading.Thread):
         with self.lock:
             if self.closed.is_set():
                 raise _closed()
-            self.process = self.process or WorkerProcess()
+            self.process = self.process or WorkerProcess(self.hear)
         if scorer.key not in self.process.loaded:
             self.process.send({"key": scorer.key, "load": scorer.packed}, START)
             reply = self.process.receive(START)

@@ -9,6 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rlflow.deadline import LOOK, Deadline
@@ -19,6 +20,8 @@ from rlflow.watchdog import kin
 MARK = "RLFLOW_REWARD_WORKER"  # set in the environment of workers
 TAIL = 4096  # bytes kept of what a worker prints
 ENVIRONMENT = {MARK: "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+Hear = Callable[[bytes], object]
 
 
 class Died(Exception):
@@ -35,9 +38,11 @@ def in_worker() -> bool:
 
 
 class WorkerProcess:
-    """A running worker. The thread that starts it must live as long: on Linux the kernel ends it with that thread."""
+    """A running worker. The thread that starts it must live as long: on Linux the kernel ends it with that thread. ``hear`` is given
+    what it prints."""
 
-    def __init__(self) -> None:
+    def __init__(self, hear: Hear = lambda data: None) -> None:
+        self._hear = hear
         replies, far_end = os.pipe()
         self._name = secrets.token_hex(8)  # in the mark of the process, and of all that it starts
         self._started: list[kin.Known] = []  # what it had started when it was killed
@@ -108,6 +113,7 @@ class WorkerProcess:
             return
         if descriptor == self._output:
             self._tail = (self._tail + data)[-TAIL:]
+            self._hear(data)
             if not data:
                 self._events.unregister(descriptor)
         elif data:
@@ -121,7 +127,9 @@ class WorkerProcess:
             self.child.wait(0.5)
         code = self.child.returncode
         with contextlib.suppress(BlockingIOError, OSError):
-            self._tail = (self._tail + os.read(self._output, 1 << 16))[-TAIL:]
+            data = os.read(self._output, 1 << 16)
+            self._tail = (self._tail + data)[-TAIL:]
+            self._hear(data)
         how = "closed its pipe" if code is None else f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
         printed = printable(self._tail.decode(errors="replace")).strip()
         return f"the process {how}" + (f"; it last printed: {printed[-500:]}" if printed else "")
@@ -141,6 +149,8 @@ class WorkerProcess:
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
         kin.end_all(lambda: kin.marked(self._name) + kin.still(started))
+        with contextlib.suppress(BlockingIOError, OSError):  # what it printed after its last reply
+            self._hear(os.read(self._output, 1 << 16))
         self._events.close()
         os.close(self._replies)
         for stream in (self.child.stdin, self.child.stdout):

@@ -6,12 +6,12 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlflow.errors import PlanError, listed, nearest
+from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards import text
 
 BUILT_IN = ("task", "math")
@@ -41,6 +41,16 @@ def parse_reward(written: str) -> RewardSpec:
     if body and Path(body).is_dir():
         return RewardSpec("model", Path(body).name, weight, path=_model(body))
     raise _unknown(written, body)
+
+
+def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
+    """By column where the function is that reads it, of several the first."""
+    found: dict[str, Place] = {}
+    for spec in specs:
+        if spec.kind == "function":
+            read = text.reads(spec.path, spec.function)
+            found = dict.fromkeys((*read.required, *read.optional), read.place) | found
+    return found
 
 
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:
@@ -85,6 +95,9 @@ def _weighed(written: str) -> tuple[str, float]:
 
 def _function(written: str, body: str, weight: float) -> RewardSpec:
     path, _, name = body.rpartition(":")
+    if ".py:" in path:
+        raise PlanError.of("reward-weight", f"the weight of reward '{path}' is no number", found=name, expected="a number that is not 0",
+                           remedy=f"{path}:1.0, or leave it out")
     if not path.endswith(".py"):
         raise _no_function(written, (path or body).rstrip(":"))
     text.reads(path, name)

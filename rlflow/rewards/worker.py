@@ -7,6 +7,7 @@ Requests come on standard input. Both are moved out of reach, so that what user 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import numbers
 import os
@@ -90,12 +91,22 @@ def _number(value: Any) -> Any:
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, numbers.Real):
-        return ["type", f"the function returned {type(value).__name__}, not a number"]
+        return ["type", f"the function returned {type(value).__name__}, not a number{_instead(value)}"]
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     return number if math.isfinite(number) else ["nan", f"the function returned {number}"]
+
+
+def _instead(value: Any) -> str:
+    """What to return in place of what other programs take."""
+    if isinstance(value, dict):
+        scores = [repr(name) for name, each in value.items() if isinstance(each, numbers.Real)]
+        return f": return one of its numbers, such as the one under {scores[0]}" if scores else ""
+    if isinstance(value, list | tuple):
+        return ": it is called for one row, and gives the number of that row"
+    return ": call asyncio.run inside of a plain function" if inspect.iscoroutine(value) else ""
 
 
 @contextlib.contextmanager

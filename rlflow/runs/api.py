@@ -49,7 +49,7 @@ def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: b
             beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
         values = {**suited(flow, names, beneath), **values}
     values = {name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()}
-    given = sorted_out({name: value for name, value in values.items() if name not in ("json", "quiet")}, names)
+    given = sorted_out({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
     hp = hp if hp is not None else flow.parameters.hp
     if hp is None and given.hp:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(given.hp),

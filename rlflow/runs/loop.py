@@ -38,7 +38,7 @@ TOLD = 20  # records left out that are told with their places
 class Prepared:
     """Everything that a run needs, made before its first iteration. ``files``: by trained role the small files of its model, by name.
     ``inputs``: what the run depends on beside its settings and its plan; None where that was not asked for. ``stop`` ends what was started,
-    but for the watchdog."""
+    but for the watchdog. ``heard_by`` is told where what rewards print in this process's own pool of them goes."""
 
     plan: Plan
     engine: Engine
@@ -55,6 +55,7 @@ class Prepared:
     ahead: Ahead | None = None
     workers: Workers | None = None
     canary: Canary | None = None
+    heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None
 
     def close(self) -> None:
         """End everything that was started."""
@@ -231,7 +232,7 @@ class Loop:
             outcome = self.outcome(iteration)
         except SkipIteration as skip:
             self.skipped += 1
-            self.reporter.note(f"iteration {iteration + 1} is skipped: {skip}")
+            self.reporter.note(f"iteration {iteration} is skipped: {skip}")
             return
         seconds = time.monotonic() - start
         self.prepared.engine.state |= outcome.state
@@ -243,11 +244,14 @@ class Loop:
         self.records.metrics(iteration, self.last)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
-        self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome, self.prepared.plan))
         odd = strange(canaries, self.options.max_mismatch, self.options.dtype)
-        for what in (*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd, *self.passed_over()):
-            self.reporter.note(f"iteration {iteration + 1}: {what}")
-        self.guard.check(iteration, self.last, outcome.summary)
+        told = [*too_few(self.prepared.plan, self.last), *mismatched(self.options, self.last), *odd, *self.passed_over()]
+        try:
+            self.guard.check(iteration, self.last, outcome.summary)
+            self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome, self.prepared.plan))  # none that failed is done
+        finally:
+            for what in told:
+                self.reporter.note(f"iteration {iteration}: {what}")
 
     def passed_over(self) -> Iterator[str]:
         """Records that were drawn and cannot be used, each once; after many they are counted only."""

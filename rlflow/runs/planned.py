@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -11,7 +12,16 @@ from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.explain.explanation import Explanation, explain, here
-from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, short_repeats, stream_problems, unused_pools
+from rlflow.explain.fits import (
+    crowded,
+    half_problems,
+    idle_ranks,
+    overlap_problems,
+    short_repeats,
+    stream_problems,
+    too_many_rows,
+    unused_pools,
+)
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.given.backends import device_in
 from rlflow.given.flags import Given, refuse_stray
@@ -46,8 +56,11 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     made = resident(made, roles, where, given, evaluated(program.graph, given))
     assumed = Assumed(given.options.prompts, **_prompt_tokens(given))
     sizes = Sizes.of(program.graph, assumed)
+    if problems := list(too_many_rows(sizes)):
+        raise PlanError(*problems)
     if placement is not None:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
+        warnings += [] if given.options.ray_address else list(crowded(placement, os.cpu_count() or 1))
     warnings += [*short_repeats(program.graph, sizes), *no_room(program.graph, roles, given.options.reward)]
     models = {name: kept(role, given.options.dtype, placement) for name, role in roles.items()}
     return explain(made, where, assumed, models, list(reward_models(program.graph, roles, where, given)), warnings,

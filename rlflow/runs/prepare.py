@@ -22,14 +22,15 @@ from rlflow.checkpoints.models import small_files
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
-from rlflow.errors import FlowError, PlanError, listed
+from rlflow.errors import FlowError, PlanError, Problem, listed
 from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.keeper import Keeper
 from rlflow.execution.lanes import Lanes
 from rlflow.explain.explanation import here
-from rlflow.explain.fits import overlap_problems, stream_problems
+from rlflow.explain.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
+from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.extras import ask
 from rlflow.given import rewards as bound
 from rlflow.given.backends import device_of, numbers
@@ -45,6 +46,7 @@ from rlflow.passes import plan
 from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
+from rlflow.rewards.spec import parse_reward, readers
 from rlflow.runs.canary import canary
 from rlflow.runs.depends import Found, Sources, found, rewards_of, unreadable
 from rlflow.runs.evaluate import Evaluation
@@ -55,7 +57,7 @@ from rlflow.runs.residents import resident
 from rlflow.runs.screening import screened
 from rlflow.runs.streaming import streaming
 from rlflow.runs.trust import FILE_DIGEST, digest_of
-from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
+from rlflow.trace.compile import Options, Program, all_nodes, compile_flow, trace
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
@@ -101,14 +103,20 @@ def prepare(
     if given.options.ray_address is None:  # a cluster may have GPUs where its driver has none
         device_of(given.options.device)
     roles = bound_roles(report.program.graph, given)
-    check_fits(report.program, roles, given)
+    for warning in check_fits(report.program, roles, given):
+        note(str(warning))
     if given.options.pools:
         ask("ray", "cluster")
     data = open_dataset(flow, given)
     rewards, watchdog = bound.Rewards(given, data), Watchdog.start()
     try:
         program = compiled(flow, hp, given, data, rewards)
+        for warning in warnings(flow, hp, compile_options(given, data, rewards)):
+            note(str(warning))
         prompts, held_out = screened(data, program.graph, roles, given, note, begun)
+        if 0 < (there := len(prompts.data)) < (taken := given.options.prompts):
+            note(f"{data.name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken}: each stands in it "
+                 f"{taken / there:.3g} times (--prompts)")
         return _assembled(program, roles, given, prompts, held_out, rewards, watchdog, note, judge)
     except BaseException:
         rewards.close()
@@ -116,14 +124,27 @@ def prepare(
         raise
 
 
-def check_fits(program: Program, roles: Roles, given: Given) -> None:
-    """Raises PlanError for pools, a staleness, chunks and memory that cannot be, before anything is loaded."""
+def warnings(flow: Flow, hp: Any, options: Options) -> list[Problem]:
+    """What `check` warns of in the flow."""
+    return [problem for problem in trace(flow, hp, options).problems if problem.severity == "warning"]
+
+
+def check_fits(program: Program, roles: Roles, given: Given) -> list[Problem]:
+    """What can hardly be meant of pools. Raises PlanError for rows, pools, a staleness, chunks and memory that cannot be, before anything
+    is loaded."""
+    sizes = Sizes.of(program.graph, Assumed(given.options.prompts))
+    if problems := list(too_many_rows(sizes)):
+        raise PlanError(*problems)
     placement, staleness = placed(program.graph, roles, given), given.options.staleness
     if problems := [*stale_problems(program, staleness), *overlap_problems(program.graph, placement, staleness)]:
         raise PlanError(*problems)
     made = make_plan(program, roles, placement, given, None)
     if problems := list(stream_problems(made, staleness)):
         raise PlanError(*problems)
+    if placement is None:
+        return []
+    here_alone = given.options.ray_address is None
+    return [*idle_ranks(made, sizes), *unused_pools(placement), *(crowded(placement, os.cpu_count() or 1) if here_alone else ())]
 
 
 def make_plan(program: Program, roles: Roles, placement: Placement | None, given: Given, evaluated: str | None) -> Plan:
@@ -152,7 +173,8 @@ def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Re
 
 
 def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Options:
-    return Options(max(len(given.options.reward), 1), rewards.reads, data.columns)
+    return Options(max(len(given.options.reward), 1), rewards.reads, data.columns,
+                   readers(map(parse_reward, given.options.reward)))  # fmt: skip
 
 
 def _assembled(
@@ -181,7 +203,8 @@ def _assembled(
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
                     evaluation(graph, roles, made.engine, held_out, rewards, given), recorded_settings(program, given), files, inputs,
-                    made.reasons, stop, watchdog, made.ahead, made.workers, canary(roles, made.engine, training, options))
+                    made.reasons, stop, watchdog, made.ahead, made.workers, canary(roles, made.engine, training, options),
+                    rewards.heard_by)  # fmt: skip
 
 
 def depends_on(program: Program, roles: Roles, given: Given, training: Dataset, held_out: Dataset) -> Found:

@@ -11,6 +11,7 @@ from typing import Any
 from rlflow import durable
 from rlflow.execution.executor import Outcome
 from rlflow.logs import Keep, Log
+from rlflow.runs.printed import FILE, Printed
 from rlflow.runs.timeline import Timeline
 
 FIRST_EVENT = {"name": "process_labels", "ph": "M", "pid": 1, "args": {"labels": "rlflow"}}  # so that every later line opens with a comma
@@ -31,6 +32,7 @@ class Records:
         self._samples = self._log("samples.jsonl", start, evaluated)
         name = f"timeline-{start}.json" if start else "timeline.json"
         self._timeline = Log(folder / name, self._failing(name), nothing)
+        self.rewards = Printed(folder, self._failing(FILE))
         self._events = 0
         self._rows = Timeline(pools)
         self._written: dict[str, bytes] = {}  # small files, as they were last written

@@ -220,5 +220,7 @@ def _something_left(folder: Path, name: str, start: Start, prepared: Prepared, r
 
 def _iterations_left(name: str, start: Start, iterations: int) -> None:
     if start.iteration >= iterations:
-        raise PlanError.of("resume-done", f"the run '{name}' has done its iterations", found=f"{start.iteration} of {iterations}",
-                           expected="iterations that are left", remedy=f"give it more: --iterations {start.iteration + 50}")
+        raise PlanError.of("resume-done", f"the run '{name}' has done its iterations",
+                           found=f"{start.iteration} done, {iterations} asked for", expected=f"--iterations above {start.iteration}",
+                           remedy=f"--iterations N with a larger N goes on (schedules of learning rates then reach to N); its model is in "
+                                  f"final/, or rlflow export {name} FOLDER")

@@ -88,6 +88,7 @@ def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Sta
         with prepared.watchdog.marking():
             describe(prepared, records)
             reader.start()
+            prepared.heard_by(records.rewards.hear)
             result = loop.run(start)
             _saved(writer, home)
             home.look()
@@ -124,6 +125,7 @@ def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Sta
             records.close()
             home.close()
             prepared.stop()
+            records.rewards.close()  # the last of it is heard as their processes end
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
             reporter.close(ended, error)  # type: ignore[arg-type]
 

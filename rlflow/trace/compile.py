@@ -26,11 +26,13 @@ PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 @dataclass(frozen=True)
 class Options:
     """What of a run shapes the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those that
-    the data have (None: what the contract and the flow declare)."""
+    the data have (None: what the contract and the flow declare). reward_places: by column where a function is that reads it, for what is
+    said of it."""
 
     rewards: int = 1
     reward_reads: tuple[str, ...] = ("completion", "answer")
     columns: Mapping[str, Kind] | None = None
+    reward_places: Mapping[str, Place] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def trace(flow: Flow, hp: Any = None, options: Options | None = None) -> Traced:
     hp = hp if hp is not None else parameters.hp
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
-    tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound)))
+    tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound),
+                            options.reward_places))  # fmt: skip
     initial = _initial(tracer, flow, hp)
     result, stopped = _call(tracer, flow, hp, roles, initial, options)
     tracer.problems += stopped

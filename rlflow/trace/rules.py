@@ -34,6 +34,23 @@ def missing(
                    found=f"columns {listed(columns)}", expected=f"column '{name}'", nearest=close, remedy=remedy)
 
 
+MEANT = {"solution_str": "completion", "response": "completion", "responses": "completion", "completions": "completion",
+         "output": "completion", "generation": "completion", "ground_truth": "answer", "label": "answer", "labels": "answer",
+         "solution": "answer", "target": "answer", "gold": "answer", "prompts": "prompt", "question": "prompt"}  # fmt: skip
+
+
+def reward_missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
+    """A column that the function behind a reward reads and the rows have not: its parameters name columns, with or without a ``*``."""
+    meant = MEANT.get(name) if MEANT.get(name) in columns else nearest(name, columns)
+    ways = [f"name the parameter '{meant}'" if meant else "give the parameter a default"]
+    ways += [f"--data.answer {name if name != 'answer' else 'FIELD'} where that field of the data is the right answer"] * (
+        name == "answer" or meant == "answer")
+    ways += [f'take a field of the data: @flow(data={{"{name}": text}})'] * (name not in TABLE)
+    return Problem("missing-column", f"{what} needs column '{name}', which the rows have not", place, definition,
+                   found=f"columns {listed(columns)}", expected=f"column '{name}'", nearest=meant,
+                   remedy="; or ".join(ways))
+
+
 def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     return Problem("optional-absent", f"{what} runs without its optional column '{name}'", place, definition, found="no such column",
                    expected=f"column '{name}' or none", remedy="nothing, if that is meant", severity="note")

@@ -34,6 +34,7 @@ class Context:
     settings: tuple[str, ...] = ()
     reward_reads: tuple[str, ...] = ("completion", "answer")
     roles: tuple[str, ...] = ()
+    reward_places: Mapping[str, Place] = field(default_factory=dict)  # where the function is that reads a column
 
 
 @dataclass
@@ -105,11 +106,13 @@ class Tracer:
             self._missing(batch, name, what, call_place(), None)
         return held
 
-    def _missing(self, batch: SymbolicBatch, name: str, what: str, place: Place | None, definition: Place | None) -> None:
-        """Report a column once per axis; from then on it is taken as given."""
+    def _missing(
+        self, batch: SymbolicBatch, name: str, what: str, place: Place | None, definition: Place | None, said: Problem | None = None
+    ) -> None:
+        """Report a column once per axis, by what is ``said`` of it; from then on it is taken as given."""
         if (batch.axis, name) not in self._poisoned:
             self._poisoned.add((batch.axis, name))
-            self.report(rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
+            self.report(said or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
         return [*batch.held, *(name for name in self.state if name not in batch.held)]
@@ -241,6 +244,10 @@ class Tracer:
         outputs = self._outputs(what, {"scores": verbs.KINDS["scores"]}, (gives,) if isinstance(gives, str) else tuple(gives), place, None)
         model = "completion" not in batch.held and "tokens" in batch.held
         reads = verbs.MODEL_READS if model else self.context.reward_reads
+        for name in reads if not model else ():
+            if name not in batch.held and name not in self.state:
+                of = self.context.reward_places.get(name)
+                self._missing(batch, name, what, place, of, rules.reward_missing(what, name, self.visible(batch), place, of))
         needs = [ColumnParameter(name, standard_kind(name), False) for name in reads]
         more = [n for n in (*verbs.MODEL_READS, "prompt", "entry") if n in batch.held and n not in reads]
         inputs = self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)

@@ -186,4 +186,5 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value of a JSON file is a number, and one that a float can be: a file may hold integers of any length."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023)

@@ -24,7 +24,7 @@ PARTS = 4  # of a model folder that are listed
 WORDS = 3  # lines of bounds.txt that say in words what bounded the run
 FILES = {
     "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
-    "metrics.jsonl": "all numbers", "samples.jsonl": "samples",
+    "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print",
     "answers.jsonl": "held-out answers before and after", "timeline.json": "times, for ui.perfetto.dev",
     "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "weights.json": "what a sync moves", "final": "trained models",
     "tensorboard": "TensorBoard events", "wandb": "Weights & Biases",

@@ -1,0 +1,200 @@
+"""Faults of processes: stages that end a run or hold it, forks, what stages and rewards start, signals, and what a run is driven by.
+
+Runs are started as a shell starts them, on the null backend. Each function yields outcomes of faults of one class, for the table of
+``chaos.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import run_faults as faults
+from chaos_folders import Outcome, Place
+from process_faults import Launched, came_to, launch, resumed
+
+from rlflow.watchdog import kin
+
+POOLS = ("--pools", "all=1")
+STAGE = {  # what a stage does, and what is said of it
+    "hold": "keeps the interpreter's lock", "sys.exit": "SystemExit: 0", "interrupt": "KeyboardInterrupt", "os._exit": "os._exit(0)",
+    "C exit": "exited with code 0", "segfault": "SIGSEGV",
+}  # fmt: skip
+ON_POOLS = {name: STAGE[name] for name in ("sys.exit", "interrupt", "os._exit")} | {"hold": "'judge'", "C exit": "has died"}
+FORKS: tuple[dict[str, str], ...] = ({"fault": "fork"}, {"fault": "fork and exit"}, {"reward": "returns"}, {"reward": "exits"})
+STARTS: tuple[dict[str, str], ...] = ({"fault": "daemon", "reward": "child"}, {"fault": "stays", "reward": "daemon"})
+ENDS = ("done", "launcher killed", "run killed", "watchdog killed")
+SLOW = ("--generate_seconds", 0.1)  # so that a fault finds the run under way
+FOREVER = 100_000  # iterations
+
+
+def straight(place: Place, iterations: int = 6) -> faults.Content:
+    """What the run comes to that nothing happens to."""
+    run = launch(place.folder, f"straight-{iterations}", iterations=iterations)
+    faults.must(run.ended(), 0)
+    return came_to(run)
+
+
+def unlike(run: Launched, wanted: faults.Content) -> bool:
+    return any(faults.differences(came_to(run), wanted))
+
+
+def gone_on(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
+    """Of a run that ended: resumed to its end, and compared."""
+    ended = resumed(run).ended() == 0
+    return Outcome(True, detected, ended, ended and unlike(run, wanted))
+
+
+def stages(place: Place) -> Iterator[Outcome]:
+    """A stage that exits, interrupts, crashes, or holds the interpreter in C code: its failure, named; then resumed."""
+    wanted = straight(place)
+    for fault in place.of(STAGE, 3):
+        run = launch(place.folder, fault.replace(" ", "-"), fault=fault)
+        code = run.ended()
+        named = STAGE[fault] in run.output() and "'judge'" in run.output() and run.status["state"] == "failed"
+        yield gone_on(run, wanted, named and code in (1, -signal.SIGSEGV))
+
+
+def stages_on_pools(place: Place) -> Iterator[Outcome]:
+    """The same on a worker. A death that is the worker's own is recovered from without an end."""
+    wanted = straight(place)
+    for fault in place.of(ON_POOLS, 2):
+        run = launch(place.folder, fault.replace(" ", "-"), *POOLS, fault=fault)
+        code = run.ended(180)
+        named = ON_POOLS[fault] in run.output()
+        yield Outcome(True, named, True, unlike(run, wanted)) if code == 0 else gone_on(run, wanted, named and code == 1)
+
+
+def forks(place: Place) -> Iterator[Outcome]:
+    """A stage or a reward that forks, whose child returns or exits: the run ends as if it had not, and each row has its own score."""
+    wanted = straight(place)
+    for what in place.of(FORKS, 2):
+        run = launch(place.folder, "-".join(what.values()).replace(" ", "-"), **what)
+        ended = run.ended() == 0
+        yield Outcome(True, True, ended, ended and came_to(run).metrics != wanted.metrics)
+
+
+def started_ones(place: Place) -> Iterator[Outcome]:
+    """Processes that stages and rewards start, some in sessions of their own: however the run ends, they end with it."""
+    kinds = place.of([(end, number) for end in ENDS for number in range(len(STARTS))], 3)
+    for end, number in kinds:
+        name, done = f"{end.replace(' ', '-')}-{number}", end == "done"
+        run = launch(place.folder, name, iterations=6 if done else FOREVER, save_every=2 if done else FOREVER, **STARTS[number])
+        run.reaches(4)
+        if end == "run killed":
+            os.kill(run.driver, signal.SIGKILL)
+        elif end == "launcher killed":
+            os.kill(run.pid, signal.SIGKILL)
+        elif end == "watchdog killed":
+            for pid in named(run, "watchdog.dog"):
+                os.kill(pid, signal.SIGKILL)
+            os.kill(run.pid, signal.SIGINT)
+        code = run.ended()
+        expected = {"done": 0, "watchdog killed": 130}.get(end, -signal.SIGKILL)
+        yield Outcome(True, code == expected, not run.left(), False)
+
+
+def named(run: Launched, word: str) -> list[int]:
+    """Processes of a run with this in their command line."""
+    return [pid for pid in faults.marked(run.mark) if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def sent(number: int, run: Launched) -> None:
+    os.kill(run.driver, number)
+
+
+def hung_up(run: Launched) -> None:
+    run.hang_up()
+
+
+def stopped(run: Launched) -> None:
+    """For twice the deadline of the stage that runs."""
+    os.killpg(run.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.killpg(run.pid, signal.SIGCONT)
+
+
+SIGNALS: dict[str, tuple[Callable[[Launched], None], dict[str, Any], int]] = {  # what happens, to which run, and its exit code
+    "hangup": (hung_up, {"fault": "sleep", "terminal": True}, 130),
+    "hangup while a stage prints": (hung_up, {"fault": "speak", "terminal": True}, 130),
+    "SIGHUP": (partial(sent, signal.SIGHUP), {"fault": "sleep"}, 130),
+    "SIGSTOP": (stopped, {"fault": "sleep"}, 0),
+}
+
+
+def signals(place: Place) -> Iterator[Outcome]:
+    """A terminal that hangs up, SIGHUP: the run is saved. A suspended driver's time counts for no deadline."""
+    wanted = straight(place)
+    for kind in place.of(SIGNALS, 2):
+        happen, what, expected = SIGNALS[kind]
+        run = launch(place.folder, kind.replace(" ", "-"), **what)
+        until(lambda path=place.folder / f"{run.name}.once": path.exists())
+        happen(run)
+        code = run.ended()
+        if expected == 0:
+            yield Outcome(True, True, code == 0, code == 0 and unlike(run, wanted))
+        else:
+            yield gone_on(run, wanted, code == expected and run.status["state"] == "interrupted")
+
+
+def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    limit = time.monotonic() + seconds
+    while not holds():
+        time.sleep(0.02)
+        if time.monotonic() > limit:
+            raise TimeoutError("what was waited for did not come")
+
+
+def driven_by(place: Place) -> Iterator[Outcome]:
+    """On pools: raylet or GCS killed, which ends the run in words, saved; the watchdog killed, which is replaced; a token file that is
+    empty, which is written anew."""
+    wanted = straight(place, 20)
+    for name in place.of(("raylet", "gcs_server", "watchdog.dog"), 2):
+        run = launch(place.folder, name, *POOLS, *SLOW, iterations=20)
+        run.reaches(4)
+        for pid in named(run, name) if "." in name else commands(run, name):
+            os.kill(pid, signal.SIGKILL)
+        code = run.ended(120)
+        if "." in name:
+            yield Outcome(True, True, code == 0, code == 0 and unlike(run, wanted))
+        else:
+            yield gone_on(run, wanted, code == 1 and f"Ray's {name}" in run.output() and run.status["state"] == "failed")
+    with token(place.folder / "token"):
+        run = launch(place.folder, "token", *POOLS, iterations=20)
+        code = run.ended(120)
+        yield Outcome(True, bool((place.folder / "token").read_text()), code == 0, code == 0 and unlike(run, wanted))
+
+
+def commands(run: Launched, name: str) -> list[int]:
+    """Processes of a run whose program has this name."""
+    return [pid for pid in faults.marked(run.mark) if os.path.basename(kin.command(pid)) == name]
+
+
+@contextmanager
+def token(path: Path) -> Iterator[None]:
+    """An empty file in the place of Ray's token, for a while."""
+    path.touch()
+    before = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
+    try:
+        yield
+    finally:
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
+        if before is not None:
+            os.environ["RAY_AUTH_TOKEN_PATH"] = before
+
+
+CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {
+    "stage exits, crashes, holds the interpreter": stages,
+    "the same on pools": stages_on_pools,
+    "stage or reward forks": forks,
+    "processes of stages and rewards": started_ones,
+    "SIGHUP, SIGSTOP": signals,
+    "raylet, GCS, watchdog killed, empty token": driven_by,
+}

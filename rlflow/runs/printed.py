@@ -1,0 +1,54 @@
+"""rewards.txt of a run's folder: what reward functions print, of each run as much as somebody may read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from rlflow.errors import printable
+from rlflow.logs import Log
+from rlflow.watch.secrets import masked
+
+FILE = "rewards.txt"
+LIMIT = 1 << 20  # bytes of the file
+LINE = 2000  # characters of a line
+
+
+class Printed:
+    """Takes what processes print, in pieces and from several threads, and writes whole lines without secrets and control characters."""
+
+    def __init__(self, folder: Path, failed: Callable[[OSError], None]) -> None:
+        self._path, self._failed = folder / FILE, failed
+        self._log: Log | None = None
+        self._room = LIMIT
+        self._begun: dict[int, bytes] = {}  # by thread, the line that its process has begun
+        self._turn = threading.Lock()
+
+    def hear(self, data: bytes) -> None:
+        """A piece of what the process of the calling thread prints; nothing where it has closed its output."""
+        with self._turn:
+            me = threading.get_ident()
+            *lines, rest = (self._begun.get(me, b"") + data).split(b"\n")
+            lines += [rest] if rest and (not data or len(rest) > LINE) else []
+            self._begun[me] = b"" if lines and lines[-1] is rest else rest
+            for line in lines:
+                self._add(line)
+
+    def close(self) -> None:
+        with self._turn:
+            for rest in filter(None, self._begun.values()):
+                self._add(rest)
+            self._begun.clear()
+            if self._log is not None:
+                self._log.close()
+
+    def _add(self, line: bytes) -> None:
+        if self._room <= 0:
+            return
+        if self._log is None:  # a run whose rewards are silent has no such file
+            self._log = Log(self._path, self._failed)
+            self._room = LIMIT - (self._path.stat().st_size if self._path.exists() else 0)
+        text = printable(masked(line.decode(errors="replace")))[:LINE] + "\n"
+        self._room -= len(text.encode())
+        self._log.add(text if self._room > 0 else f"what rewards print beyond {LIMIT >> 20} MiB is left out\n")

@@ -1,0 +1,76 @@
+"""What rewards print is in the run's folder: whole lines, without secrets, and only so much."""
+
+import json
+import threading
+
+import pytest
+
+import rlflow
+from rlflow.runs import printed
+from rlflow.runs.printed import FILE, Printed
+from rlflow.watch.secrets import remember
+
+
+def failed(error):
+    raise error
+
+
+def lines(folder):
+    return (folder / FILE).read_text().splitlines()
+
+
+def test_pieces_of_lines_become_lines_and_the_last_needs_no_end(tmp_path):
+    heard = Printed(tmp_path, failed)
+    for piece in (b"one\ntw", b"o", b"\n\x1b[2Jthree", b""):
+        heard.hear(piece)
+    heard.hear(b"four")
+    heard.close()
+    assert lines(tmp_path) == ["one", "two", "\\x1b[2Jthree", "four"]
+
+
+def test_lines_of_two_processes_do_not_mix(tmp_path):
+    heard = Printed(tmp_path, failed)
+    heard.hear(b"mine ")
+    other = threading.Thread(target=heard.hear, args=(b"another's\n",))
+    other.start()
+    other.join()
+    heard.hear(b"and mine\n")
+    heard.close()
+    assert lines(tmp_path) == ["another's", "mine and mine"]
+
+
+def test_silent_rewards_leave_no_file_and_secrets_are_masked(tmp_path):
+    silent = Printed(tmp_path, failed)
+    silent.hear(b"")
+    silent.close()
+    assert not (tmp_path / FILE).exists()
+    remember({"api_key": "hunter2-hunter2"})
+    heard = Printed(tmp_path, failed)
+    heard.hear(b"the key is hunter2-hunter2\n")
+    heard.close()
+    assert "hunter2" not in (tmp_path / FILE).read_text()
+
+
+def test_the_file_ends_at_its_limit_also_where_a_run_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(printed, "LIMIT", 100)
+    for _ in range(2):
+        heard = Printed(tmp_path, failed)
+        for _ in range(50):
+            heard.hear(b"0123456789\n")
+        heard.hear(b"x" * 10_000)  # a line without end
+        heard.close()
+    assert (tmp_path / FILE).stat().st_size < 300
+    assert lines(tmp_path)[9].startswith("what rewards print beyond")
+
+
+@pytest.mark.slow
+def test_what_a_reward_prints_in_a_run_is_found_in_its_folder(tmp_path):
+    (tmp_path / "loud.py").write_text("def loud(completion):\n    print('judging', completion)\n    return 1.0\n")
+    done = rlflow.run("grpo", backend="null", reward=f"{tmp_path / 'loud.py'}:loud", prompts=2, iterations=1, out=str(tmp_path / "runs"),
+                      threads=1, **{"hp.samples": 2})  # fmt: skip
+    assert sorted(lines(done.folder)) == [f"judging {row}" for row in completions(done.folder)]
+
+
+def completions(folder):
+    rows = map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
+    return sorted(row["completion"] for row in rows)

@@ -1,0 +1,162 @@
+"""What a run says at its start and its end, of things that are easily done by mistake."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import rlflow
+from rlflow import PlanError, StageError
+from rlflow.author.load import load_flow
+from rlflow.cli.check import judged
+from rlflow.errors import FlowError
+from rlflow.explain.fits import crowded, too_many_rows
+from rlflow.explain.sizes import Assumed, Sizes
+from rlflow.placement import Placement
+from rlflow.rewards.spec import parse_reward
+from rlflow.rewards.worker import _number
+from rlflow.runs.api import resolved
+from rlflow.runs.prepare import prepare
+from rlflow.runs.resume import resume
+from rlflow.trace.compile import compile_flow
+from rlflow.watch.reporter import Quiet
+
+FLOW = '''
+from rlflow import RANK0, flow, loss, stage
+@stage(gives="advantages", dispatch=RANK0)
+def spread(scores, mask): return scores[:, None] * mask
+@loss
+def simple(new, advantages): return -new.logprobs * advantages, {}
+@flow
+def f(prompts, actor, reward):
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    spread(batch)
+    batch |= spread(batch)
+    actor.update(batch, simple)
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="flow.py"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def noted(flow, **values):
+    """What is said while a run of the null backend is prepared."""
+    notes = []
+    loaded = load_flow(str(flow))
+    given, hp = resolved(loaded, None, {"backend": "null", "threads": torch.get_num_threads(), **values})
+    prepare(loaded, hp, given, notes.append, judge=None).close()
+    return notes
+
+
+def test_what_check_warns_of_is_said_by_a_run(file):
+    flow = str(file(FLOW))
+    warned = [problem for problem in judged(flow, []).problems if problem.severity == "warning"]
+    assert warned
+    assert [str(problem) for problem in warned] == noted(flow)
+    assert noted("grpo") == []
+
+
+@pytest.mark.parametrize(("records", "prompts", "says"), [(1, 4, "has 1 record to train on, and an iteration takes 4: each stands in it 4 times"),
+                                                          (3, 4, "each stands in it 1.33 times"), (4, 4, None)])  # fmt: skip
+def test_data_with_fewer_records_than_an_iteration_takes_are_said(tmp_path, records, prompts, says):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{i}", "answer": f"{i}"}) + "\n" for i in range(records)))
+    notes = noted("grpo", data=str(data), prompts=prompts, held_out=0)
+    assert [note for note in notes if "stands in it" in note] == [note for note in notes if says and says in note]
+    assert len(notes) == (says is not None)
+
+
+def test_an_iteration_whose_rewards_are_all_missing_is_not_told_as_done(file, tmp_path):
+    class Heard(Quiet):
+        done: list[int] = []
+
+        def iteration(self, number, metrics, samples, stages):
+            self.done.append(number)
+
+    from rlflow.runs.session import started
+
+    reward = file("def silent(completion):\n    return None\n", "silent.py")
+    flow = load_flow("grpo")
+    given, hp = resolved(flow, None, {"backend": "null", "prompts": 2, "reward": (f"{reward}:silent",), "out": str(tmp_path / "runs")})
+    with pytest.raises(StageError, match="100% of the rewards are missing"):
+        started(prepare(flow, hp, given), flow, given, Heard())
+    assert Heard.done == []
+    assert (tmp_path / "runs/grpo-1/metrics.jsonl").read_text().count("\n") == 1  # to be looked at
+
+
+def test_more_workers_than_cores_are_warned_of():
+    (problem,) = crowded(Placement({"train": 300, "rollout": 200}), 2)
+    assert (problem.severity, problem.found) == ("warning", "train=300, rollout=200")
+    assert "500 workers share 2 cores" in problem.message
+    assert not list(crowded(Placement({"all": 2}), 2))
+
+
+def test_more_rows_than_can_be_kept_are_refused():
+    graph = compile_flow(load_flow("grpo")).graph
+    (problem,) = too_many_rows(Sizes.of(graph, Assumed(100_000_000)))
+    assert "100000000 prompts" in problem.found
+    assert not list(too_many_rows(Sizes.of(graph, Assumed(1000))))
+
+
+def test_a_run_that_is_done_says_what_more_iterations_are(tmp_path):
+    rlflow.run("grpo", backend="null", prompts=2, iterations=2, out=str(tmp_path), name="done", threads=torch.get_num_threads())
+    with pytest.raises(PlanError, match=r"(?s)2 done, 1 asked for.*--iterations above 2.*rlflow export"):
+        resume(tmp_path / "done", {"iterations": 1}, Quiet())
+
+
+def test_a_name_of_rlflow_that_was_not_imported_is_said_with_its_import(file):
+    with pytest.raises(FlowError, match=r"(?s)name 'RANK0' is not defined.*remedy: +from rlflow import RANK0$"):
+        load_flow(str(file(FLOW.replace("import RANK0, ", "import "))))
+
+
+def test_a_file_that_stands_in_for_a_package_is_blamed(file):
+    file("", "colorsys.py")
+    flow = file("raise ImportError('partially initialized module')\n", "second.py")
+    with pytest.raises(FlowError, match=r"(?s)colorsys\.py:1: .*remedy: +rename colorsys\.py"):
+        load_flow(str(flow))
+
+
+@pytest.mark.parametrize(("parameter", "says"), [
+    ("label", "name the parameter 'answer'; or --data.answer label where"), ("solution_str", "name the parameter 'completion'; or take a field"),
+    ("extra_info", r'give the parameter a default; or take a field of the data: @flow\(data={"extra_info": text}\)'),
+])  # fmt: skip
+def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file, parameter, says):
+    reward = file(f"\n\ndef judge(completion, {parameter}):\n    return 1.0\n", "judge.py")
+    report = judged("grpo", ["--reward", f"{reward}:judge"])
+    (problem,) = report.errors
+    assert problem.definition.line == 3
+    assert re.search(says, problem.remedy)
+
+
+def test_a_weight_that_is_no_number_is_what_is_refused(file):
+    reward = file("def short(completion):\n    return 1.0\n", "short.py")
+    with pytest.raises(PlanError, match=r"(?s)the weight of reward '.*short\.py:short' is no number.*found: +abc"):
+        parse_reward(f"{reward}:short:abc")
+
+
+async def later():
+    return 1.0
+
+
+@pytest.mark.parametrize(("value", "says"), [
+    ({"score": 1.0, "acc": True}, "the function returned dict, not a number: return one of its numbers, such as the one under 'score'"),
+    ({"why": "x"}, "the function returned dict, not a number"),
+    ([1.0], "the function returned list, not a number: it is called for one row, and gives the number of that row"),
+    ("1", "the function returned str, not a number"),
+])  # fmt: skip
+def test_what_a_reward_returns_in_place_of_a_number_is_said_with_the_number_that_is_meant(value, says):
+    assert _number(value) == ["type", says]
+
+
+def test_a_coroutine_is_said_to_be_one():
+    started = later()
+    assert _number(started)[1].endswith("call asyncio.run inside of a plain function")
+    started.close()

@@ -1,0 +1,20 @@
+"""What is read of a run's files, whatever stands in them."""
+
+import json
+
+import pytest
+
+from rlflow.watch.history import History, is_number
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1 << 1024], ids=["large", "small", "just"])
+def test_a_metric_that_no_float_can_be_is_left_out_and_the_others_are_read(value):
+    history = History()
+    history.add(json.dumps({"iteration": 3, "reward/mean": value, "loss": 0.5, "rows": 1 << 1000}).encode())
+    assert history.iterations == [(3, {"loss": 0.5, "rows": float(1 << 1000)})]
+    assert history.damaged == 0
+
+
+@pytest.mark.parametrize("value", [True, "1", None, [1]])
+def test_what_is_no_number_is_none(value):
+    assert not is_number(value)
