@@ -13,7 +13,7 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.given.options import Options
 
 SWITCHES = ("json", "quiet")
-REPEATED = ("reward", "track")
+REPEATED = ("reward", "reward_env", "reward_write", "track")
 ALIASES = {"data.source": "data"}  # a TOML table [data] cannot also be a value
 ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.pool", "generator.pool")
 

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -146,9 +147,12 @@ class Dog:
     def clear(self) -> list[int]:
         """End what the run has started; what is left."""
         left = kin.end_all(lambda: kin.marked(self.name) + kin.still(self.forks))
-        for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*.meeting"):
+        beginning = f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*"
+        for path in glob.glob(f"{beginning}.meeting"):
             with contextlib.suppress(OSError):
                 os.unlink(path)
+        for path in glob.glob(f"{beginning}.reward"):  # folders of rewards
+            shutil.rmtree(path, ignore_errors=True)
         return left
 
     def _signal(self, number: int) -> None:
