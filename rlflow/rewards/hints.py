@@ -32,7 +32,7 @@ def _met(error: BaseException) -> str:
         return FOLDER if isinstance(error.filename, str) and error.filename and not os.path.isabs(error.filename) else ""
     if isinstance(error, KeyError):
         frames = traceback.extract_tb(error.__traceback__)
-        return VARIABLE if frames and frames[-1].filename == os.__file__ else ""
+        return VARIABLE if frames and frames[-1].filename in (os.__file__, "<frozen os>") else ""
     return ""
 
 
