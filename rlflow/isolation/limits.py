@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import site
 from collections.abc import Iterable, Mapping
 
 KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "LANG", "LANGUAGE", "TZ", "CUDA_VISIBLE_DEVICES",
@@ -19,7 +20,8 @@ def environment(folder: str, more: Iterable[str] = ()) -> dict[str, str]:
     found = {name: os.environ[name] for name in (*names, *more) if name in os.environ}
     if "PYTHONPATH" in found:  # the process has another working folder
         found["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in found["PYTHONPATH"].split(os.pathsep) if path)
-    return {"HOME": folder, "TMPDIR": folder, **found}
+    packages = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}  # they lie at the real home
+    return {"HOME": folder, "TMPDIR": folder, **packages, **found}
 
 
 def take(limits: Mapping[int, int]) -> None:

@@ -34,6 +34,14 @@ def around_answers() -> None:
     kernel.refuse(("prlimit64",), forks=False)
 
 
+def around_templates() -> None:
+    """For the program that renders chat templates: neither network, programs, other processes nor any change of a file."""
+    kernel.no_new_privileges()
+    kernel.keep_capabilities(0)
+    kernel.only_change(["/dev/null"])
+    kernel.refuse((*kernel.NETWORK, *kernel.PROGRAMS, *kernel.SIGNALS, *kernel.PROCESSES, *kernel.SYSTEM, *kernel.ATTRIBUTES), forks=False)
+
+
 def around_rewards(folders: Sequence[str], network: bool, memory: int | None) -> None:
     """For users' rewards: they may start programs, change files in ``folders`` alone, and reach the network where ``network`` says so.
     memory: bytes of a process, or a share of the machine's."""
