@@ -16,7 +16,8 @@ from rlflow.batch import Batch
 from rlflow.cluster import pulse  # the module: Ray carries this class over with all that it names
 from rlflow.cluster.line import listen
 from rlflow.cluster.wire import pack, unpack
-from rlflow.execution.apply import RemoteError, ending
+from rlflow.errors import RemoteError
+from rlflow.execution.apply import ending
 from rlflow.process import Process
 from rlflow.watchdog import beside, kin
 from rlflow.watchdog.stacks import show_stacks

@@ -20,12 +20,11 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rlflow.cluster.controllers import Controllers
-from rlflow.cluster.pool import Late, Pool, make_pool
+from rlflow.cluster.pool import Pool, make_pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.watch import Newcomers, Ward, end
 from rlflow.cluster.worker import Worker
-from rlflow.errors import PlanError
-from rlflow.execution.apply import RemoteError
+from rlflow.errors import Late, PlanError, RemoteError
 from rlflow.watchdog import launcher
 from rlflow.watchdog.signals import own_terminations
 

@@ -15,7 +15,7 @@ from rlflow.cluster.layout import Where, row_tokens
 from rlflow.cluster.line import LARGEST, Gone, Lines, Talk, content
 from rlflow.cluster.split import balanced, check_counts, merge_order, units_of_rows
 from rlflow.deadline import LOOK, Deadline
-from rlflow.execution.apply import RemoteError
+from rlflow.errors import Dead, FlowError, Late, PlanError, RemoteError, SkipIteration, Stopped
 
 W = TypeVar("W")
 P = ParamSpec("P")
@@ -23,14 +23,6 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 SECONDS = 300.0  # how long a call may take where nothing else is said
-
-
-class Late(RemoteError):
-    """Ranks that have not answered by the deadline of a call."""
-
-
-class Dead(RemoteError):
-    """A worker is gone."""
 
 
 class Watcher(Protocol):
@@ -151,7 +143,7 @@ def _error(ref: Any) -> BaseException | None:
 
 def _passed(cause: BaseException) -> bool:
     """Whether it says by itself what is wrong and where: problems of the author's, and what the engine knows."""
-    return getattr(cause, "problems", None) is not None or type(cause).__module__ == "rlflow.execution.apply"
+    return isinstance(cause, FlowError | PlanError | RemoteError | SkipIteration | Stopped)
 
 
 def translated(cause: BaseException, at: Where, what: str) -> RemoteError:

@@ -63,6 +63,9 @@ class Watchdog:
 
     def refuse_exits(self) -> None:
         """From now on ``os._exit`` within a node is the node's failure."""
+        global _exit
+        if not watched:
+            _exit = os._exit
         watched.append(self)
         os._exit = _leave
 
@@ -159,7 +162,7 @@ def _line(message: object) -> bytes:
 
 
 watched: list[Watchdog] = []  # of this process
-_exit = os._exit
+_exit = os._exit  # as it was before one of these watched
 
 
 def _leave(status: int) -> NoReturn:
