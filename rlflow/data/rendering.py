@@ -1,9 +1,9 @@
 """A program that renders chat templates, which are programs of a model's author: with limits, so that none lasts or grows for ever.
 
 It is started by its file and imports of rlflow what puts up walls alone. Each line of standard input is a JSON object with ``template``,
-``variables``, ``seconds`` of processor time, and ``conversations``, each as its messages and how many characters they may become. To each it answers
-with a line, ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it wants too much. When the time
-for all of them is over, the kernel ends the process.
+``variables``, ``seconds`` of processor time, and ``conversations``, each as its messages and how many characters they may become. To each
+it answers with a line, ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it wants too much. When
+the time for all of them is over, the kernel ends the process.
 
 Templates see what they see in transformers 5: the same sandbox, filters and functions, so that they render the same text.
 """

@@ -5,6 +5,7 @@ A payload is a Python expression that leaves a mark where it acts: a file outsid
 
 import contextlib
 import json
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 from rlflow.data import gym
 from rlflow.data.frozen import frozen
 from rlflow.data.scorer import Scorer
-from rlflow.rewards import RewardPool, bind, parse_reward
+from rlflow.rewards import RewardPool, bind, parse_reward, plain
 
 KEY = "CHAOS_API_KEY"  # in the environment of who runs rewards
 EXPRESSIONS = {
@@ -81,27 +82,25 @@ class Marks:
 
 @dataclass(frozen=True)
 class Judged:
-    """Of one payload: its score (NaN: missing), what an answer scores that makes no sense, and whether it changed others' scores."""
+    """Of one payload: its score (NaN: missing), whether that is what an answer must earn, and whether it changed others' scores."""
 
     payload: str
     score: float
-    senseless: float
+    scored: bool
     neighbours: bool
-
-    @property
-    def scored(self) -> bool:
-        return self.score > max(self.senseless, 0.0) and self.score >= 0.1
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a scorer reads besides the completion, by its name; the right answer; a wrong one."""
+    """What a scorer reads besides the completion, by its name; the right answer; a wrong one. evaluates: whether the scorer evaluates text.
+    If so an answer earns something that scores above one that makes no sense; others give parts of a score for letters in their places."""
 
     scorer: Scorer
     name: str
     value: str
     right: str
     wrong: str = "wrong"
+    evaluates: bool = False
 
 
 def judge(pool: RewardPool, row: Row, payloads: list[str], timeout: float = 2.0) -> Iterator[Judged]:
@@ -113,7 +112,9 @@ def judge(pool: RewardPool, row: Row, payloads: list[str], timeout: float = 2.0)
     before = scores(row.right, row.right, row.wrong, ")")
     for payload in payloads:
         found = scores(row.right, payload, row.right, row.wrong)
-        yield Judged(payload, found[1], before[3], [found[0], *found[2:]] != before[:3])
+        senseless = 0.0 if math.isnan(before[3]) else before[3]
+        earned = found[1] > senseless if row.evaluates else found[1] >= before[0] > senseless
+        yield Judged(payload, found[1], earned, [found[0], *found[2:]] != before[:3])
 
 
 def task_row(task: str) -> Row:
@@ -123,7 +124,7 @@ def task_row(task: str) -> Row:
     kind, config = DATASETS[task]
     entry = kind(config=config(size=1, seed=3))[0]
     answer = entry["answer"] if isinstance(entry["answer"], str) else ""
-    return Row(gym.scorer(task, {}), "entry", json.dumps(frozen(entry), ensure_ascii=False), answer)
+    return Row(gym.scorer(task, {}), "entry", json.dumps(frozen(entry), ensure_ascii=False), answer, evaluates=plain.evaluates(task))
 
 
 def user_row(folder: Path, function: str) -> Row:
