@@ -33,9 +33,10 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "tests" / "runs"), str(ROOT / "tests" / "checkpoints"), str(ROOT / "tests" / "cluster")]
+sys.path += [str(ROOT / "tests" / folder) for folder in ("runs", "checkpoints", "cluster", "rewards")]
 
 import campaign  # noqa: E402
+import chaos_answers  # noqa: E402
 import chaos_folders  # noqa: E402
 import chaos_processes  # noqa: E402
 import run_faults as faults  # noqa: E402
@@ -387,7 +388,8 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "NaN and infinities": not_finite,
     "two launches at once": launches,
     "run name leads elsewhere": paths,
-    **{name: counted(outcomes) for name, outcomes in (chaos_folders.CLASSES | chaos_processes.CLASSES).items()},
+    **{name: counted(outcomes) for beside in (chaos_folders, chaos_processes, chaos_answers)
+       for name, outcomes in beside.CLASSES.items()},
 }
 NEED_MOUNT = (disk_full, read_only)
 

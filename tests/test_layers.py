@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "seeds": "",
     "pretrained": "errors",
     "watchdog": "",
+    "isolation": "",
     "deadline": "",
     "process": "watchdog",
     "durable": "process",
@@ -45,10 +46,10 @@ MAY_IMPORT = {
     "backends": "errors extras pretrained columns author batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
                "residency lending process watch deadline watchdog interfaces",
-    "data": "errors columns extras batch pretrained",
-    "rewards": "errors columns extras batch data deadline watchdog",
+    "data": "errors columns extras batch pretrained isolation",
+    "rewards": "errors columns extras batch data deadline watchdog isolation",
     "tasks": "",
-    "watch": "errors extras process durable logs interfaces",
+    "watch": "errors extras process durable logs interfaces isolation",
     "given": "errors extras pretrained columns author batch graph trace execution data rewards training",
     "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency residency spans "
             "training execution data rewards tasks checkpoints watch given cluster explain durable logs watchdog seeds",

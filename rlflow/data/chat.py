@@ -16,6 +16,7 @@ from typing import Any
 
 from rlflow.data.fields import Message
 from rlflow.errors import PlanError, listed
+from rlflow.isolation import limits
 
 SECONDS = 10.0  # of processor time for a call, and for each conversation more; real templates take less than a thousandth of it
 SECONDS_EACH = 0.05
@@ -24,7 +25,6 @@ LONGEST = 1 << 18  # characters that a template may add to a conversation of whi
 REPEATS = 8
 PORTION = 1 << 22  # characters that are sent at once: the memory of who renders them has a limit
 PROGRAM = Path(__file__).with_name("rendering.py")
-KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")  # no secrets
 
 
 class ChatTemplate:
@@ -93,9 +93,8 @@ class ChatTemplate:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                   stderr=subprocess.DEVNULL, env=environment, start_new_session=True)  # fmt: skip
+                                   stderr=subprocess.DEVNULL, env=limits.environment(os.sep), start_new_session=True)  # fmt: skip
         self._process = process
         self._close = weakref.finalize(self, _ended, process)
         return process

@@ -1,14 +1,13 @@
 """A program that renders chat templates, which are programs of a model's author: with limits, so that none lasts or grows for ever.
 
-It is started by its file and imports nothing of rlflow. Each line of standard input is a JSON object with ``template``, ``variables``,
-``seconds`` of processor time, and ``conversations``, each as its messages and how many characters they may become. To each it answers
-with a line, ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it wants too much. When the time
-for all of them is over, the kernel ends the process.
+It is started by its file and imports of rlflow what puts up walls alone. Each line of standard input is a JSON object with ``template``,
+``variables``, ``seconds`` of processor time, and ``conversations``, each as its messages and how many characters they may become. To each
+it answers with a line, ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it wants too much. When
+the time for all of them is over, the kernel ends the process.
 
 Templates see what they see in transformers 5: the same sandbox, filters and functions, so that they render the same text.
 """
 
-import contextlib
 import json
 import resource
 import signal
@@ -23,6 +22,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rlflow.isolation import limits, walls
 
 MEMORY = 1 << 30  # bytes of this process
 LIMITS = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
@@ -83,10 +84,8 @@ def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[st
 
 def limit() -> None:
     """Take from this process what no template needs, as far as the kernel knows such limits."""
-    for kind, most in LIMITS.items():
-        hard = resource.getrlimit(kind)[1]
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard),) * 2)
+    limits.take(LIMITS)
+    walls.around_templates()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # who started this may have it ignored or blocked
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
 

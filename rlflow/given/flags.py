@@ -13,7 +13,7 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.given.options import Options
 
 SWITCHES = ("json", "quiet")
-REPEATED = ("reward", "track")
+REPEATED = ("reward", "reward_env", "reward_write", "track")
 NULL = "null"  # the backend without models
 ELSEWHERE = {  # what other programs call a flag
     "learning_rate": "lr", "actor_learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule",

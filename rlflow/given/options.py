@@ -24,6 +24,11 @@ class Options:
     save_every: Annotated[int, Ge(0)] = 10  # iterations between checkpoints; 0 saves at the end and when stopped only
     keep: Annotated[int, Ge(1)] = 2  # checkpoints that are kept
     reward_timeout: Annotated[float, Gt(0)] = 60.0  # seconds that a reward function may take for a row
+    reward_env: tuple[str, ...] = ()  # variables of the environment that users' rewards see; several: repeat the flag
+    reward_write: tuple[str, ...] = ()  # folders in which users' rewards may change files, / for all; several: repeat the flag
+    reward_network: bool = False  # whether users' rewards may reach the network, and local sockets
+    reward_memory: ByteSize | None = None  # that a process of users' rewards may take; without, three quarters of the machine's
+    unsafe_scorers: bool = False  # use tasks whose scorers evaluate text where these cannot be isolated
     max_missing: Annotated[float, Ge(0), Le(1)] = 0.5  # share of an iteration's rewards that may be missing
     max_mismatch: Annotated[float, Gt(1)] = 1.05  # factor by which trainer and sampler may differ on a token before the run warns
     canary: Annotated[int, Ge(0)] = 1  # iterations between scoring fixed tokens in a trainer and a generator of two backends; 0: never

@@ -17,6 +17,7 @@ from rlflow.execution.tally import Tallies, Tally
 from rlflow.given.backends import backend, numbers
 from rlflow.given.dataset import tokenizer
 from rlflow.given.flags import Given
+from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.process import Hear
 from rlflow.rewards.reward import Reward, bind, score_all
@@ -95,7 +96,9 @@ class Rewards:
 
     def __init__(self, given: Given, data: Judged) -> None:
         self._given, self._data = given, data
-        self._pool = RewardPool()
+        options = given.options
+        allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
+        self._pool = RewardPool(confinement=allowed)
         self._dtype = numbers(given.options.dtype)
         null = given.options.backend == "null" and not given.options.reward
         self._specs = [] if null else [parse_reward(item) for item in given.options.reward or ("task",)]
@@ -120,7 +123,8 @@ class Rewards:
         return bool(self._given.options.reward) or self._data.scorer is not None
 
     def _bind(self, specs: list[RewardSpec]) -> list[Reward]:
-        return bind(specs, self._pool, self._data, self._given.options.reward_timeout)
+        options = self._given.options
+        return bind(specs, self._pool, self._data, options.reward_timeout, options.unsafe_scorers)
 
     def scorer(self, role: str) -> Scorer:
         """What judges the rows of a reward role: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""

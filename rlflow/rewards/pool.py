@@ -6,6 +6,7 @@ A process takes seconds of processor time to start, and most rewards less to sco
 from __future__ import annotations
 
 import atexit
+import math
 import queue
 import threading
 from collections import Counter
@@ -15,7 +16,9 @@ from typing import Any
 
 from rlflow.data.scorer import Scorer
 from rlflow.errors import Place, PlanError
+from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.process import Died, Hear, Late, WorkerProcess, in_worker
+from rlflow.rewards.scorers import BUILT_IN
 
 CHUNK = 32  # rows of one message at most
 START = 120.0  # seconds for a worker to start and load a scorer
@@ -23,6 +26,7 @@ GROWTH = 0.5  # seconds, over all calls, that rows wait for processes that are r
 STEP = 0.05  # what is shorter is no wait
 TRIES = 3  # workers that may die before a chunk's first row, or while loading
 NAN = float("nan")
+CAUSES = ("none", "nan", "type", "raised", "timeout", "died")  # of scores that are missing
 
 
 @dataclass
@@ -77,11 +81,11 @@ class _Chunk:
 
 
 class RewardPool:
-    """Up to ``workers`` processes that run rewards, shared by all of a run. Starts when first used; may be used from several threads at
-    once."""
+    """Up to ``workers`` processes that run users' rewards and as many that run built-in scorers, shared by all of a run. Starts when first
+    used; may be used from several threads at once. confinement: what users' rewards may do."""
 
-    def __init__(self, workers: int = 2) -> None:
-        self.workers = workers
+    def __init__(self, workers: int = 2, confinement: Confinement = STRICT) -> None:
+        self.workers, self.confinement = workers, confinement
         self.hear: Hear = lambda data: None  # given what processes print, from several threads
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
@@ -132,7 +136,7 @@ class RewardPool:
 
     def processes(self) -> list[int]:
         """Process ids of the workers that run now."""
-        return [process.child.pid for slot in self._slots if (process := slot.process) is not None]
+        return [process.child.pid for slot in self._slots for process in list(slot.processes.values())]
 
     def __enter__(self) -> RewardPool:
         return self
@@ -158,18 +162,21 @@ class RewardPool:
                     self._add()
 
     def _add(self) -> None:
-        slot, self._waited = _Slot(self._chunks, self._closed, self.hear), 0.0
+        slot, self._waited = _Slot(self._chunks, self._closed, self.confinement, self.hear), 0.0
         self._slots.append(slot)
         slot.start()
 
 
 class _Slot(threading.Thread):
-    """One thread with one worker process: it starts it, feeds it, kills it at the deadline and starts the next."""
+    """One thread with a worker process for users' rewards, one for built-in scorers, or both: it starts them, feeds them, kills them at the
+    deadline and starts the next."""
 
-    def __init__(self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event, hear: Hear) -> None:
+    def __init__(
+        self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event, confinement: Confinement, hear: Hear
+    ) -> None:
         super().__init__(name="reward", daemon=True)
-        self.chunks, self.closed, self.hear = chunks, closed, hear
-        self.process: WorkerProcess | None = None
+        self.chunks, self.closed, self.confinement, self.hear = chunks, closed, confinement, hear
+        self.processes: dict[bool, WorkerProcess] = {}  # by whether they are for built-in scorers
         self.lock = threading.Lock()
 
     def run(self) -> None:
@@ -178,17 +185,18 @@ class _Slot(threading.Thread):
                 self._score(chunk)
         if chunk is not None:
             chunk.call.fail(_closed())
-        self._replace()
+        for built_in in (True, False):
+            self._replace(built_in)
 
     def stop(self) -> None:
         """From another thread, after ``closed`` was set."""
         with self.lock:
-            if self.process is not None:
-                self.process.signal_group()
+            for process in self.processes.values():
+                process.signal_group()
 
     def has(self, scorer: Scorer) -> bool:
         """Whether its process has loaded the scorer; from another thread."""
-        process = self.process
+        process = self.processes.get(_built_in(scorer))
         return process is not None and scorer.key in process.loaded
 
     def _score(self, chunk: _Chunk) -> None:
@@ -196,7 +204,7 @@ class _Slot(threading.Thread):
             process = self._ready(chunk.call.scorer)
             self._feed(process, chunk)
         except (Died, Late) as stopped:
-            self._replace()
+            self._replace(_built_in(chunk.call.scorer))
             if chunk.tries + 1 >= TRIES or self.closed.is_set():
                 chunk.call.fail(_closed() if self.closed.is_set() else _cannot_start(chunk.call.scorer, stopped))
             else:
@@ -209,14 +217,15 @@ class _Slot(threading.Thread):
         with self.lock:
             if self.closed.is_set():
                 raise _closed()
-            self.process = self.process or WorkerProcess(self.hear)
-        if scorer.key not in self.process.loaded:
-            self.process.send({"key": scorer.key, "load": scorer.packed}, START)
-            reply = self.process.receive(START)
+            kind = _built_in(scorer)
+            process = self.processes[kind] = self.processes.get(kind) or WorkerProcess(kind, self.confinement, self.hear)
+        if scorer.key not in process.loaded:
+            process.send({"key": scorer.key, "load": scorer.packed}, START)
+            reply = process.receive(START)
             if "failed" in reply:
                 raise _cannot_load(scorer, reply)
-            self.process.loaded.add(scorer.key)
-        return self.process
+            process.loaded.add(scorer.key)
+        return process
 
     def _feed(self, process: WorkerProcess, chunk: _Chunk) -> None:
         """Send the rows and take their scores. Raises Died or Late before the first row has begun; later the row is blamed."""
@@ -225,9 +234,9 @@ class _Slot(threading.Thread):
         process.receive(START)
         for done, row in enumerate(chunk.rows):
             try:
-                call.put(row, process.receive(call.timeout, done))
+                call.put(row, _verdict(process.receive(call.timeout, done), process.built_in))
             except (Died, Late) as stopped:
-                self._replace()
+                self._replace(process.built_in)
                 if self.closed.is_set():
                     raise _closed() from None
                 if rest := chunk.rows[done + 1 :]:
@@ -235,12 +244,26 @@ class _Slot(threading.Thread):
                 call.put(row, _cause(stopped, call.timeout))
                 return
 
-    def _replace(self) -> None:
+    def _replace(self, built_in: bool) -> None:
         """Kill the process; the next chunk starts another."""
         with self.lock:
-            process, self.process = self.process, None
+            process = self.processes.pop(built_in, None)
         if process is not None:
             process.kill()
+
+
+def _built_in(scorer: Scorer) -> bool:
+    return scorer.kind in BUILT_IN
+
+
+def _verdict(reply: Any, built_in: bool) -> Any:
+    """A reply that can be a score: a finite number, of built-in scorers from 0 to 1, or the cause and the words for a missing one. Raises
+    Died for any other: whoever wrote it, it was no scorer."""
+    if isinstance(reply, float) and math.isfinite(reply):
+        return reply if not built_in or 0 <= reply <= 1 else ("type", f"the scorer gave {reply:g}, not a number from 0 to 1")
+    if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
+        return reply
+    raise Died("the process sent what is no score")
 
 
 def _cause(stopped: Died | Late, timeout: float) -> tuple[str, str]:

@@ -6,20 +6,21 @@ import contextlib
 import os
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import printable
 from rlflow.rewards import frames
+from rlflow.rewards.confinement import MARK, STRICT, Confinement
 from rlflow.watchdog import kin
 
-MARK = "RLFLOW_REWARD_WORKER"  # set in the environment of workers
 TAIL = 4096  # bytes kept of what a worker prints
-ENVIRONMENT = {MARK: "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 Hear = Callable[[bytes], object]
 
@@ -38,20 +39,24 @@ def in_worker() -> bool:
 
 
 class WorkerProcess:
-    """A running worker. The thread that starts it must live as long: on Linux the kernel ends it with that thread. ``hear`` is given
-    what it prints."""
+    """A running worker in a folder of its own, for built-in scorers or for users' rewards. The thread that starts it must live as long: on
+    Linux the kernel ends it with that thread. ``hear`` is given what it prints."""
 
-    def __init__(self, hear: Hear = lambda data: None) -> None:
-        self._hear = hear
-        replies, far_end = os.pipe()
+    def __init__(self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None) -> None:
+        self.built_in, self._hear = built_in, hear
         self._name = secrets.token_hex(8)  # in the mark of the process, and of all that it starts
+        self._folder = _own_folder()
+        replies, far_end = os.pipe()
         self._started: list[kin.Known] = []  # what it had started when it was killed
-        command = [sys.executable, "-u", "-P", "-m", "rlflow.rewards.worker", str(os.getpid()), str(far_end)]
+        command = [sys.executable, "-u", "-P", "-m", "rlflow.rewards.worker", str(os.getpid()), str(far_end),
+                   confinement.words(built_in, self._folder)]  # fmt: skip
         try:
             self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-                                          pass_fds=(far_end,), start_new_session=True, env=_environment(self._name))
+                                          pass_fds=(far_end,), start_new_session=True, cwd=self._folder,
+                                          env=confinement.environment(built_in, self._folder, self._name))  # fmt: skip
         except BaseException:
             os.close(replies)
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         finally:
             os.close(far_end)
@@ -156,6 +161,13 @@ class WorkerProcess:
         for stream in (self.child.stdin, self.child.stdout):
             assert stream is not None
             stream.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _own_folder() -> str:
+    """Empty, and of this user alone. Where this process is killed, the run's watchdog removes it, by its name."""
+    run = os.environ.get(kin.MARK, "").rpartition("/")[2]
+    return tempfile.mkdtemp(prefix=f"rlflow-{run}-" if run else "rlflow-", suffix=".reward")
 
 
 def _signal(number: int) -> str:
@@ -163,8 +175,3 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _environment(name: str) -> dict[str, str]:
-    """The user's environment; hashes and threads are fixed where the user did not, so that a reward repeats."""
-    return {**ENVIRONMENT, **os.environ, MARK: "1", kin.MARK: kin.marks(name, os.environ.get(kin.MARK, ""))}

@@ -11,7 +11,8 @@ from rlflow.columns import Kind, Level
 from rlflow.data.scorer import Judged, Scorer
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.extras import require
-from rlflow.rewards import text
+from rlflow.isolation import probe
+from rlflow.rewards import plain, text
 from rlflow.rewards.pool import Results, RewardPool
 from rlflow.rewards.spec import RewardSpec
 
@@ -104,19 +105,20 @@ def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
     return Scores(total.to(dtype), dict(missing), first, {name: part.values for name, (_, part) in scored.items()})
 
 
-def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = None, timeout: float = 60.0) -> list[Reward]:
-    """Rewards ready to score rows, with names of their own. ``task`` needs ``data``; model rewards are the engine's to bind.
-    Raises PlanError."""
+def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = None, timeout: float = 60.0,
+         unsafe: bool = False) -> list[Reward]:  # fmt: skip
+    """Rewards ready to score rows, with names of their own. ``task`` needs ``data``; model rewards are the engine's to bind. unsafe:
+    whether scorers that evaluate text may be used where they cannot be isolated. Raises PlanError."""
     names = Counter[str]()
     bound = []
     for spec in specs:
         names[spec.name] += 1
         name = spec.name if names[spec.name] == 1 else f"{spec.name}_{names[spec.name]}"
-        bound.append(Reward(name, spec.weight, _scorer(spec, data), pool, timeout))
+        bound.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), pool, timeout))
     return bound
 
 
-def _scorer(spec: RewardSpec, data: Judged | None) -> Scorer:
+def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> Scorer:
     match spec.kind:
         case "math":
             require("math_verify", extra="tasks")
@@ -126,13 +128,22 @@ def _scorer(spec: RewardSpec, data: Judged | None) -> Scorer:
             settings = {"file": spec.path, "function": spec.function, "source": text.source(spec.path), "module": spec.module}
             return Scorer("function", read.required, read.optional, settings)
         case "task":
-            return _task(data)
+            return _task(data, unsafe)
     raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")
 
 
-def _task(data: Judged | None) -> Scorer:
+def _task(data: Judged | None, unsafe: bool) -> Scorer:
     if data is None or data.scorer is None:
         raise PlanError.of("reward-task", "the data has no scorer of its own, and no answer to compare with",
                            found=listed(data.columns) if data else "no data", expected="a column 'answer', or a reasoning-gym task",
                            remedy="name a reward: --reward file.py:function, or map the field: --data.answer FIELD")
+    if data.scorer.kind == "reasoning_gym" and plain.evaluates(data.scorer.settings["task"]) and not unsafe:
+        _must_be_isolated(data.scorer.settings["task"])
     return data.scorer
+
+
+def _must_be_isolated(task: str) -> None:
+    if lacks := probe.missing():
+        raise PlanError.of("scorer-unsafe", f"the scorer of '{task}' evaluates what models say, and cannot be isolated here",
+                           found=f"no wall around {listed(lacks)}", expected="all that rlflow doctor lists under isolation",
+                           remedy="use another task, a newer Linux, or --unsafe-scorers true: only plain answers are evaluated then too")

@@ -8,15 +8,18 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlflow.extras import require
+from rlflow.rewards import plain
 
 Score = Callable[..., Any]
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 FINAL = "####"  # what GSM8K writes before the final answer
 FINAL_NUMBER = re.compile(r"####[ \t]*\$?(-?\d[\d,]*(?:\.\d+)?)\.?[ \t]*$", re.MULTILINE)  # not a heading such as "#### 2. Check"
+CODE = re.compile(r"__|\b(?:import|lambda|eval|exec|compile|getattr|globals|open|os|sys|subprocess)\b")  # no mathematics
+BUILT_IN = ("match", "math", "reasoning_gym")  # kinds that come with rlflow; they score from 0 to 1
 
 
 def build(kind: str, settings: Mapping[str, Any]) -> Score:
@@ -46,15 +49,30 @@ def _final(text: str) -> str:
 
 
 def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Score:
+    """The task's own scorer. One that evaluates text is given no answer that is not plain, and judges each row in a process of its own."""
     from rlflow.data.frozen import thawed
 
     kind, config = require("reasoning_gym.factory", extra="tasks").DATASETS[task]
     score = kind(config=config(**parameters)).score_answer
 
     def scored(*, completion: str, entry: str) -> Any:
-        return score(given(completion), thawed(json.loads(entry)))
+        row = thawed(json.loads(entry))
+        return score(plain.readable(task, given(completion), row), row)
 
     return scored
+
+
+Row = Mapping[str, Any]
+
+
+def portions(kind: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], bool]]:
+    """The rows in order, and whether they are to be judged in a process that is not used again: all for a scorer that evaluates text, of
+    mathematics each that has words of programs in it."""
+    if kind != "math":
+        yield rows, kind == "reasoning_gym" and plain.evaluates(settings["task"])
+        return
+    for row in rows:
+        yield [row], CODE.search(str(row.get("completion", ""))) is not None
 
 
 def math() -> Score:

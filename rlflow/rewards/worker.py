@@ -1,22 +1,27 @@
 """A reward worker: one process that loads scorers and scores rows, one reply per row, which says of which. It ends with its parent.
 
-Run as ``python -m rlflow.rewards.worker PARENT REPLIES``: the parent's process id and the descriptor that replies go to.
-Requests come on standard input. Both are moved out of reach, so that what user code reads or prints cannot disturb them.
+Run as ``python -m rlflow.rewards.worker PARENT REPLIES WALLS``: the parent's process id, the descriptor that replies go to, and what the
+process may do, as JSON (``Confinement.words``). Requests come on standard input. Both are moved out of reach, so that what user code reads
+or prints cannot disturb them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import math
 import numbers
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from rlflow.rewards import frames, scorers
+from rlflow.isolation import walls
+from rlflow.rewards import alone, frames, scorers
+from rlflow.rewards.hints import hint
 from rlflow.watchdog import kin
 
 BUILT_IN_MEMORY = 4 << 30  # bytes that a parser may take beyond what the process has: 9**9**9 must not take the machine
@@ -30,20 +35,29 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.set_inheritable(replies, False)
-    Worker(replies).serve(requests)
+    confine(json.loads(sys.argv[3]))
+    Worker(requests, replies).serve()
+
+
+def confine(words: dict[str, Any]) -> None:
+    """Put up the walls around this process: those of built-in scorers, or of users' rewards with what they were allowed."""
+    if words["built_in"]:
+        walls.around_scorers(words["folder"])
+    else:
+        walls.around_rewards([words["folder"], *words["folders"]], words["network"], words["memory"])
 
 
 class Worker:
     """Holds the scorers that were loaded, by key."""
 
-    def __init__(self, replies: int) -> None:
-        self._replies = replies
-        self._scorers: dict[str, tuple[str, scorers.Score]] = {}
+    def __init__(self, requests: int, replies: int) -> None:
+        self._requests, self._replies = requests, replies
+        self._scorers: dict[str, tuple[dict[str, Any], scorers.Score]] = {}
 
-    def serve(self, requests: int) -> None:
+    def serve(self) -> None:
         """Answer requests until their end."""
         reader = frames.Reader(limit=1 << 32)
-        while data := os.read(requests, 1 << 20):
+        while data := os.read(self._requests, 1 << 20):
             reader.feed(data)
             while (body := reader.next()) is not None:
                 self._answer(frames.unpacked(body))
@@ -57,16 +71,25 @@ class Worker:
             self._reply(frames.reply(number, frames.WHOLE, reply))
             return
         self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
-        kind, scorer = self._scorers[request["key"]]
-        with _memory(kind):
-            for place, row in enumerate(request["rows"]):
-                with kin.here_alone():
-                    score = _scored(scorer, dict(zip(request["names"], row, strict=True)))
+        described, scorer = self._scorers[request["key"]]
+        rows = [dict(zip(request["names"], values, strict=True)) for values in request["rows"]]
+        with _memory(described["kind"]):
+            for place, score in enumerate(self._scores(described, scorer, rows)):
                 self._reply(frames.reply(number, place, score))
+
+    def _scores(self, described: dict[str, Any], scorer: scorers.Score, rows: Sequence[scorers.Row]) -> Iterator[Any]:
+        for some, apart in scorers.portions(described["kind"], described["settings"], rows):
+            if apart:
+                yield from alone.judged([partial(_scored, scorer, row) for row in some], (self._requests, self._replies))
+                continue
+            for row in some:
+                with kin.here_alone():
+                    score = _scored(scorer, row)
+                yield score
 
     def _load(self, key: str, described: dict[str, Any]) -> dict[str, Any]:
         try:
-            self._scorers[key] = (described["kind"], scorers.build(described["kind"], described["settings"]))
+            self._scorers[key] = (described, scorers.build(described["kind"], described["settings"]))
         except BaseException as error:  # a user's file may raise anything, SystemExit included
             return {"failed": _told(error), "line": _line(error, described["settings"].get("file", ""))}
         return {"loaded": key}
@@ -77,7 +100,7 @@ class Worker:
             rest = rest[os.write(self._replies, rest) :]
 
 
-def _scored(scorer: scorers.Score, row: dict[str, Any]) -> Any:
+def _scored(scorer: scorers.Score, row: scorers.Row) -> Any:
     """A number, or [cause, message] for a missing one."""
     try:
         return _number(scorer(**row))
@@ -133,7 +156,7 @@ def _told(error: BaseException) -> str:
     frames_ = traceback.extract_tb(error.__traceback__)
     where = f"{frames_[-1].filename}:{frames_[-1].lineno}: " if frames_ else ""
     try:
-        return f"{where}{type(error).__name__}: {error}"[:MESSAGE]
+        return f"{where}{type(error).__name__}: {error}"[:MESSAGE] + hint(error)
     except Exception:  # an error whose own text cannot be made
         return f"{where}{type(error).__name__}"
 

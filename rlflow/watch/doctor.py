@@ -20,6 +20,7 @@ from typing import Any
 
 from rlflow.extras import INSTALL, ON_CPU
 from rlflow.interfaces import Interface, interfaces, is_public
+from rlflow.isolation.probe import lines as isolation
 from rlflow.watch.listening import listening
 from rlflow.watch.wandb_runs import has_key
 
@@ -86,6 +87,7 @@ def sections() -> list[tuple[str, list[str]]]:
         ("engines: --ROLE.trainer and --ROLE.generator", [engine_line(engine, torch) for engine in ENGINES if shipped(engine.name)]),
         ("machine", [f"cores: {cores()}", f"memory: {memory()}", f"disk here: {shutil.disk_usage('.').free / GIB:.1f} GiB free",
                      f"GPU: {gpus(torch)}"]),
+        ("isolation: what scorers cannot reach, whatever a model says", isolation()),
         ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
         ("would listen: a run on pools", reach()),
         ("Ray's token: who has it and reaches Ray's ports runs code as this user", [token_line()]),

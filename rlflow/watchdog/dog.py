@@ -12,12 +12,15 @@ is told. Time in which the process is stopped (SIGSTOP, ctrl-Z), or in which thi
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,6 +153,8 @@ class Dog:
         left = kin.end_all(lambda: kin.marked(self.name) + kin.still(self.forks))
         for folder in self.folders:
             private.remove(folder)
+        for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*.reward"):  # folders of rewards
+            shutil.rmtree(path, ignore_errors=True)
         return left
 
     def _signal(self, number: int) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from rlflow import Batch, PlanError, text, token
 from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
+from rlflow.rewards.confinement import Confinement
 
 pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
 
@@ -124,7 +125,7 @@ def test_warm_workers_are_kept(hostile):
 
 
 def test_there_is_one_process_until_rows_wait_for_it(hostile):
-    with RewardPool(2) as pool:
+    with RewardPool(2, Confinement(folders=(str(Path(hostile).parent),))) as pool:
         assert judged(pool, hostile, *map(str, range(64))).values.tolist() == list(range(64))
         (first,) = pool.processes()
         assert judged(pool, hostile, "meet", "meet").values.tolist() == [1, 1]  # neither row ends before both have begun

@@ -1,0 +1,51 @@
+"""Completions that are programs, through every reasoning-gym task, math-verify and users' rewards.
+
+Each function yields outcomes for the table of ``chaos.py``: a payload was judged; it scored nothing; the rows beside it scored as before.
+Wrong is one that acted outside of its process, scored although it is not the answer, or changed what another row scored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import payloads  # of tests/rewards
+from chaos_folders import Outcome, Place
+from reasoning_gym.factory import DATASETS
+
+from rlflow.rewards import RewardPool, plain
+
+SECONDS = 2.0  # for a row
+DEAR = ("simple_integration", "intermediate_integration")  # a tenth of a second a row
+
+
+def everywhere(place: Place) -> Iterator[Outcome]:
+    os.environ[payloads.KEY] = "canary"
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    marks = payloads.Marks(place.folder)
+    tasks = [*plain.EVALUATING, *place.of(sorted(set(DATASETS) - set(plain.EVALUATING) - {plain.COMPOSITE}), few=4)]
+    rows = [(payloads.task_row(task), task in DEAR) for task in tasks]
+    with RewardPool(1) as pool:
+        for row, dear in [*rows, (payloads.MATHS, True), (payloads.user_row(place.folder, "compared"), False)]:
+            yield from _outcomes(pool, row, marks, place.of(marks.payloads(shapes=payloads.SHAPES[: 2 if dear else None]), few=8))
+    evaluated = payloads.user_row(place.folder, "evaluated")
+    for payload in place.of(marks.payloads(shapes=("{}",)), few=4):
+        with RewardPool(1) as pool:  # the payload has its process: what it scores there is that reward's fault
+            pool.score(evaluated.scorer, ["completion", "answer"], [[payload, ""]], SECONDS)
+        yield Outcome(True, True, True, _acted(marks))
+
+
+def _outcomes(pool: RewardPool, row: payloads.Row, marks: payloads.Marks, texts: list[str]) -> Iterator[Outcome]:
+    for found in payloads.judge(pool, row, texts, SECONDS):
+        yield Outcome(True, not found.scored, not found.neighbours, found.scored or found.neighbours or _acted(marks))
+
+
+def _acted(marks: payloads.Marks) -> bool:
+    acted = marks.acted()
+    marks.mark.unlink(missing_ok=True)
+    return acted
+
+
+CLASSES = {"completions that are programs": everywhere}

@@ -1,0 +1,172 @@
+"""Walls that a process asks the kernel to put around itself, and that neither it nor what it starts can take away (Linux).
+
+Seccomp (Linux 3.5) refuses calls of the kernel by their number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses changes of files
+outside of named folders and looks into other processes, from Linux 6.12 on signals to them too. Both need no rights of the user. A wall
+that the kernel lacks is left out: ``rlflow.isolation.probe`` says which stand. The standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import struct
+import sys
+from collections.abc import Iterable
+
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, MODE_FILTER = 22, 38, 2
+
+# -- seccomp: the names of calls, and their numbers on each architecture that is known -------------------------------------------------
+
+NETWORK = ("socket", "io_uring_setup")  # the second could make sockets too
+PROGRAMS = ("execve", "execveat")
+FORKS = ("fork", "vfork")
+SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
+PROCESSES = ("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "prlimit64", "setpriority", "sched_setaffinity",
+             "sched_setscheduler")  # fmt: skip
+SYSTEM = ("bpf", "perf_event_open", "mount", "umount2", "unshare", "setns", "keyctl", "add_key", "request_key", "init_module",
+          "finit_module", "kexec_load", "reboot", "settimeofday", "clock_settime")  # fmt: skip
+ATTRIBUTES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "utime", "utimes", "futimesat",
+              "utimensat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr")  # of files
+
+NUMBERS = {
+    "x86_64": {
+        "socket": 41, "io_uring_setup": 425, "execve": 59, "execveat": 322, "fork": 57, "vfork": 58, "clone": 56, "clone3": 435,
+        "kill": 62, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424,
+        "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438, "prlimit64": 302, "setpriority": 141,
+        "sched_setaffinity": 203, "sched_setscheduler": 144, "bpf": 321, "perf_event_open": 298, "mount": 165, "umount2": 166,
+        "unshare": 272, "setns": 308, "keyctl": 250, "add_key": 248, "request_key": 249, "init_module": 175, "finit_module": 313,
+        "kexec_load": 246, "reboot": 169, "settimeofday": 164, "clock_settime": 227, "chmod": 90, "fchmod": 91, "fchmodat": 268,
+        "fchmodat2": 452, "chown": 92, "lchown": 94, "fchown": 93, "fchownat": 260, "utime": 132, "utimes": 235, "futimesat": 261,
+        "utimensat": 280, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "removexattr": 197, "lremovexattr": 198,
+        "fremovexattr": 199,
+    },
+    "aarch64": {
+        "socket": 198, "io_uring_setup": 425, "execve": 221, "execveat": 281, "clone": 220, "clone3": 435, "kill": 129, "tkill": 130,
+        "tgkill": 131, "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "pidfd_send_signal": 424, "ptrace": 117,
+        "process_vm_readv": 270, "process_vm_writev": 271, "pidfd_getfd": 438, "prlimit64": 261, "setpriority": 140,
+        "sched_setaffinity": 122, "sched_setscheduler": 119, "bpf": 280, "perf_event_open": 241, "mount": 40, "umount2": 39,
+        "unshare": 97, "setns": 268, "keyctl": 219, "add_key": 217, "request_key": 218, "init_module": 105, "finit_module": 273,
+        "kexec_load": 104, "reboot": 142, "settimeofday": 170, "clock_settime": 112, "fchmod": 52, "fchmodat": 53, "fchmodat2": 452,
+        "fchown": 55, "fchownat": 54, "utimensat": 88, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "removexattr": 14,
+        "lremovexattr": 15, "fremovexattr": 16,
+    },
+}  # fmt: skip
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as the kernel tells them in linux/audit.h
+X32 = 0x40000000  # from here on numbers of x86-64 are those of another table
+CLONE_THREAD = 0x00010000
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # bytes into what the kernel shows of a call
+LOAD, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of the filter
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000
+
+
+def refuse(calls: Iterable[str], forks: bool = True) -> bool:
+    """Have these calls fail in this thread and in all that it starts; without ``forks`` also those that start processes. Whether they
+    will. It needs ``no_new_privileges``."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in NUMBERS:
+        return False
+    code = b"".join(_filter(machine, calls, forks))
+    memory = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(memory))
+    return int(_libc().prctl(PR_SET_SECCOMP, MODE_FILTER, program, 0, 0)) == 0
+
+
+def _filter(machine: str, calls: Iterable[str], forks: bool) -> Iterable[bytes]:
+    """Instructions. ``socket`` fails as without permission, by which a reader tells it from other faults."""
+    numbers = NUMBERS[machine]
+    yield _step(LOAD, ARCHITECTURE)
+    yield _step(EQUALS, ARCHITECTURES[machine], 1, 0)
+    yield _step(RETURN, REFUSE | errno.EPERM)
+    yield _step(LOAD, NUMBER)
+    if machine == "x86_64":
+        yield _step(AT_LEAST, X32, 0, 1)
+        yield _step(RETURN, REFUSE | errno.EPERM)
+    for name in calls if forks else (*calls, *FORKS):
+        if name in numbers:
+            yield _step(EQUALS, numbers[name], 0, 1)
+            yield _step(RETURN, REFUSE | (errno.EACCES if name == "socket" else errno.EPERM))
+    if not forks:
+        yield _step(EQUALS, numbers["clone3"], 0, 1)  # its flags cannot be seen: libraries then take clone
+        yield _step(RETURN, REFUSE | errno.ENOSYS)
+        yield _step(EQUALS, numbers["clone"], 0, 3)
+        yield _step(LOAD, FIRST_ARGUMENT)
+        yield _step(HAS_BITS, CLONE_THREAD, 1, 0)
+        yield _step(RETURN, REFUSE | errno.EPERM)
+    yield _step(RETURN, ALLOW)
+
+
+def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    """``yes`` and ``no``: instructions to leave out after a comparison."""
+    return struct.pack("HBBI", code, yes, no, value)
+
+
+# -- landlock --------------------------------------------------------------------------------------------------------------------------
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
+PATH_BENEATH = 1
+WRITE_FILE, TRUNCATE = 1 << 1, 1 << 14
+CHANGES = WRITE_FILE | sum(1 << bit for bit in range(4, 13))  # remove and make entries of each kind
+REFER = 1 << 13  # rename and link between folders; from version 2 on, truncate from 3 on
+SCOPES = 3  # abstract sockets, signals; from version 6 on
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+
+def landlock_version() -> int:
+    """0 where the kernel has none."""
+    return max(0, int(_libc().syscall(CREATE_RULESET, None, 0, 1))) if sys.platform == "linux" else 0
+
+
+def only_change(paths: Iterable[str]) -> bool:
+    """Allow this thread and all that it starts to change files there and below alone, and to look into no process but those that are under
+    the same walls. Whether it holds. It needs ``no_new_privileges``."""
+    version = landlock_version()
+    if not version:
+        return False
+    handled = CHANGES | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
+    attributes = struct.pack("QQQ", handled, 0, SCOPES)[: 24 if version >= 6 else 8]
+    rules = _libc().syscall(CREATE_RULESET, attributes, len(attributes), 0)
+    if rules < 0:
+        return False
+    try:
+        for path in paths:
+            with contextlib.suppress(OSError):  # nothing is there
+                _allow(rules, path, handled)
+        return int(_libc().syscall(RESTRICT_SELF, rules, 0)) == 0
+    finally:
+        os.close(rules)
+
+
+def _allow(rules: int, path: str, handled: int) -> None:
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rights = handled if os.path.isdir(path) else handled & (WRITE_FILE | TRUNCATE)
+        _libc().syscall(ADD_RULE, rules, PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+    finally:
+        os.close(place)
+
+
+def no_new_privileges() -> bool:
+    """No program that this process starts has more rights than it, setuid ones included. Whether it holds."""
+    return sys.platform == "linux" and int(_libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) == 0
+
+
+OF_FILES, OF_USERS = 0b00000110, 0b11111111  # capabilities: to read and write whatever others own; those, and to change owner and user
+CAPABILITY_VERSION = 0x20080522
+
+
+def keep_capabilities(kept: int) -> bool:
+    """Give up all rights of root but ``kept``, a bit each, if this process has them. Root may look into all processes else."""
+    if sys.platform != "linux":
+        return False
+    header, data = struct.pack("Ii", CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
+    if _libc().capget(header, data) != 0:
+        return False
+    low = [each & kept for each in struct.unpack("6I", data.raw)[:3]]  # the upper halves have none of these
+    return int(_libc().capset(header, struct.pack("6I", *low, 0, 0, 0))) == 0
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
