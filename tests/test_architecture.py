@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import threading
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 FLOW = str(Path(trail.__file__))
 FEW = {"iterations": 1, "prompts": 2, "held_out": 0, "save_every": 0, "threads": 1}
+MODEL = ROOT / "rlflow" / "tasks" / "arithmetic_model"
 QUESTIONS = ["how rows are split over ranks", "what a killed worker's message says", "when a checkpoint is written",
              "how a reward's deadline is counted"]  # fmt: skip
 
@@ -48,14 +50,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     load.cache_clear()
 
 
+def run(folder: Path, **pools: str) -> None:
+    """One iteration on two questions."""
+    data = folder / "questions.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{number} + 1 =", "answer": str(number + 1)}) + "\n" for number in (4, 5)))
+    rlflow.run(FLOW, out=str(folder / "runs"), model=str(MODEL), data=str(data), **FEW, **pools)
+
+
 def test_a_call_in_one_process_passes_the_files_of_the_page_in_their_order(folder: Path) -> None:
-    rlflow.run(FLOW, out=str(folder / "runs"), **FEW)
+    run(folder)
     assert driver(folder) == named("**In one process.**")
 
 
 @pytest.mark.slow
 def test_a_call_on_pools_passes_the_files_of_the_page_in_their_order(folder: Path) -> None:
-    rlflow.run(FLOW, out=str(folder / "runs"), pools="all=2", **FEW)
+    run(folder, pools="all=2")
     assert driver(folder) == named("**On pools: the driver.**")
     ranks = [traced(folder, path.stem) for path in folder.glob("worker-*.json")]
     assert ranks == [named("**On pools: each rank.**")] * 2
@@ -87,3 +96,9 @@ def test_what_the_page_says_of_functions_stands_in_their_files() -> None:
     unknown = [name for row, text in rows.items() for name in re.findall(r"`([\w.]+)`", text)
                if not re.search(rf"\b(def|class) {name.split('.')[-1]}\b", sources[row])]  # fmt: skip
     assert unknown == []
+
+
+@pytest.mark.parametrize("package", ["rlflow", "backends", "algorithms"])
+def test_every_package_says_what_lives_there_and_what_does_not(package: str) -> None:
+    texts = {str(path.parent): ast.get_docstring(ast.parse(path.read_text())) or "" for path in (ROOT / package).rglob("__init__.py")}
+    assert [path for path, text in texts.items() if "Not here: " not in text or len(text.splitlines()) < 3] == []
