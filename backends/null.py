@@ -16,7 +16,7 @@ from torch import Tensor
 from rlflow.author.loss import Loss
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, standard_kind
-from rlflow.execution import chance
+from rlflow.seeds import derived, row_seeds
 from rlflow.training.chunks import chunked
 from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
 from rlflow.training.objective import New
@@ -28,7 +28,7 @@ VOCABULARY = 256
 
 def numbers(name: str, batch: Batch, width: int) -> Tensor:
     """float32 [rows, width] in [0, 1): a function of the name, the row key and the place in the row."""
-    seeds = torch.tensor(chance.row_seeds(chance.derived(name), batch.axis.keys), dtype=torch.int64)
+    seeds = torch.tensor(row_seeds(derived(name), batch.axis.keys), dtype=torch.int64)
     places = torch.arange(1, width + 1)
     mixed = (seeds[:, None] % (2**31)) * 2_654_435_761 + places * 40_503
     mixed = (mixed ^ (mixed >> 15)) * 2_246_822_519

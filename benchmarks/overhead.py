@@ -23,13 +23,13 @@ from rlflow.author.load import load_flow
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
-from rlflow.execution import chance
 from rlflow.execution.engine import Engine
 from rlflow.given.flags import flat
 from rlflow.runs.api import resolved
 from rlflow.runs.loop import Prepared
 from rlflow.runs.prepare import prepare
 from rlflow.runs.records import Records
+from rlflow.seeds import row_seeds
 from rlflow.training.protocols import Sampling
 
 
@@ -65,7 +65,7 @@ class ByHand:
     def iterate(self, prompts: Batch) -> None:
         hp, actor, critic = self.hp, self.model("actor"), self.model("critic")
         actor.synchronise()
-        seeds = chance.row_seeds(self.engine.seed_of(0), prompts.axis.repeat(hp.samples).keys)
+        seeds = row_seeds(self.engine.seed_of(0), prompts.axis.repeat(hp.samples).keys)
         rows = actor.generator.generate(prompts.select("prompt_tokens"), Sampling(hp.samples, hp.max_tokens), seeds)
         batch = Batch(rows.axis, {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()} | rows.data)
         scores, _ = self.engine.scorers["reward"](batch)

@@ -105,6 +105,26 @@ class StageError(Exception):
         return "\n".join([*lines, *([printable(self.then)] if self.then else [])])
 
 
+class SkipIteration(Exception):
+    """There is nothing to train on in this iteration."""
+
+
+class Stopped(Exception):
+    """The iteration was stopped on request before any weights changed: it can be run again as if it had not begun."""
+
+
+class RemoteError(Exception):
+    """What another process raised, or that it does not answer. The text says of which type, and where."""
+
+
+class Late(RemoteError):
+    """Ranks that have not answered by the deadline of a call."""
+
+
+class Dead(RemoteError):
+    """A worker is gone."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, or None."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)), None)

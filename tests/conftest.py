@@ -6,6 +6,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too; read 
 
 import json
 import re
+import signal
 import sys
 import traceback
 from datetime import timedelta
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what tests of several folders share
 torch.set_num_threads(1)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what `nohup` ignores would be ignored by processes that tests start
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 

@@ -10,11 +10,13 @@ HERE = Path(__file__).parents[1]
 ROOTS = {"rlflow": "rlflow", "backends": "rlflow.backends", "algorithms": "rlflow.algorithms"}
 MAY_IMPORT = {
     "errors": "",
+    "interfaces": "errors",
     "columns": "",
     "dispatch": "",
     "extras": "errors",
     "author": "errors columns dispatch",
     "lending": "",
+    "seeds": "",
     "pretrained": "errors",
     "watchdog": "",
     "deadline": "",
@@ -35,21 +37,21 @@ MAY_IMPORT = {
     "simulate": "errors graph plan passes schedule spans",
     "passes.residency": "errors graph placement plan passes simulate residency",
     "explain": "errors columns graph trace placement plan passes simulate reshard residency",
-    "reshard": "errors process",
-    "training": "errors columns author batch",
+    "reshard": "errors process seeds",
+    "training": "errors columns author batch seeds",
     "checkpoints": "errors process durable",
     "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard residency "
-                 "deadline watchdog",
-    "backends": "errors extras pretrained columns author batch training execution checkpoints reshard",
+                 "deadline watchdog seeds",
+    "backends": "errors extras pretrained columns author batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
-               "residency lending process watch deadline watchdog",
+               "residency lending process watch deadline watchdog interfaces",
     "data": "errors columns extras batch pretrained",
     "rewards": "errors columns extras batch data deadline watchdog",
     "tasks": "",
-    "watch": "errors extras process durable logs",
+    "watch": "errors extras process durable logs interfaces",
     "given": "errors extras pretrained columns author batch graph trace execution data rewards training",
     "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency residency spans "
-            "training execution data rewards tasks checkpoints watch given cluster explain durable logs watchdog",
+            "training execution data rewards tasks checkpoints watch given cluster explain durable logs watchdog seeds",
     "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch given runs residency watchdog",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
@@ -61,7 +63,6 @@ WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not l
     ("author.scope", "execution.eager"): "a stage called outside any flow runs at once",
     ("author.load", ""): "the names that rlflow exports, for the nearest",
 }
-BACKENDS_MAY = {"execution.chance"}  # of a layer that they may not know otherwise
 
 
 def sources():
@@ -123,11 +124,6 @@ def test_a_module_imports_what_its_layer_may(path, module, tree):
             continue
         assert not top, f"{path}: {mine or 'rlflow'} may not import rlflow.{name}"
         assert (module, name) in WITHIN_FUNCTIONS, f"{path}: {mine or 'rlflow'} may not import rlflow.{name}, not even in a function"
-
-
-def test_backends_know_of_running_nothing_but_chance():
-    found = {name for _, module, tree in SOURCES if layer(module) == "backends" for name, _ in ours(tree) if layer(name) == "execution"}
-    assert {".".join(name.split(".")[:2]) if name != "execution" else "execution.chance" for name in found} <= BACKENDS_MAY
 
 
 def test_importing_the_package_needs_no_torch():

@@ -25,7 +25,7 @@ from rlflow.errors import PlanError
 from rlflow.reshard.layout import Spread
 from rlflow.reshard.proof import Destinations
 from rlflow.reshard.shards import pieces_of
-from rlflow.training.chance import uniforms
+from rlflow.seeds import uniforms
 from rlflow.training.chunks import chunked
 from rlflow.training.minibatches import microbatches
 from rlflow.training.protocols import ModelSpec, Sampling

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlflow.backends.local.sampling import inverse, truncated
-from rlflow.training.chance import signed, uniforms_at
+from rlflow.seeds import signed, uniforms_at
 
 
 def installed(runner: Any) -> bool:

@@ -14,7 +14,7 @@ from gpu.objective import Recorder, flat, squares, surrogate
 from gpu.runs import once
 from rlflow.backends.local import Generator
 from rlflow.backends.local.sampling import draw
-from rlflow.training.chance import splitmix, uniforms
+from rlflow.seeds import splitmix, uniforms
 from rlflow.training.protocols import ModelSpec, Sampling
 
 LIMIT = 1e-4  # of float32 with whole products

@@ -14,10 +14,9 @@ from typing import Any
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.models import MOVE_SECONDS, RemoteTrainer
-from rlflow.cluster.pool import Dead
 from rlflow.cluster.watch import Death
+from rlflow.errors import Dead, RemoteError
 from rlflow.execution.ahead import Ahead
-from rlflow.execution.apply import RemoteError
 
 FOUND_SECONDS = 30.0  # how long a failed call waits for the watch to say who died
 

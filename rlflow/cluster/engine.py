@@ -31,7 +31,7 @@ from rlflow.cluster.teams import PLAIN, asked, first_ranks, teams
 from rlflow.cluster.worker import Worker
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
-from rlflow.execution.apply import RemoteError
+from rlflow.errors import RemoteError
 from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
 from rlflow.execution.summary import Summary
 from rlflow.execution.tally import Tallies, known, merged

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlflow.cluster import host
 from rlflow.cluster.pulse import Presence
 from rlflow.watchdog import kin, stacks
 
 LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
+HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # wherever a worker has it
 METHOD = re.compile("do|make|_run")  # of a worker's host, within which its own begins
 
 
@@ -69,7 +71,7 @@ def _stacks(presence: Presence, state: str) -> str:
             _signal(presence, signal.SIGCONT)
 
     dump = stacks.written(presence.process.pid, presence.stacks, ask) if presence.stacks >= 0 else ""
-    return stacks.shown(dump, lambda path, name: path.endswith("cluster/host.py") and METHOD.match(name) is not None)
+    return stacks.shown(dump, lambda path, name: path.endswith(HOST) and METHOD.match(name) is not None)
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:

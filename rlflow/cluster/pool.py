@@ -15,7 +15,7 @@ from rlflow.cluster.layout import Where, row_tokens
 from rlflow.cluster.line import LARGEST, Gone, Lines, Talk, content
 from rlflow.cluster.split import balanced, check_counts, merge_order, units_of_rows
 from rlflow.deadline import LOOK, Deadline
-from rlflow.execution.apply import RemoteError
+from rlflow.errors import Dead, FlowError, Late, PlanError, RemoteError, SkipIteration, Stopped
 
 W = TypeVar("W")
 P = ParamSpec("P")
@@ -23,14 +23,6 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 SECONDS = 300.0  # how long a call may take where nothing else is said
-
-
-class Late(RemoteError):
-    """Ranks that have not answered by the deadline of a call."""
-
-
-class Dead(RemoteError):
-    """A worker is gone."""
 
 
 class Watcher(Protocol):
@@ -151,7 +143,7 @@ def _error(ref: Any) -> BaseException | None:
 
 def _passed(cause: BaseException) -> bool:
     """Whether it says by itself what is wrong and where: problems of the author's, and what the engine knows."""
-    return getattr(cause, "problems", None) is not None or type(cause).__module__ == "rlflow.execution.apply"
+    return isinstance(cause, FlowError | PlanError | RemoteError | SkipIteration | Stopped)
 
 
 def translated(cause: BaseException, at: Where, what: str) -> RemoteError:
@@ -288,8 +280,12 @@ def _name(method: Callable[..., Any] | str) -> str:
     return method if isinstance(method, str) else method.__name__
 
 
-def make_pool(name: str, kind: type[W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any, **options: Any) -> Pool[W]:
-    """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. ``Pool.made`` waits for them."""
+def make_pool(
+    name: str, kind: type[W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any,
+    meet: tuple[Any, ...] | None = None, **options: Any,
+) -> Pool[W]:
+    """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. meet: what ``Host.meet`` is asked on
+    the first rank; what it answers is a last argument on all. ``Pool.made`` waits for them."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     host: Any = Host
@@ -298,5 +294,6 @@ def make_pool(name: str, kind: type[W], ranks: int, arguments: Callable[[int], t
         where = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
         actors.append(host.options(scheduling_strategy=where, **options).remote())
     pool: Pool[W] = Pool(name, actors)
-    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank)) for rank, actor in enumerate(actors)]
+    met = [] if meet is None else [actors[0].meet.options(concurrency_group="control").remote(*meet)]  # Ray waits for it, and hands it on
+    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank), *met) for rank, actor in enumerate(actors)]
     return pool

@@ -19,8 +19,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlflow.cluster.controllers import RAYLET, Controllers
 from rlflow.cluster.inquest import GONE_SECONDS, Found, kill, look, see_off
 from rlflow.cluster.layout import Where
-from rlflow.cluster.pool import Dead, Pool
+from rlflow.cluster.pool import Pool
 from rlflow.cluster.pulse import Presence
+from rlflow.errors import Dead
 
 PRESENT_SECONDS = 60.0  # how long a worker may take to say who it is
 CAUSE_SECONDS = 5.0  # how long a failed call waits for a look at every worker

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlflow.batch import Axis, Batch
-from rlflow.execution.apply import SkipIteration
+from rlflow.errors import SkipIteration
 from rlflow.execution.engine import Engine, Terms
 from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes

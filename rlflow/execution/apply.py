@@ -17,9 +17,9 @@ from rlflow.author.stage import Stage
 from rlflow.batch import DTYPES, Axis, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
-from rlflow.errors import FlowError, Place, PlanError, StageError, listed
-from rlflow.execution import chance
+from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
 from rlflow.execution.tally import Tally, as_kind, merged
+from rlflow.seeds import derived, generator, row_seeds
 
 _ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
 
@@ -66,9 +66,9 @@ def apply_piece(
 def _generators(stage: Stage, batch: Batch, seed: int) -> Any:
     """One generator for a stage that sees all rows; one per row for a stage whose rows may be anywhere."""
     if stage.dispatch == DP_COMPUTE:
-        return tuple(chance.generator(s) for s in chance.row_seeds(seed, batch.axis.keys))
+        return tuple(generator(s) for s in row_seeds(seed, batch.axis.keys))
     first = batch.axis.keys[0].tolist() if len(batch) else [0, 0]
-    return chance.generator(chance.derived(seed, *first))
+    return generator(derived(seed, *first))
 
 
 def split_metrics(result: Any, count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -179,18 +179,6 @@ def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:
     if value.shape != mask.shape:
         raise ValueError(f"metric '{name}': found shape {list(value.shape)}, expected {list(mask.shape)}, one value per row, or one value")
     return torch.as_tensor(mask)
-
-
-class SkipIteration(Exception):
-    """There is nothing to train on in this iteration."""
-
-
-class Stopped(Exception):
-    """The iteration was stopped on request before any weights changed: it can be run again as if it had not begun."""
-
-
-class RemoteError(Exception):
-    """What another process raised, or that it does not answer. The text says of which type, and where."""
 
 
 @contextlib.contextmanager

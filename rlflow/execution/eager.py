@@ -16,8 +16,8 @@ from rlflow.author.source import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.columns import fits
-from rlflow.errors import FlowError, Place, Problem
-from rlflow.execution.apply import SkipIteration, apply_stage, failing
+from rlflow.errors import FlowError, Place, Problem, SkipIteration
+from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.engine import Engine, Metrics, model_reads, reads
 from rlflow.execution.tally import Tallies, settled
 from rlflow.execution.threads import alone

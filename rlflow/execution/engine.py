@@ -17,13 +17,13 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import Kind, Level
-from rlflow.errors import listed
-from rlflow.execution import chance
-from rlflow.execution.apply import SkipIteration, apply_stage
+from rlflow.errors import SkipIteration, listed
+from rlflow.execution.apply import apply_stage
 from rlflow.execution.keeper import Keeper
 from rlflow.execution.summary import Summary, summarise
 from rlflow.execution.tally import Tallies, Tally, known
 from rlflow.residency import computing, learning, sampling, syncing
+from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer
 
@@ -105,7 +105,7 @@ class Engine:
         return later
 
     def seed_of(self, call: int) -> int:
-        return chance.derived(self.seed, self.iteration, call)
+        return derived(self.seed, self.iteration, call)
 
     def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Batch:
         """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
@@ -115,7 +115,7 @@ class Engine:
         """The same from a seed, with the newest weights."""
         model = self._synchronised(role)
         assert model.generator is not None
-        seeds = chance.row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
+        seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
         return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
@@ -131,7 +131,7 @@ class Engine:
         """The same from a seed. A chunk's axis was taken from that of all rows."""
         model = self._synchronised(role)
         assert model.generator is not None
-        seeds = chance.row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
+        seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         generate = model.generator.generate_chunks  # type: ignore[attr-defined]
         made: list[Batch] = []
         for chunk in generate(prompts.select("prompt_tokens"), sampling, seeds, into.count):

@@ -14,8 +14,8 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
 from rlflow.deadline import LOOK, Deadline
-from rlflow.errors import StageError
-from rlflow.execution.apply import Stopped, failing, shapes
+from rlflow.errors import StageError, Stopped
+from rlflow.execution.apply import failing, shapes
 from rlflow.execution.engine import Engine, Metrics, Terms
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rlflow.reshard.boxes import Box
+from rlflow.seeds import GOLDEN, splitmix
 
 ROWS = 1 << 16  # elements at once: more would take fresh memory from the system each time
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -51,13 +51,8 @@ def _coefficients(dim: int, span: tuple[int, int], device: torch.device) -> Tens
 
 @lru_cache(maxsize=64)
 def coefficients(dim: int, size: int) -> Tensor:
-    """[size] odd numbers by SplitMix64 (Steele et al. 2014), which do not depend on ``size``."""
-    with np.errstate(over="ignore"):
-        state = (np.arange(1, size + 1, dtype=np.uint64) + np.uint64(dim << 40)) * np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = (state ^ (state >> np.uint64(31))) | np.uint64(1)
-    return torch.from_numpy(state.view(np.int64))
+    """[size] odd numbers by splitmix64, which do not depend on ``size``."""
+    return splitmix((torch.arange(size) + (dim << 40)) * GOLDEN) | 1
 
 
 def wrapped(number: int) -> int:

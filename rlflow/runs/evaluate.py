@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlflow.batch import Batch
-from rlflow.execution import chance
 from rlflow.execution.engine import JUDGE, Engine
+from rlflow.seeds import derived
 from rlflow.training.protocols import Sampling
 
 CHUNK = 1024
@@ -53,7 +53,7 @@ class Evaluation:
     def _sampled(self, prompts: Batch, temperature: float) -> Batch:
         """The prompts' rows with completions: one each, from seeds that are the same at every evaluation."""
         sampling = Sampling(1, self.sampling.max_tokens, temperature, stop=self.sampling.stop)
-        rows = self.engine.sample(self.role, prompts.select("prompt_tokens"), sampling, chance.derived(self.engine.seed, "evaluation"))
+        rows = self.engine.sample(self.role, prompts.select("prompt_tokens"), sampling, derived(self.engine.seed, "evaluation"))
         assert rows.axis.index is not None
         carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
         return Batch(rows.axis, carried | rows.data)

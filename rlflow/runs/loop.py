@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.data.prompts import Prompts
+from rlflow.errors import RemoteError, SkipIteration, Stopped
 from rlflow.execution import threads
 from rlflow.execution.ahead import Ahead
-from rlflow.execution.apply import RemoteError, SkipIteration, Stopped
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.given.options import Options

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rlflow.errors import PlanError, StageError
-from rlflow.execution.apply import RemoteError
+from rlflow.errors import PlanError, RemoteError, StageError
 
 if TYPE_CHECKING:
     from rlflow.runs.loop import Account, Loop

@@ -10,8 +10,8 @@ from rlflow import durable
 from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
-from rlflow.errors import PlanError, StageError
-from rlflow.execution.apply import RemoteError, Stopped, ending
+from rlflow.errors import PlanError, RemoteError, StageError, Stopped
+from rlflow.execution.apply import ending
 from rlflow.given.flags import Given
 from rlflow.runs import directory, final, identity, state
 from rlflow.runs.depends import Found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from rlflow.training.chance import permutation
+from rlflow.seeds import permutation
 
 
 def units_of(groups: Tensor) -> list[Tensor]:

@@ -5,7 +5,7 @@ import torch
 
 from rlflow.backends.local import sampling
 from rlflow.backends.local.sampling import draw, truncated
-from rlflow.training.chance import uniforms
+from rlflow.seeds import uniforms
 from rlflow.training.protocols import Sampling
 
 LOGITS = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625]).log()

@@ -10,8 +10,8 @@ from multiprocessing.connection import Client
 import pytest
 
 from rlflow.cluster.line import LARGEST, LINES, Gone, Lines, Talk, listen
-from rlflow.cluster.pool import Dead, Future, Heard, Late, Pool, Where
-from rlflow.execution.apply import RemoteError
+from rlflow.cluster.pool import Future, Heard, Pool, Where
+from rlflow.errors import Dead, Late, RemoteError
 
 KEY = b"of this run"
 

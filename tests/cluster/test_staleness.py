@@ -12,7 +12,7 @@ from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
 from rlflow.cluster.message import Call
 from rlflow.cluster.pool import Pool
-from rlflow.execution.apply import Stopped
+from rlflow.errors import Stopped
 from rlflow.execution.engine import Model
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import rlflow
 from rlflow import StageError
 from rlflow.author.load import load
-from rlflow.cluster.pool import Late
+from rlflow.errors import Late
 from rlflow.execution.engine import Chunks, Terms
 from rlflow.training.protocols import Sampling
 

@@ -11,9 +11,9 @@ import torch
 from rlflow import StageError, flow, group, loss, repeat, stage
 from rlflow.backends.null import Score
 from rlflow.cluster.wire import pack, unpack
+from rlflow.errors import SkipIteration, Stopped
 from rlflow.execution import ahead
 from rlflow.execution.ahead import Ahead
-from rlflow.execution.apply import SkipIteration, Stopped
 from rlflow.execution.engine import Engine
 from rlflow.passes import plan
 

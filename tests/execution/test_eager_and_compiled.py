@@ -6,7 +6,7 @@ import pytest
 
 from rlflow import FlowError, StageError, stage
 from rlflow.author.load import load_flow
-from rlflow.execution.apply import SkipIteration
+from rlflow.errors import SkipIteration
 from rlflow.execution.eager import Role
 
 

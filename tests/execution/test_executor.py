@@ -11,8 +11,7 @@ import torch
 
 from rlflow import RANK0, Batch, FlowError, StageError, flow, group, loss, row, scalar, stage, text
 from rlflow.backends.null import Generator
-from rlflow.errors import Place
-from rlflow.execution.apply import Stopped
+from rlflow.errors import Place, Stopped
 from rlflow.execution.executor import Store
 from rlflow.execution.lanes import Lanes
 from rlflow.graph.model import Column, Node, Op, Output

@@ -8,7 +8,7 @@ import pytest
 from rlflow import StageError, flow, loss
 from rlflow.backends.null import Generator, Score
 from rlflow.batch import Batch
-from rlflow.execution.apply import Stopped
+from rlflow.errors import Stopped
 from rlflow.execution.pieces import Pieces
 from rlflow.passes import plan
 from rlflow.placement import Placement

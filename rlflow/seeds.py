@@ -1,4 +1,8 @@
-"""Chance as a function: numbers that depend on their seeds alone, not on who else draws, nor on a library's version.
+"""Seeds, and random numbers as a function of them: what is drawn depends neither on who else draws nor on a library's version, and there
+is no global generator.
+
+Every draw of a run has a seed derived from (run seed, iteration, call in program order, row key). A row key is (position in the data
+stream, sample number), so that what is drawn for a row does not depend on where, when or beside which other rows it runs.
 
 Everything rests on the finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 2014) as a hash of (seed, counter). int64 arithmetic wraps as the unsigned arithmetic of the paper does.
@@ -6,12 +10,14 @@ Everything rests on the finaliser of splitmix64 (Steele, Lea and Flood, "Fast sp
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
+_KEY_FACTORS = (GOLDEN, 0xD1B54A32D192ED03 - 2**64)  # an odd factor for each number of a row key
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
 
 
@@ -22,7 +28,7 @@ def signed(seed: int) -> int:
 
 def splitmix(x: Tensor) -> Tensor:
     """A bijection of int64 [...] whose outputs look independent, even of neighbouring inputs."""
-    return finalised(x + _GOLDEN)
+    return finalised(x + GOLDEN)
 
 
 def finalised(x: Tensor) -> Tensor:
@@ -53,10 +59,28 @@ def uniforms_at(seeds: Sequence[int], steps: Sequence[int]) -> Tensor:
 def _uniform(seeds: Sequence[int], steps: Tensor) -> Tensor:
     """``steps`` is the same for all seeds, or has a row for each."""
     rows = splitmix(torch.tensor([signed(int(seed)) for seed in seeds], dtype=torch.int64))
-    bits = splitmix(rows[:, None] + steps * _GOLDEN)
+    bits = splitmix(rows[:, None] + steps * GOLDEN)
     return (bits >> 12 & 2**52 - 1).double() * 2.0**-52
 
 
 def permutation(count: int, *seeds: int) -> Tensor:
     """int64 [count]: 0 … count-1 in an order drawn from ``seeds``."""
     return torch.argsort(splitmix(torch.arange(count) ^ mixed(*seeds)), stable=True)
+
+
+def derived(*parts: int | str) -> int:
+    """A 63-bit seed from integers and names."""
+    text = "\0".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def row_seeds(base: int, keys: Tensor) -> list[int]:
+    """A 63-bit seed for each row key [rows, 2]."""
+    state = torch.full((len(keys),), base, dtype=torch.int64)
+    for column, odd in enumerate(_KEY_FACTORS):
+        state = finalised(state ^ (keys[:, column] + 1) * odd)
+    return [int(seed) for seed in (state & (2**63 - 1)).tolist()]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

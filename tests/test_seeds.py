@@ -1,10 +1,15 @@
-"""Numbers from seeds."""
+"""Numbers from seeds, and a seed for every draw, from the run's seed, the iteration, the call and the row's key."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlflow.training.chance import mixed, permutation, splitmix, uniforms, uniforms_at
+from rlflow.batch import Axis
+from rlflow.seeds import derived, mixed, permutation, row_seeds, splitmix, uniforms, uniforms_at
+
+KEYS = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)), min_size=1, max_size=20, unique=True)
 
 
 def reference(x):
@@ -54,3 +59,30 @@ def test_permutations_are_drawn_from_all_seeds():
 
 def test_mixing_keeps_the_order_of_numbers():
     assert len({mixed(1, 2), mixed(2, 1), mixed(1), mixed(1, 2, 0), mixed(0, 1, 2)}) == 5
+
+
+@given(st.integers(0, 2**63 - 1), KEYS)
+def test_a_rows_seed_depends_on_its_key_alone(base, keys):
+    table = torch.tensor(keys, dtype=torch.int64)
+    together = row_seeds(base, table)
+    assert together == [row_seeds(base, table[i : i + 1])[0] for i in range(len(keys))]
+    assert len(set(together)) == len(keys)
+    assert all(0 <= seed < 2**63 for seed in together)
+
+
+def test_seeds_of_neighbouring_rows_and_calls_are_unlike():
+    seeds = [row_seeds(derived(0, i, c), Axis.fresh(50).repeat(4).keys) for i in range(4) for c in range(4)]
+    flat = [seed for call in seeds for seed in call]
+    assert len(set(flat)) == len(flat)
+    bits = sum(bin(seed).count("1") for seed in flat) / len(flat)
+    assert 31 < bits < 32
+
+
+def test_derived_seeds_tell_their_parts_apart():
+    assert len({derived(1, 23), derived(12, 3), derived("1", "23", ""), derived(123)}) == 4
+    assert derived(1, "a") == derived(1, "a")
+
+
+def test_a_repeated_prompt_is_sampled_afresh():
+    first, again = Axis.fresh(3, 0).repeat(2), Axis.fresh(3, 3).repeat(2)
+    assert not set(row_seeds(7, first.keys)) & set(row_seeds(7, again.keys))
