@@ -1,0 +1,4 @@
+"""Algorithms, one file each: settings, stages, losses and one flow, which import from `rlflow` alone.
+
+Here: what differs from algorithm to algorithm. Not here: arithmetic that several share (`rlflow.maths`), and anything that runs them.
+"""

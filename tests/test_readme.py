@@ -1,4 +1,5 @@
-"""README is true: its commands exist and print what it shows, its code is the code, its tables list what is there."""
+"""README is true and short, and so are the pages beside it that no test of their own holds: their commands exist and print what is shown,
+their code is the code, their links lead somewhere. docs/index.md lists all pages."""
 
 import contextlib
 import io
@@ -14,7 +15,10 @@ from rlflow.given.flags import parse_flags
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = [(language, text) for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.M | re.S)]
+DOCS = ROOT / "docs"
+LENGTH = 180  # lines of README at most
+PAGES = [README, *((DOCS / f"{name}.md").read_text() for name in ("using", "pools", "learning"))]
+BLOCKS = [block for page in PAGES for block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S)]
 COMMANDS = [line for language, text in BLOCKS if language == "console" for line in text.replace("\\\n", " ").splitlines()]
 
 
@@ -68,14 +72,33 @@ def pairs(name, value):
     return [word for item in (value if isinstance(value, tuple) else (value,)) for word in (f"--{name}", item)]
 
 
-def test_every_algorithm_is_in_the_table():
+def test_readme_is_short():
+    assert len(README.splitlines()) <= LENGTH
+
+
+def test_every_algorithm_is_named():
     shipped = {path.stem for path in (ROOT / "algorithms").glob("*.py")} - {"__init__"}
-    assert set(re.findall(r"\]\(algorithms/(\w+)\.py\) \|", README)) == shipped
+    assert set(re.findall(r"\[`\w+`\]\(algorithms/(\w+)\.py\)", README)) == shipped
 
 
-def test_every_link_leads_to_a_file():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert target.startswith("https://") or (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.stem)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    for target, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert target.startswith("https://") or file.exists(), target
+        assert not heading or target.startswith("https://") or heading in headings(file), f"{target}#{heading}"
+
+
+def headings(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_index_lists_every_page_and_readme_links_it():
+    listed = re.findall(r"^\| \[[^]]+\]\((\w+)\.md\) \|", (DOCS / "index.md").read_text(), re.M)
+    assert sorted(listed) == sorted({path.stem for path in DOCS.glob("*.md")} - {"index"})
+    assert "](docs/index.md)" in README
 
 
 def test_the_changelog_speaks_of_this_version():

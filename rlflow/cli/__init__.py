@@ -1,1 +1,5 @@
-"""The command line."""
+"""The command line: one module for each group of commands.
+
+Here: reading words, calling what Python callers call too, printing, exit codes.
+Not here: what the commands do (`rlflow.runs`, `rlflow.check`, `rlflow.explain`), and displays of a run (`rlflow.watch`).
+"""

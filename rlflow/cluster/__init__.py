@@ -1,1 +1,5 @@
-"""Graphs on pools of Ray workers: how rows are split over ranks, and how batches travel between processes."""
+"""Graphs on pools of Ray workers; the only package that imports Ray.
+
+Here: splitting rows over ranks, calls and their messages, columns that stay on workers, weights between pools, watching workers.
+Not here: what a call computes (each worker has an engine of `rlflow.execution`), when a run goes back (`rlflow.runs.recovery`).
+"""

@@ -1,5 +1,8 @@
 """The arithmetic that algorithms share, written as in the papers.
 
+Here: functions of tensors, and the stages made of them: advantages, divergences, clipped gains, importance weights, statistics of groups.
+Not here: losses and settings of one algorithm (its file in `algorithms/`), and how a loss is averaged (`rlflow.training`).
+
 Masks are bool [rows, T]. Masked entries are taken out with ``where``, never by multiplying, so NaN in padding cannot leak.
 """
 

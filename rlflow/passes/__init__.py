@@ -1,4 +1,8 @@
-"""Passes: from a program to a plan. Each takes a plan, returns a plan and says what it did; each is a module of its name."""
+"""Passes: from a program to a plan. Each takes a plan, returns a plan and says what it did; each is a module of its name.
+
+Here: which columns are kept, which lane a node gets, chunks, order, forwards that an update uses again, what lies in memory when.
+Not here: the plan's own type (`rlflow.plan`), which pool a role is on (`rlflow.placement`), running (`rlflow.execution`).
+"""
 
 from __future__ import annotations
 
