@@ -65,15 +65,16 @@ WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not l
 }
 
 
-def sources():
+@cache
+def sources() -> list[tuple[Path, str, ast.Module]]:
+    """(path, module without ``rlflow.``, tree) of each file; read by the process that runs these tests."""
+    found = []
     for root, package in ROOTS.items():
         for path in sorted((HERE / root).rglob("*.py")):
             names = [package, *path.relative_to(HERE / root).with_suffix("").parts]
             module = ".".join(names).removesuffix(".__init__").removeprefix("rlflow").removeprefix(".")
-            yield path.relative_to(HERE), module, ast.parse(path.read_text())
-
-
-SOURCES = list(sources())
+            found.append((path.relative_to(HERE), module, ast.parse(path.read_text())))
+    return found
 
 
 def layer(module: str) -> str:
@@ -108,7 +109,7 @@ def ours(tree: ast.Module):
 
 
 def test_there_are_sources_of_every_layer():
-    assert {layer(module) for _, module, _ in SOURCES} == set(MAY_IMPORT)
+    assert {layer(module) for _, module, _ in sources()} == set(MAY_IMPORT)
 
 
 def test_imports_go_one_way():
@@ -137,7 +138,7 @@ def refused(path: Path, module: str, tree: ast.Module):
 
 
 def test_a_module_imports_what_its_layer_may():
-    assert [sentence for source in SOURCES for sentence in refused(*source)] == []
+    assert [sentence for source in sources() for sentence in refused(*source)] == []
 
 
 @pytest.mark.parametrize(("module", "text", "sentence"), [
@@ -165,19 +166,19 @@ def test_an_import_that_a_layer_may_have_is_not_named(module, text):
 def test_importing_the_package_needs_no_torch():
     light = {"errors", "columns", "dispatch", "extras", "author", "graph", "trace", "check", ""}
     heavy = ("torch", "ray", "transformers", "datasets", "vllm", "deepspeed", "numpy")
-    found = [(str(path), name) for path, module, tree in SOURCES if layer(module) in light
+    found = [(str(path), name) for path, module, tree in sources() if layer(module) in light
              for name, top in imports(tree) if top and name.partition(".")[0] in heavy]  # fmt: skip
     assert found == []
 
 
 def test_only_the_cluster_layer_imports_ray():
-    found = [str(path) for path, module, tree in SOURCES if layer(module) != "cluster"
+    found = [str(path) for path, module, tree in sources() if layer(module) != "cluster"
              for name, _ in imports(tree) if name.partition(".")[0] == "ray"]  # fmt: skip
     assert found == []
 
 
 def test_no_file_is_called_after_nothing():
-    names = {path.stem for path, _, _ in SOURCES} | {path.parent.name for path, _, _ in SOURCES}
+    names = {path.stem for path, _, _ in sources()} | {path.parent.name for path, _, _ in sources()}
     assert not names & {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base", "core", "manager"}
 
 
@@ -189,28 +190,28 @@ def calls(tree: ast.Module) -> list[tuple[ast.Call, str]]:
 
 def test_nothing_at_rest_is_a_pickle():
     modules = {"pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-    found = [(str(path), name) for path, _, tree in SOURCES for name, _ in imports(tree) if name.partition(".")[0] in modules]
-    found += [(str(path), called) for path, _, tree in SOURCES for _, called in calls(tree)
+    found = [(str(path), name) for path, _, tree in sources() for name, _ in imports(tree) if name.partition(".")[0] in modules]
+    found += [(str(path), called) for path, _, tree in sources() for _, called in calls(tree)
               if called in ("torch.save", "torch.load")]  # fmt: skip
     assert found == []
 
 
 def test_text_becomes_code_only_where_a_users_file_is_loaded():
-    found = {str(path) for path, _, tree in SOURCES for _, called in calls(tree) if called in ("eval", "exec", "builtins.exec")}
+    found = {str(path) for path, _, tree in sources() for _, called in calls(tree) if called in ("eval", "exec", "builtins.exec")}
     assert found == {"rlflow/rewards/scorers.py"}  # the text of a reward file, as the run read it at its start
-    loads = {str(path) for path, _, tree in SOURCES for _, called in calls(tree) if called.endswith(".exec_module")}  # fmt: skip
+    loads = {str(path) for path, _, tree in sources() for _, called in calls(tree) if called.endswith(".exec_module")}  # fmt: skip
     assert loads == {"rlflow/author/load.py"}
 
 
 def test_no_code_of_a_model_folder_is_run():
-    found = [str(path) for path, _, tree in SOURCES for call, _ in calls(tree) for keyword in call.keywords
+    found = [str(path) for path, _, tree in sources() for call, _ in calls(tree) for keyword in call.keywords
              if keyword.arg == "trust_remote_code" and ast.unparse(keyword.value) != "False"]  # fmt: skip
     assert found == []
 
 
 def test_what_is_loaded_from_a_model_folder_says_that_it_runs_no_code():
     """Where nothing is said, transformers asks, and takes the answer from standard input."""
-    found = [f"{path}:{call.lineno}" for path, _, tree in SOURCES for call, called in calls(tree)
+    found = [f"{path}:{call.lineno}" for path, _, tree in sources() for call, called in calls(tree)
              if isinstance(call.func, ast.Attribute) and call.func.attr in ("from_pretrained", "from_config")
              and called.startswith(("Auto", "kind"))
              and not any(keyword.arg in ("trust_remote_code", None) for keyword in call.keywords)]  # fmt: skip
