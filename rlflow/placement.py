@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError, Problem, listed, nearest
-from rlflow.graph.model import Graph, Node, Op
+from rlflow.graph.model import HALVES, Graph, Node, Op
 
-HALVES = ("trainer", "generator")
 GENERATORS, REST = "rollout", "train"  # two pools of these names need no flags
 
 

@@ -20,9 +20,8 @@ from hypothesis import HealthCheck, settings
 
 sys.dont_write_bytecode = False  # tests, and the processes that they start, compile a module once
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup; runs that tests hang up inherit it
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 torch.set_num_threads(1)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what `nohup` ignores would be ignored by processes that tests start
 settings.register_profile("any machine", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 

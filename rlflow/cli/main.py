@@ -100,11 +100,12 @@ def resume(
     context: typer.Context,
     run: Run,
     fork: Annotated[bool, typer.Option("--fork", help="start a new run from the checkpoint, with other settings")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="execute files that the run names and that may not be yours")] = False,
 ) -> None:
     """Go on with a stopped run from its newest good checkpoint. Takes --iterations, intervals and trackers; with --fork any flag."""
     from rlflow.cli.resume import resume_run
 
-    raise typer.Exit(resume_run(run, context.args, fork))
+    raise typer.Exit(resume_run(run, context.args, fork, trust))
 
 
 @app.command()
@@ -158,19 +159,20 @@ def main() -> None:
     """The entry point. 0 done · 1 a stage failed · 2 the user's file, settings or placement · 3 run held · 130 interrupted."""
     share_cores()
     terminal.open_all()
-    runs = sys.argv[1:2] in ([name] for name in RUNS)
+    words = taken()  # before there are two processes that show them
+    runs = words[:1] in ([name] for name in RUNS)
     if runs and (code := launcher.apart()) is not None:
         leave(code)
     with terminal.steady(), ending_at_once() if runs else contextlib.nullcontext():
-        code = exit_code()
+        code = exit_code(words)
         launcher.done(code)
         leave(code)
 
 
-def exit_code() -> int:
+def exit_code(words: list[str]) -> int:
     """Of the command that was asked for. Says what went wrong."""
     try:
-        code = called(taken())
+        code = called(words)
     except BrokenPipeError:  # `rlflow plan … | head`
         code = unread()
     except KeyboardInterrupt as stop:

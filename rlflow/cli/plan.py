@@ -16,7 +16,7 @@ from rlflow.explain.explanation import Explanation
 from rlflow.explain.memory import Held
 from rlflow.explain.sizes import LETTERS
 from rlflow.given.flags import Given, parse_flags, read_toml
-from rlflow.placement import HALVES
+from rlflow.graph.model import HALVES
 from rlflow.trace.compile import Options
 from rlflow.watch.tables import output, plain
 

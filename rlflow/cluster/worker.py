@@ -14,8 +14,8 @@ import torch
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
-from rlflow.cluster.group import join
-from rlflow.cluster.host import Payload, opened, packed
+from rlflow.cluster.group import LOOPBACK, join
+from rlflow.cluster.host import Payload, opened, own_interface, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.passing import End, end_of
 from rlflow.cluster.pulse import MARKS
@@ -30,9 +30,10 @@ from rlflow.execution.keeper import Keeper
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import Tally
 from rlflow.execution.threads import others_alone
-from rlflow.given.backends import Halves, device_of, make_models
+from rlflow.given.backends import device_of
+from rlflow.given.models import make_models
 from rlflow.given.rewards import ModelScore, Rewards
-from rlflow.graph.model import RoleUse
+from rlflow.given.roles import BoundRole, Halves, bound
 from rlflow.placement import judging
 from rlflow.residency import Parts, computing, copying, learning, syncing
 from rlflow.trace.compile import all_nodes
@@ -46,7 +47,8 @@ from rlflow.watch.secrets import guard, remember
 class Worker:
     """Carries out calls with an engine of its own, which is the one of a run in one process."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, address: str = "") -> None:
+        """address: where ranks on several machines meet."""
         guard(sys.stdout, sys.stderr)  # which Ray keeps in files
         remember(setup.given.values)
         torch.set_num_threads(setup.threads)
@@ -56,7 +58,9 @@ class Worker:
         self.moving: dict[str, Moving] = {}
         self.ends: dict[str, End] = {}
         if setup.ranks > 1:
-            join(setup.meeting, setup.rank, setup.ranks, device_of(setup.given.options.device))
+            options = setup.given.options
+            interface = own_interface(options.interface, options.insecure) if address else LOOPBACK
+            join(address or setup.meeting, setup.rank, setup.ranks, device_of(options.device), interface)
         self.rewards = Rewards(setup.given, setup.data)
         self.engine = self._engine()
         others_alone()
@@ -65,26 +69,26 @@ class Worker:
         """The models of this pool. A role has here just the half that is placed here."""
         setup, graph = self.setup, self.program.graph
         used = {node.role for node in all_nodes(graph.nodes)}
-        models = [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
+        roles = bound(graph, setup.given)
         device = device_of(setup.given.options.device)
-        dims = {use.name: setup.placement.lies(use.name, "trainer").dims for use in models}
-        outer = [use.name for use in models if setup.placement.lies(use.name, "generator").outer]
+        dims = {name: setup.placement.lies(name, "trainer").dims for name in roles}
+        outer = [name for name in roles if setup.placement.lies(name, "generator").outer]
         keeper = Keeper(setup.course)
-        made = make_models(graph, models, setup.given, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
-        judges = [use for use in graph.roles if use.name in used and use not in models]
-        scorers: dict[str, Any] = {use.name: self.rewards.scorer(use.name) for use in judges}
+        made = make_models(roles.values(), setup.given.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
+        judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
+        scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
         engine = Engine(made, scorers, setup.given.options.seed, _no_data, reward_timeout=setup.given.options.reward_timeout, keeper=keeper)
-        scorers |= {use.name: ModelScore(engine, use.name) for use in models if use.rewards}
+        scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
         where = judging(graph, setup.placement)
         self.rewards.load_models(device, [role for role, pools in where.items() if setup.pool in pools])
         return engine
 
-    def _wanted(self, use: RoleUse) -> Halves:
+    def _wanted(self, role: BoundRole) -> Halves:
         """Which halves of a role are placed on this pool."""
         placement, pool = self.setup.placement, self.setup.pool
-        return Halves(placement.trainers.get(use.name) == pool, placement.generators.get(use.name) == pool)
+        return Halves(placement.trainers.get(role.name) == pool, placement.generators.get(role.name) == pool)
 
     # -- columns -----------------------------------------------------------------------------------------------------------------
 
@@ -277,7 +281,7 @@ class Worker:
         model.version, model.sampled_version = version, -1
         self.engine.keeper.settle(syncing(role))
         if role not in self.moving and movable(model, options.weights):
-            run = f"{Path(self.setup.meeting).name}-{role}"
+            run = f"{Path(self.setup.meeting).parent.name}-{role}"
             self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
         if role in self.moving:
             moved, lies = self.moving[role](version), self.setup.placement.lies(role, "generator")

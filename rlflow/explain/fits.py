@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlflow.errors import Problem, listed
 from rlflow.explain.sizes import Sizes, setting
-from rlflow.graph.model import Graph, Node, Op
-from rlflow.placement import GENERATORS, HALVES, REST, Placement
+from rlflow.graph.model import HALVES, Graph, Node, Op
+from rlflow.placement import GENERATORS, REST, Placement
 from rlflow.plan import Plan
 from rlflow.trace.compile import all_nodes
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from rlflow.data.faults import Room
 from rlflow.errors import PlanError
-from rlflow.given.backends import HALVES, model_folder
-from rlflow.given.flags import Given
-from rlflow.graph.model import Graph, Node, Op, RoleUse
+from rlflow.given.roles import Roles
+from rlflow.graph.model import Graph, Node, Op
 from rlflow.rewards.spec import parse_reward
 from rlflow.trace.compile import all_nodes
 
@@ -19,10 +18,10 @@ NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")  # of the long
 STRETCHED = ("linear", "dynamic", "yarn")  # rotary embeddings that reach by a factor further than the longest row says
 
 
-def room(graph: Graph, uses: Iterable[RoleUse], given: Given, responses: bool) -> Room:
-    """What the models of a run can take of a row: of data with responses all of it, else a prompt and what is sampled after it. Raises
-    PlanError where what is sampled leaves no room for a prompt."""
-    shortest = min(_limits(uses, given), default=None)
+def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) -> Room:
+    """What the models of a run can take of a row: of data with responses all of it, else a prompt and what is sampled after it.
+    ``rewards``: as ``--reward`` names them. Raises PlanError where what is sampled leaves no room for a prompt."""
+    shortest = min(_limits(roles, rewards), default=None)
     if shortest is None:
         return Room()
     positions, whose = shortest
@@ -49,22 +48,15 @@ def _no_room(graph: Graph, node: Node, of: str, positions: int) -> PlanError:
                         remedy=f"sample fewer, such as {flag}")
 
 
-def _limits(uses: Iterable[RoleUse], given: Given) -> Iterator[tuple[int, str]]:
+def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
     """The longest row of each model that has one, and whose it is: of roles, their engines, and reward models of their own folder."""
-    for use in uses:
-        folder = model_folder(use, given)
-        if folder is not None and {given.backend(use.name, half.lower()) for half in HALVES} != {"null"}:
-            found = {positions_of(folder): f"role '{use.name}'", _engine_limit(use, given): f"role '{use.name}' (max_model_len)"}
+    for name, role in roles.items():
+        if role.folder is not None and {half.backend for half in role.halves} != {"null"}:
+            found = {positions_of(role.folder): f"role '{name}'", role.generator.can.longest: f"role '{name}' (max_model_len)"}
             yield from ((limit, whose) for limit, whose in found.items() if limit)
-    for spec in map(parse_reward, given.options.reward):
+    for spec in map(parse_reward, rewards):
         if spec.kind == "model" and (limit := positions_of(Path(spec.path))):
             yield limit, f"reward '{spec.name}'"
-
-
-def _engine_limit(use: RoleUse, given: Given) -> int:
-    """The longest row that a generator is told to take, 0 where it is not."""
-    chosen = given.role(use.name)
-    return int(chosen.get("generator.max_model_len", chosen.get("max_model_len", 0)))
 
 
 def positions_of(folder: Path) -> int | None:

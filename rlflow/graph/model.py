@@ -115,6 +115,9 @@ class Node:
         return next(output for output in self.outputs if output.name == name)
 
 
+HALVES = ("trainer", "generator")  # of a role: what learns and computes with its model, and what samples from it
+
+
 @dataclass(frozen=True)
 class RoleUse:
     """What a role is used for: trained, its head, whether it samples, whether it is called as a reward."""

@@ -12,10 +12,8 @@ import torch
 from rlflow.batch import Batch
 from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import Engine
-from rlflow.given.backends import backend
-from rlflow.given.flags import Given
-from rlflow.graph.model import RoleUse
-from rlflow.placement import HALVES
+from rlflow.given.options import Options
+from rlflow.given.roles import BoundRole, Roles
 
 ROWS = 4
 LONGEST = 64  # tokens of a canary
@@ -47,23 +45,19 @@ class Canary:
         return found
 
 
-def canary(uses: list[RoleUse], engine: Engine, data: Dataset, given: Given) -> Canary | None:
+def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Canary | None:
     """None where there are no roles to compare, or where no prompt has two tokens."""
-    roles = tuple(use.name for use in uses if compared(use, given))
-    if not roles:
+    names = tuple(name for name, role in roles.items() if compared(role, options))
+    if not names:
         return None
     rows = canary_rows(data.batch(list(itertools.islice(data.usable(), ROWS))))
-    return Canary(engine, roles, rows, given.options.canary) if len(rows) else None
+    return Canary(engine, names, rows, options.canary) if len(rows) else None
 
 
-def compared(use: RoleUse, given: Given) -> bool:
+def compared(role: BoundRole, options: Options) -> bool:
     """Whether the role's trainer and generator, of different backends, are meant to have the same weights."""
-    return use.trained and use.generates and bool(given.options.canary) and not given.options.staleness and _of_two(use, given)
-
-
-def _of_two(use: RoleUse, given: Given) -> bool:
-    trainer, generator = (given.backend(use.name, half) for half in HALVES)
-    return trainer != generator and hasattr(backend(generator).Generator, "logprobs")
+    wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
+    return wanted and role.trainer.backend != role.generator.backend and role.generator.can.scores
 
 
 def canary_rows(prompts: Batch) -> Batch:

@@ -19,13 +19,13 @@ from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_file
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
 from rlflow.errors import PlanError
-from rlflow.given.backends import device_of, model_folder
+from rlflow.given.backends import device_of
 from rlflow.given.dataset import tokenizer
 from rlflow.given.flags import Given
 from rlflow.given.names import SHIPPED, source_files
 from rlflow.given.rewards import specs_of
+from rlflow.given.roles import Roles
 from rlflow.graph.model import RoleUse
-from rlflow.placement import HALVES
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.runs.identity import Identity, Weights
 from rlflow.runs.modules import Imports, imports, meaning, root_of
@@ -45,7 +45,7 @@ class Sources:
     """What a run is made from: the flow's file, the roles that are models, all reward roles with their rewards, and its data."""
 
     file: Path
-    uses: Sequence[RoleUse]
+    roles: Roles
     rewards: Mapping[str, RewardSpec]
     training: Dataset
     held_out: Dataset
@@ -100,9 +100,9 @@ def unreadable(folder: Path | None, error: OSError) -> PlanError:
 def folders(sources: Sources, given: Given) -> dict[Path, str]:
     """Model folders that are read, each with those who read it."""
     readers: dict[Path, list[str]] = {}
-    for use in sources.uses:
-        if folder := model_folder(use, given):
-            readers.setdefault(folder, []).append(use.name)
+    for name, role in sources.roles.items():
+        if role.folder is not None:
+            readers.setdefault(role.folder, []).append(name)
     for name, spec in sources.rewards.items():
         if spec.kind == "model":
             readers.setdefault(Path(spec.path), []).append(f"reward {name}")
@@ -156,7 +156,7 @@ def _code(sources: Sources, given: Given, modules: Imports) -> Iterator[tuple[st
             file = Path(spec.path)
             yield f"reward {name}", f"sha256 {meaning(file)}"
             yield from _imported(f"reward {name}", file, spec.module, modules)
-    for backend in sorted({given.backend(use.name, half.lower()) for use in sources.uses for half in HALVES} - set(SHIPPED)):
+    for backend in sorted({half.backend for role in sources.roles.values() for half in role.halves} - set(SHIPPED)):
         yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend))
 
 
@@ -181,8 +181,8 @@ def told(sources: Sources, given: Given, modules: Imports) -> dict[str, str]:
     packages = [*ALWAYS, *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ()))]
     packages += ["reasoning-gym"] if str(options.data).startswith(PREFIX) else []
     packages += ["ray"] if options.pools else []
-    packages += ["peft"] if any(given.role(use.name).get("lora") for use in sources.uses) else []
-    packages += sorted({given.backend(use.name, half.lower()) for use in sources.uses for half in HALVES} & {"vllm", "deepspeed"})
+    packages += ["peft"] if any(given.role(name).get("lora") for name in sources.roles) else []
+    packages += sorted({half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"})
     versions = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
     versions |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in versions and (version := _of_module(name))}
     threads = options.threads or (os.cpu_count() if options.pools else torch.get_num_threads())

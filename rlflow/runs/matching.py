@@ -8,10 +8,9 @@ from typing import NamedTuple
 from rlflow.errors import PlanError
 from rlflow.explain.memory import Kept
 from rlflow.explain.transfers import least
-from rlflow.given.backends import backend, settings
-from rlflow.given.flags import Given
-from rlflow.graph.model import RoleUse
-from rlflow.placement import HALVES, Placement
+from rlflow.given.options import Options
+from rlflow.given.roles import BoundRole
+from rlflow.placement import Placement
 from rlflow.runs.kept import kept
 
 
@@ -23,32 +22,22 @@ class Matched(NamedTuple):
     outer: bool = False
 
 
-def matched(use: RoleUse, given: Given, where: Placement | None, adjacent: Collection[str] = ()) -> Matched:
+def matched(role: BoundRole, options: Options, where: Placement | None, adjacent: Collection[str] = ()) -> Matched:
     """What saves bytes, of what the backends do (``match_sampler``, ``rank_order``). adjacent: pools on which the ranks of a replica are
     adjacent where nobody says otherwise."""
-    pool = where.generators.get(use.name) if where is not None else None
+    pool = where.generators.get(role.name) if where is not None else None
     if where is None or pool is None:
         return Matched()
-    trainer, generator = (_settings(use, given, half) for half in HALVES)
-    ranks, size = where.pools[pool], getattr(generator, "tensor_parallel", 1)
-    order = getattr(generator, "rank_order", "inner") if 1 < size < ranks else "inner"
+    ranks, generator = where.pools[pool], role.generator.can
+    order = generator.rank_order if 1 < generator.tensor < ranks else "inner"
     order = "inner" if order == "auto" and pool in adjacent else order
-    together = where.trainers.get(use.name) == pool and use.trained and given.options.weights != "gather" and ranks % size == 0
-    return Matched(*least(_kept(use, given, where) if together else Kept(None), ranks, _matches(trainer), order))
+    shared = where.trainers.get(role.name) == pool and role.use.trained
+    together = shared and options.weights != "gather" and ranks % generator.tensor == 0
+    return Matched(*least(_kept(role, options, where) if together else Kept(None), ranks, role.trainer.can.matches_sampler, order))
 
 
-def _kept(use: RoleUse, given: Given, where: Placement) -> Kept:
+def _kept(role: BoundRole, options: Options, where: Placement) -> Kept:
     try:
-        return kept(use, given, where)
+        return kept(role, options.dtype, where)
     except PlanError:  # of a folder that cannot be read, said where it is
         return Kept(None)
-
-
-def _matches(trainer: object) -> bool:
-    """It shards whole tensors, and is asked to do so as the sampler."""
-    return getattr(trainer, "match_sampler", False) and getattr(trainer, "shard", "none") == "full"
-
-
-def _settings(use: RoleUse, given: Given, half: str) -> object:
-    module, name = backend(given.backend(use.name, half)), half.capitalize()
-    return settings(module, name, use.name, given.role(use.name)) if hasattr(module, name) else None

@@ -6,46 +6,42 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from rlflow.errors import PlanError, Problem
-from rlflow.given.backends import backend, settings
-from rlflow.given.flags import Given
-from rlflow.graph.model import Graph, Op, RoleUse
-from rlflow.placement import HALVES, Parallel, Placement
+from rlflow.given.options import Options
+from rlflow.given.roles import BoundHalf, Roles
+from rlflow.graph.model import HALVES, Graph, Op
+from rlflow.placement import Parallel, Placement
 from rlflow.runs.matching import Matched, matched
 from rlflow.trace.compile import all_nodes
 
 
 def lying(
-    placement: Placement | None, graph: Graph, uses: list[RoleUse], given: Given, adjacent: Collection[str] = ()
+    placement: Placement | None, graph: Graph, roles: Roles, options: Options, adjacent: Collection[str] = ()
 ) -> Placement | None:
     """The placement with what backends say of their halves; None for one process. adjacent: pools whose tensor-parallel samplers have
     adjacent ranks, as those on several machines. Raises PlanError where it does not fit."""
     pools = placement.pools if placement is not None else {}
     found: dict[tuple[str, str], Parallel] = {}
     problems: list[Problem] = []
-    for use in uses:
-        chosen = matched(use, given, placement, adjacent)
+    for name, role in roles.items():
+        chosen = matched(role, options, placement, adjacent)
         for half in HALVES:
-            pool = (placement.trainers if half == "trainer" else placement.generators).get(use.name) if placement is not None else None
+            pool = (placement.trainers if half == "trainer" else placement.generators).get(name) if placement is not None else None
             if placement is None or pool is not None:
-                lies = found[use.name, half] = parallel(use, half, given, chosen)
-                problems += _unfit(use.name, half, lies, pool, pools)
-                problems += _not_adjacent(use.name, pool, adjacent) if lies.outer else ()
+                lies = found[name, half] = parallel(role.half(half), chosen)
+                problems += _unfit(name, half, lies, pool, pools)
+                problems += _not_adjacent(name, pool, adjacent) if lies.outer else ()
     problems += _lone_stages(graph, found)
     if problems:
         raise PlanError(*problems)
     if placement is not None and (mixed := _mixed(placement, found)):
-        return lying(placement, graph, uses, given, {*adjacent, *mixed})
+        return lying(placement, graph, roles, options, {*adjacent, *mixed})
     return replace(placement, parallel={key: lies for key, lies in found.items() if lies != Parallel()}) if placement is not None else None
 
 
-def parallel(use: RoleUse, half: str, given: Given, chosen: Matched) -> Parallel:
+def parallel(half: BoundHalf, chosen: Matched) -> Parallel:
     """What the backend of a role's half says of it, and what was chosen for it beside the other half."""
-    module, name = backend(given.backend(use.name, half)), half.capitalize()
-    if not hasattr(module, name):  # said where settings are checked
-        return Parallel()
-    made = settings(module, name, use.name, given.role(use.name))
-    return Parallel(getattr(made, "tensor_parallel", 1), bool(getattr(getattr(module, name), "collective", False)),
-                    chosen.dims if half == "trainer" else (), chosen.outer and half == "generator")
+    return Parallel(half.can.tensor, half.can.collective, chosen.dims if half.half == "trainer" else (),
+                    chosen.outer and half.half == "generator")
 
 
 def _mixed(placement: Placement, found: Mapping[tuple[str, str], Parallel]) -> set[str]:

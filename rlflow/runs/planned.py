@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,15 +13,16 @@ from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.explain.explanation import Explanation, explain, here
 from rlflow.explain.fits import half_problems, idle_ranks, overlap_problems, short_repeats, stream_problems, unused_pools
 from rlflow.explain.sizes import Assumed, Sizes
-from rlflow.given.backends import Halves, backend, check_settings, halves
+from rlflow.given.backends import device_in
 from rlflow.given.flags import Given, refuse_stray
 from rlflow.given.positions import room
-from rlflow.graph.model import Graph, RoleUse
+from rlflow.given.roles import BoundRole, Halves, Roles, bound, model_uses
+from rlflow.graph.model import HALVES, Graph
 from rlflow.passes import plan
-from rlflow.placement import HALVES, Placement, parse_pools, place
-from rlflow.runs.kept import device_in, kept, reward_models
+from rlflow.placement import Placement, parse_pools, place
+from rlflow.runs.kept import kept, reward_models
 from rlflow.runs.parallel import lying
-from rlflow.runs.prepare import model_uses
+from rlflow.runs.prepare import needs
 from rlflow.runs.residents import resident
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Options, Program
@@ -33,31 +34,30 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
     report = check(flow, hp, options, with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
-    program, uses = report.program, model_uses(report.program.graph)
-    check_settings(uses, given)
-    needs = {use.name: halves(program.graph, use) for use in uses}
-    sampling = {name: Halves(half.trainer, half.generator or name == evaluated(program.graph, given)) for name, half in needs.items()}
-    placement, warnings = placed(program, needs, sampling, given)
-    placement = lying(placement, program.graph, uses, given)
-    made = plan(program, placement, streaming(program.graph, uses, given))
+    program = report.program
+    roles = bound(program.graph, given)
+    sampling = needs(roles, evaluated(program.graph, given))
+    placement, warnings = placed(program, roles, sampling, given)
+    placement = lying(placement, program.graph, roles, given.options)
+    made = plan(program, placement, streaming(program.graph, roles, given))
     if problems := list(stream_problems(made, given.options.staleness)):
         raise PlanError(*problems)
     where = placement or here(sampling)
-    made = resident(made, uses, where, given, evaluated(program.graph, given))
+    made = resident(made, roles, where, given, evaluated(program.graph, given))
     assumed = Assumed(given.options.prompts, **_prompt_tokens(given))
     sizes = Sizes.of(program.graph, assumed)
     if placement is not None:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
-    warnings += [*short_repeats(program.graph, sizes), *no_room(program.graph, uses, given)]
-    models = {use.name: kept(use, given, placement) for use in uses}
-    return explain(made, where, assumed, models, list(reward_models(program.graph, uses, where, given)), warnings,
+    warnings += [*short_repeats(program.graph, sizes), *no_room(program.graph, roles, given.options.reward)]
+    models = {name: kept(role, given.options.dtype, placement) for name, role in roles.items()}
+    return explain(made, where, assumed, models, list(reward_models(program.graph, roles, where, given)), warnings,
                    given.options.commit_every, ways(given))
 
 
-def no_room(graph: Graph, uses: list[RoleUse], given: Given) -> list[Problem]:
+def no_room(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Problem]:
     """A warning where what is sampled leaves no room for a prompt: a run refuses it, once it has data."""
     try:
-        room(graph, uses, given, False)
+        room(graph, roles, rewards, False)
     except PlanError as error:
         return [replace(problem, severity="warning") for problem in error.problems]
     return []
@@ -66,27 +66,27 @@ def no_room(graph: Graph, uses: list[RoleUse], given: Given) -> list[Problem]:
 def ways(given: Given) -> tuple[str, str]:
     """How weights go to generators on the trainer's pool and on another, as far as it can be told before anything is started: on one
     machine by shared memory, on its GPUs by shared handles and, to another pool, through the store."""
-    options, gpus = given.options, device_in(given) == "cuda"
+    options, gpus = given.options, device_in(given.options.device) == "cuda"
     way = options.weights if options.weights != "auto" else "segment" if options.ray_address is None else "alltoall"
     between = "store" if way == "alltoall" or (options.weights == "auto" and gpus) else way
     return "handles" if way == "segment" and gpus else way, "frozen" if options.staleness and way != "gather" else between
 
 
 def placed(
-    program: Program, needs: Mapping[str, Halves], sampling: Mapping[str, Halves], given: Given
+    program: Program, roles: Roles, sampling: Mapping[str, Halves], given: Given
 ) -> tuple[Placement | None, list[Problem]]:
     """Where halves go, None for one process; and warnings. ``sampling``: what roles need with the one that is evaluated. Raises
     PlanError with everything that does not fit."""
     graph, staleness = program.graph, given.options.staleness
-    own = {name: _owned(name, given) for name in needs}
+    own = {name: _owned(role) for name, role in roles.items()}
     found = [*half_problems(graph, sampling, given.roles, own), *stale_problems(program, staleness)]
     placement: Placement | None = None
     warnings: list[Problem] = []
     try:
         if given.options.pools is not None:
-            placement, warnings = _placed(graph, needs, sampling, given)
+            placement, warnings = _placed(graph, roles, sampling, given)
         else:
-            refuse_stray(list(needs), given)
+            refuse_stray(list(roles), given)
     except PlanError as error:
         raise PlanError(*found, *error.problems) from None
     if found := [*found, *overlap_problems(graph, placement, staleness)]:
@@ -95,13 +95,13 @@ def placed(
 
 
 def _placed(
-    graph: Graph, needs: Mapping[str, Halves], sampling: Mapping[str, Halves], given: Given
+    graph: Graph, roles: Roles, sampling: Mapping[str, Halves], given: Given
 ) -> tuple[Placement, list[Problem]]:
     """What is evaluated samples too, even where its flow never does; whether anything is, data and rewards tell a run."""
-    pools, flags = parse_pools(given.options.pools or ""), {name: given.role(name) for name in needs}
-    placement = place(graph, needs, pools, flags)
+    pools, flags = parse_pools(given.options.pools or ""), {name: given.role(name) for name in roles}
+    placement = place(graph, needs(roles, None), pools, flags)
     role = evaluated(graph, given)
-    if role is None or needs[role].generator:
+    if role is None or roles[role].needs.generator:
         return placement, []
     try:
         return place(graph, sampling, pools, flags), []
@@ -117,12 +117,9 @@ def evaluated(graph: Graph, given: Given) -> str | None:
     return names[0] if names and given.options.held_out and given.options.backend != "null" else None
 
 
-def _owned(role: str, given: Given) -> dict[str, set[str]]:
+def _owned(role: BoundRole) -> dict[str, set[str]]:
     """For each half the settings that its backend has and the other's has not."""
-    names = []
-    for half in HALVES:
-        kind = getattr(backend(given.backend(role, half)), half.capitalize(), None)
-        names.append({field.name for field in fields(kind.Settings)} if kind is not None else set())
+    names = [{field.name for field in fields(half.settings)} if half.kind is not None else set[str]() for half in role.halves]
     return {half: own - other for half, own, other in zip(HALVES, names, reversed(names), strict=True)}
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import rlflow
 from rlflow.cluster import launch
@@ -26,6 +27,8 @@ from rlflow.execution.ahead import Ahead
 from rlflow.execution.lanes import Lanes
 from rlflow.given.backends import numbers
 from rlflow.given.flags import Given
+from rlflow.given.options import Options as RunOptions
+from rlflow.given.roles import Roles, model_uses
 from rlflow.graph.model import Graph
 from rlflow.graph.wire import identity
 from rlflow.passes.lanes import room_of
@@ -33,7 +36,7 @@ from rlflow.placement import Placement, judging
 from rlflow.plan import Plan
 from rlflow.residency import Course
 from rlflow.runs.kept import decided, kept
-from rlflow.runs.prepare import Made, make_plan, model_uses, placed
+from rlflow.runs.prepare import Made, make_plan, placed
 from rlflow.trace.compile import Options, Program
 from rlflow.watchdog.beside import Watchdog
 
@@ -41,21 +44,23 @@ GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that
 
 
 def on_pools(
-    program: Program, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int], evaluated: str | None,
-    watchdog: Watchdog, note: Callable[[str], None],
+    program: Program, roles: Roles, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int],
+    evaluated: str | None, watchdog: Watchdog, note: Callable[[str], None],
 ) -> Made:
     """Start the pools of ``--pools`` and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
     PlanError; what was started then is ended."""
     given = decided(given)
-    lies, began = partial(_placed, program.graph, given, evaluated), time.monotonic()
+    lies, began = partial(_placed, program.graph, roles, given, evaluated), time.monotonic()
     with ExitStack() as started:
-        groups, controllers = _room(program, given, lies(()), started, watchdog, note)
+        folder = launch.run_folder(watchdog.name, given.options.ray_address)
+        watchdog.remove_in_the_end(folder)
+        groups, controllers = _room(room_for_commits(roles, given.options), given, lies(()), folder, started, watchdog, note)
         placement = lies(launch.apart(groups))
-        made = make_plan(program, placement, given, evaluated)
+        made = make_plan(program, roles, placement, given, evaluated)
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
-        meetings = launch.meetings(groups, watchdog.name)
+        meetings = launch.meetings(groups, folder)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
-        fleet = Fleet(watchdog.name, told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout,
+        fleet = Fleet(folder, told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout,
                       roles_of(placement), placement, lies, controllers)
         started.callback(fleet.stop)
         who = ", ".join(f"{len(told[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
@@ -65,13 +70,13 @@ def on_pools(
 
 
 def _room(
-    program: Program, given: Given, placement: Placement, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
+    memory: int, given: Given, placement: Placement, folder: Path, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
 ) -> tuple[launch.Groups, Controllers]:
-    """Room for each pool, on a Ray that is started or joined."""
+    """Room for each pool, on a Ray that is started or joined. memory: bytes that its store needs for commits."""
     address = given.options.ray_address
     note(f"pools: {given.options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
     with watchdog.marking():
-        controllers = launch.start(address, sum(placement.pools.values()), given.options.insecure, room_for_commits(program, given))
+        controllers = launch.start(address, sum(placement.pools.values()), folder, given.options.insecure, memory)
     started.callback(launch.leave, controllers)
     return launch.place_pools(placement.pools, given.options.device == "cuda"), controllers
 
@@ -89,18 +94,18 @@ def _made(plan: Plan, given: Given, prompts: Prompts, fleet: Fleet, started: Exi
     return Made(plan, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
 
 
-def _placed(graph: Graph, given: Given, evaluated: str | None, apart: Collection[str]) -> Placement:
+def _placed(graph: Graph, roles: Roles, given: Given, evaluated: str | None, apart: Collection[str]) -> Placement:
     """apart: pools on several machines."""
-    placement = placed(graph, given, evaluated, apart)
+    placement = placed(graph, roles, given, evaluated, apart)
     assert placement is not None
     return placement
 
 
-def room_for_commits(program: Program, given: Given) -> int:
+def room_for_commits(roles: Roles, options: RunOptions) -> int:
     """Bytes that two commits take at most, the last one and the next, as far as models are known."""
-    if not given.options.commit_every:
+    if not options.commit_every:
         return 0
-    return 2 * sum(kept(use, given).commit_bytes or 0 for use in model_uses(program.graph) if use.trained)
+    return 2 * sum(kept(role, options.dtype).commit_bytes or 0 for role in roles.values() if role.use.trained)
 
 
 def sampling_ahead(made: Plan, engine: ClusterEngine, lanes: Lanes, given: Given, prompts: Prompts) -> Ahead | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,13 @@ from rlflow.explain.explanation import here
 from rlflow.explain.fits import overlap_problems, stream_problems
 from rlflow.extras import ask
 from rlflow.given import rewards as bound
-from rlflow.given.backends import Halves, Loaded, check_settings, device_of, halves, make_models, model_folder, numbers
+from rlflow.given.backends import device_of, numbers
 from rlflow.given.dataset import open_dataset
 from rlflow.given.flags import Given, refuse_stray
+from rlflow.given.models import Loaded, make_models
+from rlflow.given.options import Options as RunOptions
+from rlflow.given.roles import BoundRole, Halves, Roles, folders, model_uses
+from rlflow.given.roles import bound as bound_roles
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
 from rlflow.passes import plan
@@ -50,6 +54,7 @@ from rlflow.runs.recovery import Workers
 from rlflow.runs.residents import resident
 from rlflow.runs.screening import screened
 from rlflow.runs.streaming import streaming
+from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
@@ -95,53 +100,50 @@ def prepare(
         raise FlowError(*report.errors)
     if given.options.ray_address is None:  # a cluster may have GPUs where its driver has none
         device_of(given.options.device)
-    check_settings(model_uses(report.program.graph), given)
-    check_fits(report.program, given)
+    roles = bound_roles(report.program.graph, given)
+    check_fits(report.program, roles, given)
     if given.options.pools:
         ask("ray", "cluster")
     data = open_dataset(flow, given)
     rewards, watchdog = bound.Rewards(given, data), Watchdog.start()
     try:
         program = compiled(flow, hp, given, data, rewards)
-        prompts, held_out = screened(data, program.graph, model_uses(program.graph), given, note, begun)
-        return _assembled(program, given, prompts, held_out, rewards, watchdog, note, judge)
+        prompts, held_out = screened(data, program.graph, roles, given, note, begun)
+        return _assembled(program, roles, given, prompts, held_out, rewards, watchdog, note, judge)
     except BaseException:
         rewards.close()
         watchdog.close()
         raise
 
 
-def check_fits(program: Program, given: Given) -> None:
+def check_fits(program: Program, roles: Roles, given: Given) -> None:
     """Raises PlanError for pools, a staleness, chunks and memory that cannot be, before anything is loaded."""
-    placement, staleness = placed(program.graph, given), given.options.staleness
+    placement, staleness = placed(program.graph, roles, given), given.options.staleness
     if problems := [*stale_problems(program, staleness), *overlap_problems(program.graph, placement, staleness)]:
         raise PlanError(*problems)
-    made = make_plan(program, placement, given, None)
+    made = make_plan(program, roles, placement, given, None)
     if problems := list(stream_problems(made, staleness)):
         raise PlanError(*problems)
 
 
-def make_plan(program: Program, placement: Placement | None, given: Given, evaluated: str | None) -> Plan:
+def make_plan(program: Program, roles: Roles, placement: Placement | None, given: Given, evaluated: str | None) -> Plan:
     """All passes. ``evaluated``: the role that samples to be evaluated. Raises PlanError for memory that does not do."""
-    graph, uses = program.graph, model_uses(program.graph)
-    where = placement or here({use.name: _sampling(graph, use, evaluated) for use in uses})
-    return resident(plan(program, placement, streaming(graph, uses, given)), uses, where, given, evaluated)
+    where = placement or here(needs(roles, evaluated))
+    return resident(plan(program, placement, streaming(program.graph, roles, given)), roles, where, given, evaluated)
 
 
-def _sampling(graph: Graph, use: RoleUse, evaluated: str | None) -> Halves:
-    """What a role needs; the one that is evaluated samples, even where its flow never does."""
-    half = halves(graph, use)
-    return Halves(half.trainer, half.generator or use.name == evaluated)
+def needs(roles: Roles, evaluated: str | None) -> dict[str, Halves]:
+    """What each role needs; the one that is evaluated samples, even where its flow never does."""
+    return {name: Halves(role.needs.trainer, role.needs.generator or name == evaluated) for name, role in roles.items()}
 
 
-def placed(graph: Graph, given: Given, evaluated: str | None = None, apart: Collection[str] = ()) -> Placement | None:
+def placed(graph: Graph, roles: Roles, given: Given, evaluated: str | None = None, apart: Collection[str] = ()) -> Placement | None:
     """Where the halves of the roles go, None for one process. apart: pools that are known to be on several machines."""
     if not given.options.pools:
-        refuse_stray([use.name for use in model_uses(graph)], given)
-        return lying(None, graph, model_uses(graph), given)
-    needs = {use.name: _sampling(graph, use, evaluated) for use in model_uses(graph)}
-    placement = place(graph, needs, parse_pools(given.options.pools), {name: given.role(name) for name in needs})
-    return lying(placement, graph, model_uses(graph), given, apart)
+        refuse_stray(list(roles), given)
+        return lying(None, graph, roles, given.options)
+    placement = place(graph, needs(roles, evaluated), parse_pools(given.options.pools), {name: given.role(name) for name in roles})
+    return lying(placement, graph, roles, given.options, apart)
 
 
 def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:
@@ -154,46 +156,43 @@ def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Optio
 
 
 def _assembled(
-    program: Program, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, watchdog: Watchdog,
+    program: Program, roles: Roles, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, watchdog: Watchdog,
     note: Callable[[str], None], judge: Judge | None,
 ) -> Prepared:
     graph, options, training = program.graph, given.options, prompts.data
-    uses = model_uses(graph)
-    inputs = judge(graph, depends_on(program, given, training, held_out)) if judge else None
-    files = {use.name: kept_files(use, given) for use in uses if use.trained}
-    for folder in dict.fromkeys(folder for use in uses if (folder := model_folder(use, given))):
+    inputs = judge(graph, depends_on(program, roles, given, training, held_out)) if judge else None
+    files = {name: kept_files(role.folder) for name, role in roles.items() if role.use.trained}
+    for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
             note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
-    updates = {use.name: expected_steps(graph, use, options.prompts, options.iterations) for use in uses}
+    updates = {name: expected_steps(graph, role.use, options.prompts, options.iterations) for name, role in roles.items()}
     evaluated = evaluated_role(graph, held_out, rewards, given)
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
         traced = compile_options(given, training, rewards)
-        made = pools.on_pools(program, given, training, traced, prompts, updates, evaluated, watchdog, note)
+        made = pools.on_pools(program, roles, given, training, traced, prompts, updates, evaluated, watchdog, note)
     else:
-        made = _here(program, given, prompts, updates, rewards, evaluated)
+        made = _here(program, roles, given, prompts, updates, rewards, evaluated)
 
     def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score
         made.close()
 
     return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
-                    evaluation(graph, uses, made.engine, held_out, rewards, given), recorded_settings(program, given), files, inputs,
-                    made.reasons, stop, watchdog, made.ahead, made.workers, canary(uses, made.engine, training, given))
+                    evaluation(graph, roles, made.engine, held_out, rewards, given), recorded_settings(program, given), files, inputs,
+                    made.reasons, stop, watchdog, made.ahead, made.workers, canary(roles, made.engine, training, options))
 
 
-def depends_on(program: Program, given: Given, training: Dataset, held_out: Dataset) -> Found:
+def depends_on(program: Program, roles: Roles, given: Given, training: Dataset, held_out: Dataset) -> Found:
     """All that the run's numbers depend on beside its settings and its graph."""
-    uses, graph = model_uses(program.graph), program.graph
-    rewards = rewards_of([use for use in graph.roles if use.rewards], given)
-    return found(Sources(Path(program.flow.place.path), uses, rewards, training, held_out), given)
+    rewards = rewards_of([use for use in program.graph.roles if use.rewards], given)
+    return found(Sources(Path(program.flow.place.path), roles, rewards, training, held_out), given)
 
 
-def kept_files(use: RoleUse, given: Given) -> dict[str, bytes]:
+def kept_files(folder: Path | None) -> dict[str, bytes]:
     """The small files of a trained role's model folder, which checkpoints and final models get: from here on nothing needs the folder.
     Raises PlanError."""
-    folder = model_folder(use, given)
     try:
         return {path.name: path.read_bytes() for path in small_files(folder)} if folder else {}
     except OSError as error:
@@ -201,21 +200,22 @@ def kept_files(use: RoleUse, given: Given) -> dict[str, bytes]:
 
 
 def _here(
-    program: Program, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards, evaluated: str | None
+    program: Program, roles: Roles, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards,
+    evaluated: str | None,
 ) -> Made:
     """Everything in this process."""
     graph, options = program.graph, given.options
-    uses = model_uses(graph)
     used = {node.role for node in all_nodes(graph.nodes)}
-    scorers: dict[str, Scorer] = {use.name: rewards.scorer(use.name) for use in graph.roles if use not in uses and use.name in used}
+    judges = [use.name for use in graph.roles if use.name not in roles and use.name in used]
+    scorers: dict[str, Scorer] = {name: rewards.scorer(name) for name in judges}
     device = device_of(options.device)
-    made = make_plan(program, None, given, evaluated)
+    made = make_plan(program, roles, None, given, evaluated)
     keeper = Keeper.of(made.residency)
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models
-    models = lanes.do("control", partial(make_models, graph, uses, given, device, updates, loaded=keeper.loaded))
+    models = lanes.do("control", partial(make_models, roles.values(), options, device, updates, loaded=keeper.loaded))
     engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
                     reward_timeout=options.reward_timeout, keeper=keeper, dtype=numbers(options.dtype))
-    scorers |= {use.name: bound.ModelScore(engine, use.name) for use in uses if use.rewards}
+    scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     lanes.do("control", partial(rewards.load_models, device))
     return Made(made, engine, lanes, rewards.reasons, lanes.close)
 
@@ -226,12 +226,6 @@ def evaluated_role(graph: Graph, held_out: Dataset, rewards: bound.Rewards, give
     if role is None or not len(held_out) or given.options.backend == "null" or rewards.judge() is None:
         return None
     return role.name
-
-
-def model_uses(graph: Graph) -> list[RoleUse]:
-    """The roles that are models: all that are used, but for rewards that nobody trains."""
-    used = {node.role for node in all_nodes(graph.nodes)}
-    return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
@@ -249,17 +243,17 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
 
 
 def evaluation(
-    graph: Graph, uses: Sequence[RoleUse], engine: Engine, held_out: Dataset, rewards: bound.Rewards, given: Given
+    graph: Graph, roles: Roles, engine: Engine, held_out: Dataset, rewards: bound.Rewards, given: Given
 ) -> Evaluation | None:
     """Accuracy on held-out prompts, where there are any and something can judge them."""
     name = evaluated_role(graph, held_out, rewards, given)
     scorer = rewards.judge() if name else None
-    role = next((use for use in uses if use.name == name), None)
+    role = roles.get(name) if name else None
     if role is None or scorer is None:
         return None
     model = engine.models[role.name]
     if model.generator is None:
-        model.generator = _generator_for_evaluation(graph, role, given, engine.keeper.loaded)
+        model.generator = _generator_for_evaluation(role, given.options, engine.keeper.loaded)
     prompts = held_out.batch(range(len(held_out)))
     node = next((n for n in all_nodes(graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
     settings = dict(node.settings) if node else {}
@@ -271,10 +265,9 @@ def evaluation(
     return Evaluation(engine, role.name, kept, sampling)
 
 
-def _generator_for_evaluation(graph: Graph, role: RoleUse, given: Given, loaded: Loaded) -> Any:
+def _generator_for_evaluation(role: BoundRole, options: RunOptions, loaded: Loaded) -> Any:
     """A generator for a flow that never samples."""
-    sampling = replace(graph, nodes=tuple(replace(node, op=Op.GENERATE) for node in graph.nodes if node.role == role.name))
-    return make_models(sampling, [role], given, device_of(given.options.device), {}, loaded=loaded)[role.name].generator
+    return make_models([role], options, device_of(options.device), {}, lambda role: Halves(False, True), loaded)[role.name].generator
 
 
 def working_folder() -> str | None:
@@ -293,6 +286,7 @@ def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
     return redacted({
         "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
+        FILE_DIGEST: digest_of(Path(program.flow.place.path)),
         "hp": hp, "options": dataclasses.asdict(given.options),
         "values": {name: value for name, value in given.values.items() if not name.startswith("hp.")},
     })

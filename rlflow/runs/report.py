@@ -58,7 +58,7 @@ def bounded(totals: Totals) -> str:
     if not found.iterations:
         return "no iteration was run to its end"
     by = found.by if found.by == PATH else f"the work of {found.by}"
-    alike = f" (of {found.alike} iterations)" if found.alike < found.iterations else ""
+    alike = f" (of {found.alike} iteration{'s' if found.alike > 1 else ''})" if found.alike < found.iterations else ""
     shares = ", ".join(f"{lane} {share:.0%}" for lane, share in found.busy.items() if share >= SHOWN or "." not in lane)
     return "\n".join([
         _rendered(_stages(totals)),

@@ -12,17 +12,18 @@ from rlflow.data.prompts import Prompts
 from rlflow.given.dataset import divided
 from rlflow.given.flags import Given
 from rlflow.given.positions import room
-from rlflow.graph.model import Graph, RoleUse
+from rlflow.given.roles import Roles
+from rlflow.graph.model import Graph
 
 SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
 
 
 def screened(
-    data: Dataset, graph: Graph, uses: Sequence[RoleUse], given: Given, note: Callable[[str], None], begun: bool = False
+    data: Dataset, graph: Graph, roles: Roles, given: Given, note: Callable[[str], None], begun: bool = False
 ) -> tuple[Prompts, Dataset]:
     """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError for records that cannot
     be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``."""
-    limited = replace(data, room=room(graph, uses, given, data.shape != "prompts"))
+    limited = replace(data, room=room(graph, roles, given.options.reward, data.shape != "prompts"))
     training, held_out = divided(limited, given.options.held_out)
     prompts, began = training.prompts(given.options.seed), time.monotonic()
     asides = held_out.faulty(range(len(held_out)))

@@ -13,6 +13,7 @@ from rlflow.author.load import load_flow
 from rlflow.cluster.worker import Worker
 from rlflow.given.flags import flat
 from rlflow.given.rewards import ModelReward, Rewards
+from rlflow.given.roles import bound
 from rlflow.runs.api import resolved
 from rlflow.runs.pools import setups
 from rlflow.runs.prepare import compile_options, compiled, open_dataset, placed
@@ -38,7 +39,7 @@ def told(flags):
     data = open_dataset(flow, given)
     rewards = Rewards(given, data)
     program = compiled(flow, hp, given, data, rewards)
-    options, where = compile_options(given, data, rewards), placed(program.graph, given)
+    options, where = compile_options(given, data, rewards), placed(program.graph, bound(program.graph, given), given)
     yield setups(program, given, data, options, where, {"actor": 1}, torch.get_num_threads(), dict.fromkeys(where.pools, ""))
     rewards.close()
 

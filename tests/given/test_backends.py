@@ -9,8 +9,9 @@ import torch
 from rlflow.backends.vllm.surroundings import imported
 from rlflow.cli.check import judged as judged_file
 from rlflow.errors import PlanError
-from rlflow.given.backends import check_settings, keep_whole_products
+from rlflow.given.backends import keep_whole_products
 from rlflow.given.flags import sorted_out
+from rlflow.given.roles import Halves, bind
 from rlflow.graph.model import RoleUse
 
 FROZEN, TRAINED = RoleUse("reference"), RoleUse("actor", trained=True, generates=True)
@@ -21,7 +22,8 @@ def judged(tmp_path):
     (tmp_path / "config.json").write_text("{}")
 
     def call(use, **values):
-        check_settings([use], sorted_out({"model": str(tmp_path)} | values, [use.name]))
+        needs = Halves(use.trained or not use.generates, use.generates)
+        return bind({use: needs}, sorted_out({"model": str(tmp_path)} | values, [use.name]))[use.name]
 
     return call
 

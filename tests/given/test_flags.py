@@ -2,8 +2,8 @@ import pytest
 
 from rlflow.backends import local, null
 from rlflow.errors import PlanError
-from rlflow.given.backends import known_names, settings
 from rlflow.given.flags import flat, parse_flags, read_toml, sorted_out
+from rlflow.given.roles import known_names, settings
 
 
 def test_flags_are_names_and_texts():
@@ -68,9 +68,9 @@ def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):
 
 def test_a_setting_of_one_half_comes_before_that_of_both():
     given = {"batch_tokens": "7", "generator.batch_tokens": "9", "trainer.lr": "1", "lr": "2"}
-    assert settings(null, "Generator", "actor", {"token_seconds": "1", "generator.token_seconds": "2"}).token_seconds == 2.0
-    assert settings(local, "Generator", "actor", given).batch_tokens == 9
-    assert settings(local, "Trainer", "actor", given).lr == 1.0
-    names = known_names((local, local))
+    assert settings(null.Generator, "generator", "actor", {"token_seconds": "1", "generator.token_seconds": "2"}).token_seconds == 2.0
+    assert settings(local.Generator, "generator", "actor", given).batch_tokens == 9
+    assert settings(local.Trainer, "trainer", "actor", given).lr == 1.0
+    names = known_names({"trainer": local.Trainer, "generator": local.Generator})
     assert {"lr", "trainer.lr", "generator.batch_tokens"} <= names
     assert not {"generator.lr", "trainer.batch_tokens"} & names

@@ -9,6 +9,7 @@ from rlflow.data.faults import Room
 from rlflow.errors import PlanError
 from rlflow.given.flags import sorted_out
 from rlflow.given.positions import positions_of, room
+from rlflow.given.roles import bound
 from rlflow.trace.compile import compile_flow
 
 
@@ -79,8 +80,8 @@ def learning(examples, actor):
 
 def of(chosen, responses=False, **values):
     graph = compile_flow(chosen).graph
-    uses = [use for use in graph.roles if use.trained or not use.rewards]
-    return room(graph, uses, sorted_out(values, [use.name for use in graph.roles]), responses)
+    given = sorted_out(values, [use.name for use in graph.roles])
+    return room(graph, bound(graph, given), given.options.reward, responses)
 
 
 def test_the_shortest_model_and_the_longest_sample_say_what_a_prompt_may_have(folder):
@@ -115,4 +116,4 @@ def test_samples_that_leave_no_room_for_a_prompt_are_refused(folder):
     graph = compile_flow(load_flow("grpo")).graph
     given = sorted_out({"model": str(folder(max_position_embeddings=512))}, ["actor", "reference", "reward"])
     with pytest.raises(PlanError, match=r"such as --hp.max_tokens 256"):
-        room(graph, [use for use in graph.roles if use.trained], given, False)
+        room(graph, bound(graph, given), (), False)

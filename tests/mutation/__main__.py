@@ -23,18 +23,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from judges import ROOT, judges
+from judges import judges
 from mutants import Mutant, mutants
 from tree import Tree
 
 VERDICTS = ("killed", "survived", "timeout", "equivalent")
 
 
-def drawn(count: int, seed: int, under: str) -> list[tuple[Path, Mutant]]:
-    """So many mutants of all that there are, all equally likely."""
-    paths = [path for root in ("rlflow", "backends") for path in sorted((ROOT / root).rglob("*.py"))]
-    every = [(path.relative_to(ROOT), mutant) for path in paths if str(path.relative_to(ROOT)).startswith(under)
-             for mutant in mutants(path.read_text())]  # fmt: skip
+def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mutant]]:
+    """So many mutants of all that there are in a tree, all equally likely."""
+    paths = [path.relative_to(root) for folder in ("rlflow", "backends") for path in sorted((root / folder).rglob("*.py"))]
+    every = [(path, mutant) for path in paths if str(path).startswith(under) for mutant in mutants((root / path).read_text())]
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
@@ -53,12 +52,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="for all tests of one mutant")
     parser.add_argument("--json", type=Path, help="the file that gets every verdict")
     chosen = parser.parse_args()
-    mutated, known, began = drawn(chosen.count, chosen.seed, chosen.under), equivalents(), time.time()
+    known, began = equivalents(), time.time()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="rlflow-mutation-") as folder, ThreadPoolExecutor(chosen.jobs) as turns:
         trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
         for number in range(chosen.jobs):
             trees.put(Tree.copied(Path(folder) / str(number)))
+        whole = Tree.copied(Path(folder) / "whole").folder  # no mutant is ever applied here, whoever edits the sources meanwhile
+        mutated = drawn(whole, chosen.count, chosen.seed, chosen.under)
 
         def judged(number: int) -> dict[str, Any]:
             path, mutant = mutated[number]
@@ -67,8 +68,8 @@ def main() -> None:
                 return {**row, "verdict": "equivalent", "by": why, "seconds": 0.0}
             tree, since = trees.get(), time.monotonic()
             try:
-                source = (ROOT / path).read_text()
-                verdict, test = tree.verdict(path, mutant.applied(source), judges(path), chosen.seconds, int(began) + 2 * number)
+                source = mutant.applied((whole / path).read_text())
+                verdict, test = tree.verdict(path, source, judges(path, whole), chosen.seconds, int(began) + 2 * number)
             finally:
                 trees.put(tree)
             return {**row, "verdict": verdict, "by": test, "seconds": round(time.monotonic() - since, 1)}

@@ -35,7 +35,10 @@ def judges(path: Path, root: Path = ROOT) -> list[str]:
     package = root / "tests" / inside.parent
     name = path.parent.name if path.stem == "__init__" else path.stem
     mirrors = [package / f"test_{name}.py", root / "tests" / f"test_{name}.py"]
-    importers = [test for test in _files(root, ("tests",), "test_*.py") if module_of(path) in imported(test)]
+    while not package.exists():
+        package = package.parent
+    names = {module_of(path), module_of(path.parent)} - {"rlflow"}  # a package gives what its modules define
+    importers = [test for test in _files(root, ("tests",), "test_*.py") if names & imported(test)]
     beside = sorted(package.glob("test_*.py")) if package != root / "tests" else []
     chosen = dict.fromkeys(str(test.relative_to(root)) for test in [*mirrors, *importers, *beside] if test.exists())
     found = [test for test in chosen if not test.startswith(HEAVY)]

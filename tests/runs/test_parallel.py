@@ -10,6 +10,7 @@ from rlflow.backends.vllm.parallel import Seat
 from rlflow.cli.plan import options_of
 from rlflow.errors import PlanError
 from rlflow.given.flags import parse_flags
+from rlflow.given.roles import bound
 from rlflow.placement import Parallel
 from rlflow.runs.api import resolved
 from rlflow.runs.prepare import placed
@@ -44,7 +45,8 @@ def lies(tmp_path):
         found = load_flow(str(file) if flow == "duel" else flow)
         words = f"--model {FOLDER} --data chain_sum --pools all=4 {flags}".split()
         given, hp = resolved(found, None, parse_flags(words))
-        where = placed(compile_flow(found, hp, options_of(given)).graph, given, None, apart)
+        graph = compile_flow(found, hp, options_of(given)).graph
+        where = placed(graph, bound(graph, given), given, None, apart)
         return [where.lies(role, half) for half in ("generator", "trainer") for role in roles]
 
     return lies
