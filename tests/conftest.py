@@ -1,4 +1,5 @@
-"""Threads are fixed, so that a test gives the same numbers on every machine; and how long a property takes to draw decides nothing."""
+"""Threads are fixed, so that a test gives the same numbers on every machine; and how long a property takes to draw decides nothing. Where
+tests find modules that several of them share is `pythonpath` in pyproject.toml."""
 
 import os
 
@@ -11,17 +12,17 @@ import sys
 import traceback
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, str(Path(__file__).parent))  # for what tests of several folders share
+sys.dont_write_bytecode = False  # tests, and the processes that they start, compile a module once
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what `nohup` ignores would be ignored by processes that tests start
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any machine", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 

@@ -76,7 +76,6 @@ SHAPES = {
 SECONDS = 800  # for all that ranks do; machines that test are busy
 IN_PROCESS = ("null", "local", "fsdp")  # backends of which one rank needs no process of its own, and two can share theirs
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # for what ranks and tests here share
 
 
 @pytest.fixture(scope="session")

@@ -11,27 +11,19 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def neighbour(name):
-    sys.path.insert(0, str(HERE))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(HERE))
-
-
 @pytest.fixture(scope="session")
 def campaign():
-    return neighbour("campaign")
+    return importlib.import_module("campaign")
 
 
 @pytest.fixture(scope="session")
 def faults():
-    return neighbour("faults")
+    return importlib.import_module("faults")
 
 
 @pytest.fixture(scope="session")
 def powerloss():
-    return neighbour("powerloss")
+    return importlib.import_module("powerloss")
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,4 @@
-import sys
-from pathlib import Path
-
 import pytest
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # strategies and workers are shared by the modules here
 
 
 @pytest.fixture(scope="session", autouse=True)

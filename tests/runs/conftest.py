@@ -1,14 +1,11 @@
 """A small task of real data and the packaged model, so that a run takes seconds."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 import rlflow.tasks
 
-sys.path.append(str(Path(__file__).parent))  # run_faults is shared with a benchmark
 MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
 
 

@@ -34,21 +34,30 @@ def backends(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-def metrics(tmp_path, generator, **more):
-    result = rlflow.run("grpo", out=str(tmp_path), prompts=2, iterations=3, held_out=0, threads=1,
-                        **{"hp.samples": 2, "hp.max_tokens": 4, "actor.generator": f"canary_backends.{generator}", "lr": 0.01, **more})
-    return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture
+def metrics(task, backends):
+    """``metrics(generator)``: what each of two iterations of a run with this generator told."""
+
+    def metrics(generator, **more):
+        small = {"prompts": 4, "held_out": 0, "threads": 1, "lr": 0.01, "hp.samples": 4, "hp.max_tokens": 4, "save_every": 0}
+        result = rlflow.run("grpo", **{**task, **small, "actor.generator": generator, **more})
+        return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+
+    return metrics
 
 
-def test_a_weight_that_does_not_arrive_is_seen(tmp_path, backends):
-    good, bad = metrics(tmp_path, "other"), metrics(tmp_path, "deaf")
+def test_a_weight_that_does_not_arrive_is_seen(metrics):
+    good, bad = metrics("canary_backends.other"), metrics("canary_backends.deaf")
     assert all(line["canary/actor_max"] < 1e-5 for line in good)
     assert bad[0]["canary/actor_max"] < 1e-5  # nothing has been learned yet
     assert all(line["canary/actor_max"] > 1e-3 for line in bad[1:])
 
 
-def test_one_backend_needs_no_canary_and_it_can_be_turned_off(tmp_path, backends):
-    assert not any("canary" in name for line in metrics(tmp_path, "other", canary=0) for name in line)
+@pytest.mark.parametrize(("generator", "settings"), [("local", {}), ("canary_backends.other", {"canary": 0})])
+def test_one_backend_needs_no_canary_and_it_can_be_turned_off(metrics, generator, settings):
+    lines = metrics(generator, **settings)
+    assert len(lines) == 2
+    assert not any("canary" in name for line in lines for name in line)
 
 
 def test_canaries_are_the_two_halves_of_prompts():

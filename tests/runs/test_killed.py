@@ -5,10 +5,10 @@ import os
 import random
 import shutil
 import signal
-import sys
 import threading
-from pathlib import Path
 
+import faults
+import powerloss
 import pytest
 from run_faults import content, differences, in_child, resumed
 
@@ -19,10 +19,6 @@ from rlflow.graph import wire
 from rlflow.runs import resume
 from rlflow.watch import status
 from rlflow.watch.reporter import make_reporter
-
-sys.path.append(str(Path(__file__).parents[1] / "checkpoints"))
-import faults
-import powerloss
 
 ITERATIONS = 3
 WHOLE = ("settings.json", "identity.json", "graph.json", "status.json", "bounds.json")

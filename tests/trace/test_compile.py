@@ -497,3 +497,18 @@ def test_settings_that_are_no_plain_values_are_kept_as_they_are():
     program = compile_flow(f)
     assert program.settings["shaped"] == {"shift": 0.0, "how": marker}
     assert dict(program.graph.by_name["shaped"].settings)["how"] == repr(marker)
+
+
+def test_data_of_a_wrong_kind_are_one_mistake_and_what_reads_them_is_judged_by_the_table():
+    @stage(gives={"bonus": row("float32")})
+    def of_answers(answer: list[str], scores):
+        return scores
+
+    def f(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=8)
+        batch |= reward(batch)
+        batch |= of_answers(batch)
+        batch |= actor.logprobs(batch)
+        actor.update(batch, policy_loss)
+
+    assert [code for code, _ in problems(f, data={"answer": row("float32")})] == ["table-kind"]

@@ -1,0 +1,101 @@
+"""Change the sources at random places and see whether quick tests notice.
+
+    python tests/mutation --count 400 --seed 0
+    python tests/mutation --count 40 --seed 3 --under rlflow/maths --json mutants.json
+
+Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean operator, a condition, a
+constant, a deleted statement, a returned None. It is applied in a copy of the tree and judged by the unmarked tests that mirror its module
+(judges.py). killed: a test failed that passes without it. survived: none did. timeout: they did not end within --seconds. A mutant that
+no test can kill, since nothing that anybody could see differs, is listed in equivalents.toml with the reason, and is not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import random
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from judges import judges
+from mutants import Mutant, mutants
+from tree import Tree
+
+VERDICTS = ("killed", "survived", "timeout", "equivalent")
+
+
+def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mutant]]:
+    """So many mutants of all that there are in a tree, all equally likely."""
+    paths = [path.relative_to(root) for folder in ("rlflow", "backends") for path in sorted((root / folder).rglob("*.py"))]
+    every = [(path, mutant) for path in paths if str(path).startswith(under) for mutant in mutants((root / path).read_text())]
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def equivalents() -> dict[tuple[str, str, str], str]:
+    """The reason by file, text before and text after."""
+    listed = tomllib.loads(Path(__file__).with_name("equivalents.toml").read_text()).get("equivalent", [])
+    return {(one["file"], one["before"], one["after"]): one["why"] for one in listed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=400, help="mutants")
+    parser.add_argument("--seed", type=int, default=0, help="which ones")
+    parser.add_argument("--under", default="", help="only in files whose path begins so")
+    parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
+    parser.add_argument("--seconds", type=float, default=300.0, help="for all tests of one mutant")
+    parser.add_argument("--json", type=Path, help="the file that gets every verdict")
+    chosen = parser.parse_args()
+    known, began = equivalents(), time.time()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="rlflow-mutation-") as folder, ThreadPoolExecutor(chosen.jobs) as turns:
+        trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+        for number in range(chosen.jobs):
+            trees.put(Tree.copied(Path(folder) / str(number)))
+        whole = Tree.copied(Path(folder) / "whole").folder  # no mutant is ever applied here, whoever edits the sources meanwhile
+        mutated = drawn(whole, chosen.count, chosen.seed, chosen.under)
+
+        def judged(number: int) -> dict[str, Any]:
+            path, mutant = mutated[number]
+            row = {"file": str(path), "line": mutant.line, "kind": mutant.kind, "before": mutant.before, "after": mutant.after}
+            if why := known.get((str(path), mutant.before, mutant.after)):
+                return {**row, "verdict": "equivalent", "by": why, "seconds": 0.0}
+            tree, since = trees.get(), time.monotonic()
+            try:
+                source = mutant.applied((whole / path).read_text())
+                verdict, test = tree.verdict(path, source, judges(path, whole), chosen.seconds, int(began) + 2 * number)
+            finally:
+                trees.put(tree)
+            return {**row, "verdict": verdict, "by": test, "seconds": round(time.monotonic() - since, 1)}
+
+        for row in turns.map(judged, range(len(mutated))):
+            rows.append(row)
+            print(f"{row['verdict']:10} {row['seconds']:6.1f} s  {place(row)}", flush=True)
+            if chosen.json:
+                chosen.json.write_text(json.dumps({"seed": chosen.seed, "count": len(mutated), "mutants": rows}, indent=1) + "\n")
+    print(f"\n{table(rows)}\n\n{time.time() - began:.0f} s in all")
+
+
+def place(row: dict[str, Any]) -> str:
+    return f"{row['file']}:{row['line']} {row['kind']}: {row['before'][:60]} → {row['after'][:60]}"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Verdicts by kind, and of all; equivalents have no part in the share of killed ones."""
+    lines = [f"| kind | {' | '.join(VERDICTS)} | killed, of those run |", f"| --- |{' ---: |' * (len(VERDICTS) + 1)}"]
+    for kind in [*sorted({row["kind"] for row in rows}), "all"]:
+        found = Counter(row["verdict"] for row in rows if kind in (row["kind"], "all"))
+        run = sum(found.values()) - found["equivalent"]
+        share = f"{found['killed'] / run:.0%}" if run else "–"
+        lines.append(f"| {kind} | {' | '.join(str(found[verdict]) for verdict in VERDICTS)} | {share} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

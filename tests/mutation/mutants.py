@@ -1,0 +1,100 @@
+"""Mutants of a source: small changes of its syntax tree, each of which some test should notice."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot,
+               ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}  # fmt: skip
+ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+              ast.Pow: ast.Mult}  # fmt: skip
+DELETED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Delete)  # statements without which a function still is one
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """kind: comparison, arithmetic, boolean, condition, constant, deleted or returned. line: where in the source, from 1. before, after:
+    the expression or statement, as text on one line. begin, end: the bytes of the source that ``written`` replaces."""
+
+    kind: str
+    line: int
+    before: str
+    after: str
+    begin: int
+    end: int
+    written: str
+
+    def applied(self, source: str) -> str:
+        """The source with this change; all other lines keep their numbers."""
+        whole = source.encode()
+        return (whole[: self.begin] + self.written.encode() + whole[self.end :]).decode()
+
+
+def mutants(source: str) -> Iterator[Mutant]:
+    """Every mutant of the code within functions, in the order of the tree. What runs as a module is loaded, annotations, defaults,
+    docstrings and texts with values in them are left alone."""
+    whole = source.encode()  # columns are counted in bytes
+    starts = [0, *accumulate(map(len, whole.splitlines(keepends=True)))]
+    for function in _outermost(ast.parse(source)):
+        for statement in function.body:
+            for node in _within(statement):
+                for kind, place, text in _changes(node):
+                    begin, end = starts[place.lineno - 1] + place.col_offset, starts[place.end_lineno - 1] + place.end_col_offset
+                    padding = "\n" * (place.end_lineno - place.lineno)
+                    written = f"({text}{padding})" if isinstance(place, ast.expr) else text + padding
+                    yield Mutant(kind, place.lineno, " ".join(whole[begin:end].decode().split()), text, begin, end, written)
+
+
+def _outermost(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Functions and methods that are in no other function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        else:
+            yield from _outermost(child)
+
+
+def _within(node: ast.AST) -> Iterator[ast.AST]:
+    if _is_docstring(node) or isinstance(node, ast.JoinedStr):
+        return
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _within(child)
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, str]]:
+    """(kind, what of the node is replaced, by which text)."""
+    match node:
+        case ast.Compare(left, [op], [right]) if type(op) in COMPARISONS:
+            yield "comparison", node, ast.unparse(ast.Compare(left, [COMPARISONS[type(op)]()], [right]))
+        case ast.BinOp(left, op, right) if type(op) in ARITHMETIC and not any(_is_string(side) for side in (left, right)):
+            yield "arithmetic", node, ast.unparse(ast.BinOp(left, ARITHMETIC[type(op)](), right))
+        case ast.BoolOp(op, values):
+            yield "boolean", node, ast.unparse(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values))
+        case ast.UnaryOp(ast.Not(), operand):
+            yield "boolean", node, ast.unparse(operand)
+        case ast.If(test) | ast.While(test) | ast.IfExp(test):
+            yield "condition", test, ast.unparse(ast.UnaryOp(ast.Not(), test))
+        case ast.Constant(bool(value)):
+            yield "constant", node, repr(not value)
+        case ast.Constant(int(value) | float(value)):
+            yield "constant", node, repr(value + 1)
+        case ast.Return(ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+            yield "returned", node, "return None"
+        case _ if isinstance(node, DELETED):
+            yield "deleted", node, "pass"
+
+
+def _is_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))

@@ -1,0 +1,110 @@
+"""When a run goes back to a moment before a death, and when it is given up: the rules, with pools that are in this process."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from rlflow.errors import RemoteError
+from rlflow.runs.recovery import DEATHS, Recovery
+
+
+class Copied:
+    """A commit that is complete at once."""
+
+    complete = True
+
+    def settled(self, seconds):
+        return True
+
+    def then(self, action):
+        action()
+
+
+class Pools:
+    """Workers whose deaths are the errors that speak of one."""
+
+    def __init__(self):
+        self.restarted, self.restored = [], []
+
+    def commit(self, iteration):
+        return Copied()
+
+    def death(self, error):
+        return "a worker died" if "dead" in str(error) else None
+
+    def lost(self):
+        return None
+
+    def restart(self, death):
+        self.restarted.append(death)
+        return ["all"]
+
+    def restore(self, commit):
+        self.restored.append(commit)
+
+
+def recovered(every=1):
+    """A recovery, and the iterations that its loop was put back to."""
+    backs = []
+    prepared = SimpleNamespace(workers=Pools(), prompts=SimpleNamespace(state=dict, load=lambda cursor: None),
+                               engine=SimpleNamespace(state={}, iteration=0))  # fmt: skip
+    loop = SimpleNamespace(options=SimpleNamespace(commit_every=every), prepared=prepared, reporter=SimpleNamespace(note=lambda text: None),
+                           account=lambda: None, back_to=lambda iteration, account: backs.append(iteration))  # fmt: skip
+    return Recovery(loop), backs
+
+
+def course(recovery, deaths, end=6, message="dead"):
+    """Iterations of a run in which one dies as often as ``deaths`` says of it; what began is noted."""
+    left, began = dict(deaths), []
+
+    def run(first):
+        for iteration in range(first, end):
+            recovery.commit(iteration)
+            began.append(iteration)
+            if left.get(iteration, 0):
+                left[iteration] -= 1
+                raise RemoteError(message)
+        return began
+
+    return run
+
+
+def test_an_iteration_in_which_a_worker_died_is_repeated():
+    recovery, backs = recovered()
+    assert recovery.run(course(recovery, {2: 1}), 0) == [0, 1, 2, 2, 3, 4, 5]
+    assert backs == [2]
+    assert len(recovery.workers.restarted) == len(recovery.workers.restored) == 1
+
+
+def test_with_commits_in_some_iterations_alone_those_since_the_last_are_repeated_too():
+    recovery, backs = recovered(every=3)
+    assert recovery.run(course(recovery, {5: 1}), 0) == [0, 1, 2, 3, 4, 5, 3, 4, 5]
+    assert backs == [3]
+
+
+def test_deaths_with_an_iteration_finished_in_between_are_not_counted_together():
+    recovery, backs = recovered()
+    recovery.run(course(recovery, dict.fromkeys(range(5), DEATHS - 1)), 0)
+    assert len(backs) == 5 * (DEATHS - 1)
+
+
+def test_deaths_in_one_iteration_end_the_run():
+    recovery, backs = recovered()
+    with pytest.raises(RemoteError, match=re.escape(f"dead\n  given up: {DEATHS} deaths without an iteration finished in between")):
+        recovery.run(course(recovery, {2: DEATHS}), 0)
+    assert backs == [2] * (DEATHS - 1)
+
+
+def test_what_is_no_death_is_raised_as_it_is():
+    recovery, backs = recovered()
+    with pytest.raises(RemoteError) as caught:
+        recovery.run(course(recovery, {2: 1}, message="a bug"), 0)
+    assert (str(caught.value), backs) == ("a bug", [])
+
+
+def test_without_commits_nothing_is_recovered():
+    recovery, backs = recovered(every=0)
+    with pytest.raises(RemoteError, match="^dead$"):
+        recovery.run(course(recovery, {0: 1}), 0)
+    assert backs == []
