@@ -40,9 +40,11 @@ def test_a_real_command_is_bound_to_the_null_backend_with_its_values_judged(valu
             judge()
 
 
-@pytest.mark.parametrize(("name", "meant"), [("learning_rate", "--lr"), ("samples", "--hp.samples"), ("num_generations", "--hp.samples"),
-                                             ("sampels", "--hp.samples"), ("max_prompt_length", "--data.max_prompt"), ("promts", "--prompts"),
-                                             ("output_dir", "--out"), ("save_steps", "--save-every"), ("kl_coef", None), ("zzz", None)])  # fmt: skip
+@pytest.mark.parametrize(("name", "meant"), [
+    ("learning_rate", "--lr"), ("samples", "--hp.samples"), ("num_generations", "--hp.samples"), ("sampels", "--hp.samples"),
+    ("max_prompt_length", "--data.max_prompt"), ("promts", "--prompts"), ("output_dir", "--out"), ("save_steps", "--save-every"),
+    ("kl_coef", None), ("zzz", None),
+])  # fmt: skip
 def test_a_flag_that_is_not_there_names_the_one_that_is_meant(name, meant):
     assert unknown_flag(name, ["lr"], ["samples", "clip"]).nearest == meant
 

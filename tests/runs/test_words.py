@@ -64,8 +64,10 @@ def test_what_check_warns_of_is_said_by_a_run(file):
     assert noted("grpo") == []
 
 
-@pytest.mark.parametrize(("records", "prompts", "says"), [(1, 4, "has 1 record to train on, and an iteration takes 4: each stands in it 4 times"),
-                                                          (3, 4, "each stands in it 1.33 times"), (4, 4, None)])  # fmt: skip
+@pytest.mark.parametrize(("records", "prompts", "says"), [
+    (1, 4, "has 1 record to train on, and an iteration takes 4: each stands in it 4 times"), (3, 4, "each stands in it 1.33 times"),
+    (4, 4, None),
+])  # fmt: skip
 def test_data_with_fewer_records_than_an_iteration_takes_are_said(tmp_path, records, prompts, says):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{i}", "answer": f"{i}"}) + "\n" for i in range(records)))
@@ -125,7 +127,8 @@ def test_a_file_that_stands_in_for_a_package_is_blamed(file):
 
 
 @pytest.mark.parametrize(("parameter", "says"), [
-    ("label", "name the parameter 'answer'; or --data.answer label where"), ("solution_str", "name the parameter 'completion'; or take a field"),
+    ("label", "name the parameter 'answer'; or --data.answer label where"),
+    ("solution_str", "name the parameter 'completion'; or take a field"),
     ("extra_info", r'give the parameter a default; or take a field of the data: @flow\(data={"extra_info": text}\)'),
 ])  # fmt: skip
 def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file, parameter, says):
