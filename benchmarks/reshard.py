@@ -37,10 +37,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from rlflow.reshard.boxes import lengths
 from rlflow.reshard.choices import shard_dims
+from rlflow.reshard.exchange import exchange
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.gather import Gather
 from rlflow.reshard.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
-from rlflow.reshard.layout import Layout, join
+from rlflow.reshard.layout import HELD, Layout, join
 from rlflow.reshard.plan import readable
 from rlflow.reshard.planner import BUCKET, make_plan
 from rlflow.reshard.segment import Segment
@@ -153,9 +154,7 @@ def exact(views: dict[str, Pieces]) -> bool:
 def measure(cell: str, megabytes: float, rank: int, ranks: int, repeats: int) -> dict[str, Any]:
     shapes = small(megabytes)
     live, mine = trainer(cell, shapes, rank, ranks)
-    told: list[Any] = [None] * ranks
-    dist.all_gather_object(told, held(mine))
-    source, target = join(told), rollout(cell, shapes, ranks)
+    source, target = join(exchange(held(mine), HELD)), rollout(cell, shapes, ranks)
     views = empty(target, rank)
     start = time.perf_counter()
     plan = make_plan(source, target)

@@ -10,6 +10,7 @@ HERE = Path(__file__).parents[1]
 ROOTS = {"rlflow": "rlflow", "backends": "rlflow.backends", "algorithms": "rlflow.algorithms"}
 MAY_IMPORT = {
     "errors": "",
+    "interfaces": "errors",
     "columns": "",
     "dispatch": "",
     "extras": "errors",
@@ -43,11 +44,11 @@ MAY_IMPORT = {
                  "deadline watchdog seeds",
     "backends": "errors extras pretrained columns author batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author batch graph trace execution training data given placement spans reshard "
-               "residency lending process watch deadline watchdog",
+               "residency lending process watch deadline watchdog interfaces",
     "data": "errors columns extras batch pretrained",
     "rewards": "errors columns extras batch data deadline watchdog",
     "tasks": "",
-    "watch": "errors extras process durable logs",
+    "watch": "errors extras process durable logs interfaces",
     "given": "errors extras pretrained columns author batch graph trace execution data rewards training",
     "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency residency spans "
             "training execution data rewards tasks checkpoints watch given cluster explain durable logs watchdog seeds",

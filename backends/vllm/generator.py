@@ -113,7 +113,7 @@ class Generator:
 
     def _check_peers(self, call: Any) -> None:
         """Ranks that share an engine make every step of it together: were their rows different, they would wait for each other forever."""
-        if any(other != call for other in self.engine.seat.gathered(call)):
+        if not self.engine.seat.alike(call):
             raise ValueError(f"generate: found different rows on ranks that share an engine, expected the same ones on each of "
                              f"{self.engine.seat.size} (tensor_parallel)")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import importlib
 import secrets
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.errors import PlanError
+from rlflow.reshard.exchange import TEXT, exchange
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -39,10 +41,8 @@ class Seat:
             raise PlanError.of("tensor-parallel", f"engines of {size} ranks do not fill a pool of {ranks}",
                                found=f"--tensor_parallel {size}", expected="a number that divides the ranks of the pool",
                                remedy="change --pools or --ROLE.tensor_parallel")
-        name = [secrets.token_hex(8)]
-        if ranks > 1:
-            dist.broadcast_object_list(name, src=0)
-        return Seat(rank, ranks, size, outer, name[0])
+        name = secrets.token_hex(8)
+        return Seat(rank, ranks, size, outer, exchange(name, TEXT)[0] if ranks > 1 else name)
 
     @property
     def launcher(self) -> str:
@@ -106,13 +106,12 @@ class Seat:
         for path in glob.glob(f"{SHARED_MEMORY}/*rlflow-{self.run}-*"):
             Path(path).unlink(missing_ok=True)
 
-    def gathered(self, own: Any) -> list[Any]:
-        """What each rank of this engine has, in rank order; it waits for all of them."""
+    def alike(self, own: object) -> bool:
+        """Whether all ranks of this engine have the same, of what looks the same where it is; it waits for all of them."""
         if self.size == 1:
-            return [own]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, own, group=_state().get_tp_group().cpu_group)
-        return found
+            return True
+        digest = hashlib.sha256(repr(own).encode()).hexdigest()
+        return set(exchange(digest, TEXT, _state().get_tp_group().cpu_group)) == {digest}
 
 
 def _state() -> Any:

@@ -16,6 +16,7 @@ from gpu.ground import Ground
 from gpu.models import SHAPES
 from gpu.ranks import RankError, together
 from rlflow.cluster.group import backend_of, gpu, join
+from rlflow.reshard.exchange import TEXT, exchange
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.handles import Handles
 from rlflow.reshard.kinds import flat, replicated
@@ -151,8 +152,7 @@ def add(rank: int, ranks: int, meeting: str, ground: Ground, expected: str) -> t
     weight = torch.zeros(100, device=ground.device)
     weight.grad = torch.full((100,), rank + 1.0, device=ground.device)
     Peers().add_gradients([weight])
-    told: list[Any] = [None] * ranks
-    dist.all_gather_object(told, gpu() if ground.gpu else "a CPU")
+    told = exchange(gpu() if ground.gpu else "a CPU", TEXT)
     dist.barrier()
     return str(dist.get_backend()), bool((weight.grad == 3.0).all()) and len(set(told)) == 1
 

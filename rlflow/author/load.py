@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from rlflow.author.flow import Flow
 from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
@@ -80,17 +81,52 @@ def _not_one(path: Path, flows: dict[str, Flow]) -> Problem:
 def load(path: Path) -> ModuleType:
     """The module of a file, loaded once; its folder is importable. Raises FlowError where the file raises."""
     installed = path.parent == algorithms_folder().resolve()
-    name = f"rlflow.algorithms.{path.stem}" if installed else f"rlflow_file_{path.stem}_{zlib.crc32(str(path).encode()):x}"
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    _make_importable(path.parent)
     try:
-        return importlib.import_module(name) if installed else _executed(name, path)
+        if installed:
+            return importlib.import_module(f"rlflow.algorithms.{path.stem}")
+        name = _module_name(path)
+        return _executed(name, path, importlib.machinery.SourceFileLoader(name, str(path)))
     except (Exception, SystemExit) as error:
         raise _load_error(path, error) from error
 
 
-def _executed(name: str, path: Path) -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
+class _TextLoader(importlib.machinery.SourceFileLoader):
+    """Loads what is said to be in a file, whatever is there."""
+
+    def __init__(self, name: str, path: str, text: str) -> None:
+        super().__init__(name, path)
+        self._text = text
+
+    def get_data(self, path: str) -> bytes:
+        return self._text.encode()
+
+    def path_stats(self, path: str) -> NoReturn:
+        raise OSError  # so that no compiled file is looked for, or left
+
+
+@lru_cache(maxsize=64)
+def load_text(path: Path, text: str) -> ModuleType:
+    """The module of a text, which nothing is written for and read again. It shows in messages as the file ``path``, and imports from its
+    folder. Raises FlowError where the text raises."""
+    name = _module_name(path)
+    _make_importable(path.parent)
+    try:
+        return _executed(name, path, _TextLoader(name, str(path), text))
+    except (Exception, SystemExit) as error:
+        raise _load_error(path, error) from error
+
+
+def _make_importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _module_name(path: Path) -> str:
+    return f"rlflow_file_{path.stem}_{zlib.crc32(str(path).encode()):x}"
+
+
+def _executed(name: str, path: Path, loader: importlib.machinery.SourceFileLoader) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))  # type: ignore[arg-type]
     try:
         loader.exec_module(module)

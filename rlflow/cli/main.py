@@ -100,11 +100,12 @@ def resume(
     context: typer.Context,
     run: Run,
     fork: Annotated[bool, typer.Option("--fork", help="start a new run from the checkpoint, with other settings")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="execute files that the run names and that may not be yours")] = False,
 ) -> None:
     """Go on with a stopped run from its newest good checkpoint. Takes --iterations, intervals and trackers; with --fork any flag."""
     from rlflow.cli.resume import resume_run
 
-    raise typer.Exit(resume_run(run, context.args, fork))
+    raise typer.Exit(resume_run(run, context.args, fork, trust))
 
 
 @app.command()

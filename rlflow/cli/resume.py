@@ -11,7 +11,7 @@ from rlflow.errors import listed, printable
 from rlflow.given.flags import parse_flags
 
 
-def resume_run(run: str, arguments: Sequence[str], fork: bool) -> int:
+def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = False) -> int:
     """Go on with a run, or start a new one from it. Raises PlanError, RunHeld, StageError."""
     flags = parse_flags(arguments)
     quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
@@ -21,7 +21,7 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool) -> int:
     from rlflow.watch.reporter import make_reporter
 
     reporter = make_reporter(quiet, as_json, flags.get("track", ()))
-    result = (resume.fork if fork else resume.resume)(find_run(run), flags, reporter)
+    result = (resume.fork if fork else resume.resume)(find_run(run), flags, reporter, trust)
     told(result, reporter)
     if as_json:
         print(json.dumps(result.as_json()))

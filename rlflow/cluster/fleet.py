@@ -19,6 +19,7 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.watch import Ward, Watch, end
 from rlflow.cluster.worker import Worker
 from rlflow.placement import Placement
+from rlflow.watchdog import private
 
 BUSY_SECONDS = 30.0  # how long a pool may go on with what nobody waits for any more, before it is started anew as well
 LATEST = 1 << 62  # no iteration is later
@@ -26,11 +27,11 @@ LATEST = 1 << 62  # no iteration is later
 
 @dataclass
 class Fleet:
-    """name: of the run, in names of files. setups: what each rank is told, by pool. meetings: where the ranks of each pool meet.
+    """folder: the run's, private. setups: what each rank is told, by pool. meetings: where the ranks of each pool meet.
     heartbeat: as of Watch. loading: seconds that models may take. roles: of each pool, for messages. placement: how halves lie on their
     pools; placed: the same where some are on several machines. A Pool stays the same object when its workers are others."""
 
-    name: str
+    folder: Path
     setups: Mapping[str, list[Setup]]
     groups: Mapping[str, PlacementGroup]
     meetings: dict[str, str]
@@ -62,7 +63,7 @@ class Fleet:
             self._end(name)
         launch.wait_for_room({name: self.groups[name] for name in names})
         self._forget_meetings(names)
-        self.meetings |= launch.meetings({name: self.groups[name] for name in names}, self.name)
+        self.meetings |= launch.meetings({name: self.groups[name] for name in names}, self.folder)
         self.placement = self.placed(launch.apart(self.groups))
         told = {name: [replace(setup, meeting=self.meetings[name], placement=self.placement) for setup in self.setups[name]]
                 for name in names}
@@ -118,9 +119,10 @@ class Fleet:
                 end(ward.presence)
 
     def _forget_meetings(self, names: Iterable[str]) -> None:
-        """Remove the files in which the ranks of pools on this machine met."""
+        """Remove the folders in which the ranks of pools on this machine met."""
         for name in names:
-            Path(self.meetings[name]).unlink(missing_ok=True)
+            if self.meetings[name].startswith("/"):
+                private.remove(Path(self.meetings[name]).parent)
 
 
 def _well(ref: Any) -> bool:

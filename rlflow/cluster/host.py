@@ -12,8 +12,9 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from rlflow import interfaces
 from rlflow.batch import Batch
-from rlflow.cluster import pulse  # the module: Ray carries this class over with all that it names
+from rlflow.cluster import group, pulse  # modules: Ray carries this class over with all that it names
 from rlflow.cluster.line import listen
 from rlflow.cluster.wire import pack, unpack
 from rlflow.errors import RemoteError
@@ -43,6 +44,10 @@ class Host:
         self.watchdog = beside.for_worker()
         with self._contained():
             self.held = kind(*args)
+
+    def meet(self, wanted: str | None, insecure: bool) -> str:
+        """On the first rank of a pool on several machines: where they meet. Raises PlanError as ``interfaces.chosen`` does."""
+        return group.listen(own_interface(wanted, insecure))
 
     def present(self) -> pulse.Presence:
         """Who this is, for those who watch it."""
@@ -103,6 +108,12 @@ class Host:
         """A method from batch to batch."""
         with pulse.MARKS.during(method), self._contained():
             return packed(getattr(self.held, method)(opened(payload)))
+
+
+def own_interface(wanted: str | None, insecure: bool) -> interfaces.Interface:
+    """The interface of this worker's machine; without a choice that of the route to the cluster's first machine."""
+    head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
+    return interfaces.chosen(wanted, head, insecure)
 
 
 def packed(batch: Batch) -> Payload:

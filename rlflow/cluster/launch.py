@@ -9,8 +9,7 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,15 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.watch import Newcomers, Ward, end
 from rlflow.cluster.worker import Worker
 from rlflow.errors import Late, PlanError, RemoteError
-from rlflow.watchdog import launcher
+from rlflow.interfaces import refuse_public
+from rlflow.watchdog import launcher, private
 from rlflow.watchdog.signals import own_terminations
 
 Groups = dict[str, PlacementGroup]  # of each pool
+RAY, MEETING = "r", "meeting"  # in the run's folder: that of its Ray; in a pool's folder there
 STORE = 512 << 20  # bytes of shared memory for columns and weights on their way, on a local Ray
-PORTS = (20000, 30000)  # of which a pool on several machines takes one to meet at
+SESSION = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")  # of Ray's folder, the longest path of a socket in it
+SOCKET = 107  # bytes that such a path may have
 REACH_SECONDS = 10.0  # how long a running Ray may take to answer
 PLACED_SECONDS = 30.0  # how long a cluster may take to give what a pool needs
 CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards, which otherwise end with them
@@ -73,9 +75,21 @@ def _make_token(path: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def start(address: str | None, ranks: int, insecure: bool = False, commits: int = 0) -> Controllers:
-    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes beside what is on its way.
-    Raises PlanError."""
+def run_folder(name: str, address: str | None) -> Path:
+    """Where a run keeps what its processes meet at, and a Ray of its own, by the run's name: not there yet. Raises PlanError where no place
+    for temporary files is safe from other users, or all are too far down for Ray's sockets."""
+    longest = 4096 if address else SOCKET - SESSION - len(f"/{private.PREFIX}{name}/{RAY}")
+    try:
+        return Path(private.place(longest, filter(None, [os.environ.get("RAY_TMPDIR")])), f"{private.PREFIX}{name}")
+    except OSError as error:
+        raise PlanError.of("private-folder", "there is no place for the sockets and files of a run on pools", found=str(error),
+                           expected="a folder of this user's or of root's, with its sticky bit where others write to it, and a path of "
+                                    f"at most {longest} bytes", remedy="set TMPDIR to such a folder") from error
+
+
+def start(address: str | None, ranks: int, folder: Path, insecure: bool = False, commits: int = 0) -> Controllers:
+    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes beside what is on its way, and
+    with its own files in the run's ``folder``. Raises PlanError."""
     refuse_open(insecure)
     guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -92,15 +106,40 @@ def start(address: str | None, ranks: int, insecure: bool = False, commits: int 
                 reach(address)
                 _quieten()
                 ray.init(address=address, **quiet)
+                refuse_public_nodes(insecure)
                 return Controllers()
             _quieten()
-            ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
-                     object_store_memory=store_bytes(commits), **quiet)
+            private.share(folder)  # Ray gives all users rights to its own folder: what it lies in keeps them away
+            with _on_loopback():
+                ray.init(address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, _node_ip_address="127.0.0.1",
+                         _temp_dir=str(folder / RAY), object_store_memory=store_bytes(commits), **quiet)
             return Controllers.of_this_process()
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise PlanError.of("ray", f"there is no Ray to join at '{address}'" if address else "Ray did not start",
                            found=str(error).splitlines()[0], expected="a running Ray of the same version, with its token",
                            remedy="--ray-address auto|HOST:PORT, or none for a local one") from error
+
+
+def refuse_public_nodes(insecure: bool) -> None:
+    """Leave a Ray whose machines know each other by public addresses, on which all of it listens. Raises PlanError."""
+    try:
+        refuse_public(dict.fromkeys(node["NodeManagerAddress"] for node in ray_nodes()), insecure)
+    except PlanError:
+        ray.shutdown()
+        raise
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have a Ray that starts meanwhile take 127.0.0.1 for its address. It would look for one that other machines reach, and listen on all,
+    but on systems on which it knows no clusters."""
+    constants = sys.modules["ray._private.ray_constants"]
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
+    constants.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before  # type: ignore[attr-defined]
 
 
 def _quieten() -> None:
@@ -183,7 +222,9 @@ def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, Placeme
         resources = {"num_cpus": 1, "runtime_env": environment}
         if "GPU" in groups[name].bundle_specs[0]:
             resources["num_gpus"] = 1
-        made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], **resources)
+        options = ranks[0].given.options
+        meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].meeting.startswith("/") else None
+        made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
     return made
 
 
@@ -208,16 +249,20 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
     return (ranks[rank],)
 
 
-def meetings(groups: Mapping[str, PlacementGroup], name: str) -> dict[str, str]:
-    """Where the ranks of each pool meet: in a file of the machine that they are on, or at an address of the first one's. name: of the run,
-    by which the watchdog finds files."""
-    run = f"{name}-{secrets.token_hex(8)}"
-    return {pool: _meeting(group, f"{tempfile.gettempdir()}/rlflow-{run}-{pool}.meeting") for pool, group in groups.items()}
+def meetings(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:
+    """Where the ranks of each pool meet: in a file of the machine that they are on, in a folder of its own within the run's. For pools on
+    several machines a name alone: their first rank says where."""
+    names = {pool: f"{pool}-{secrets.token_hex(8)}/{MEETING}" for pool in groups}
+    return {pool: name if _is_apart(groups[pool]) else f"{folder}/{name}" for pool, name in names.items()}
 
 
 def apart(groups: Mapping[str, PlacementGroup]) -> set[str]:
     """Pools that are on several machines."""
-    return {pool for pool, group in groups.items() if len(set(_nodes(group).values())) > 1}
+    return {pool for pool, group in groups.items() if _is_apart(group)}
+
+
+def _is_apart(group: PlacementGroup) -> bool:
+    return len(set(_nodes(group).values())) > 1
 
 
 def _nodes(group: PlacementGroup) -> dict[int, str]:
@@ -227,14 +272,6 @@ def _nodes(group: PlacementGroup) -> dict[int, str]:
 
 def ray_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
-
-
-def _meeting(group: PlacementGroup, file: str) -> str:
-    nodes = _nodes(group)
-    if len(set(nodes.values())) == 1:
-        return file
-    address = next(node["NodeManagerAddress"] for node in ray_nodes() if node["NodeID"] == nodes[0])
-    return f"{address}:{PORTS[0] + secrets.randbelow(PORTS[1] - PORTS[0])}"
 
 
 def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[Ward]) -> None:

@@ -280,8 +280,12 @@ def _name(method: Callable[..., Any] | str) -> str:
     return method if isinstance(method, str) else method.__name__
 
 
-def make_pool(name: str, kind: type[W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any, **options: Any) -> Pool[W]:
-    """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. ``Pool.made`` waits for them."""
+def make_pool(
+    name: str, kind: type[W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any,
+    meet: tuple[Any, ...] | None = None, **options: Any,
+) -> Pool[W]:
+    """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. meet: what ``Host.meet`` is asked on
+    the first rank; what it answers is a last argument on all. ``Pool.made`` waits for them."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     host: Any = Host
@@ -290,5 +294,6 @@ def make_pool(name: str, kind: type[W], ranks: int, arguments: Callable[[int], t
         where = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
         actors.append(host.options(scheduling_strategy=where, **options).remote())
     pool: Pool[W] = Pool(name, actors)
-    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank)) for rank, actor in enumerate(actors)]
+    met = [] if meet is None else [actors[0].meet.options(concurrency_group="control").remote(*meet)]  # Ray waits for it, and hands it on
+    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank), *met) for rank, actor in enumerate(actors)]
     return pool

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from ray import cloudpickle
 
 import rlflow
 from rlflow.author.flow import Flow
-from rlflow.author.load import flows_of, load, load_flow
+from rlflow.author.load import algorithms_folder, flows_of, load, load_text
 from rlflow.columns import Kind
 from rlflow.data.scorer import Scorer
 from rlflow.errors import PlanError
@@ -29,7 +27,7 @@ from rlflow.trace.compile import Options, Program, compile_flow
 
 @dataclass(frozen=True)
 class FlowSource:
-    """A flow for another machine: the file's text and its digest, or, for a flow that no file defines at its top, a pickle."""
+    """A flow for another process: the file's text, or, for a flow that no file defines at its top, a pickle."""
 
     path: str
     name: str
@@ -46,23 +44,17 @@ class FlowSource:
             pass
         return FlowSource(str(path), flow.function.__name__, pickled=by_value(flow))
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
     def load(self) -> Flow:
+        """The flow, from the text that came along."""
         if self.pickled:
             flow: Flow = cloudpickle.loads(self.pickled)
             return flow
         path = Path(self.path)
-        if not path.is_file() or path.read_text() != self.text:  # another machine, or the file was changed since
-            folder = Path(tempfile.gettempdir()) / f"rlflow-{self.digest}"
-            folder.mkdir(mode=0o700, exist_ok=True)
-            path = folder / path.name
-            aside = folder / f"{os.getpid()}.aside"
-            aside.write_text(self.text)
-            aside.replace(path)  # another rank or run may be reading it
-        return load_flow(f"{path}::{self.name}")
+        if path.parent == algorithms_folder().resolve() and path.is_file() and path.read_text() == self.text:
+            return flows_of(load(path))[self.name]
+        if not path.is_file() or path.read_text() != self.text:  # another machine, or the file was changed since: messages show the text
+            path = Path(f"/rlflow-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}") / path.name  # which lies in no file
+        return flows_of(load_text(path, self.text))[self.name]
 
 
 def by_value(flow: Flow) -> bytes:
@@ -85,7 +77,8 @@ class DataShape:
 @dataclass(frozen=True)
 class Setup:
     """One rank of a pool. hp: the flow's settings by name, since their class is known where its file is loaded. updates: optimizer
-    steps of each role over the run. meeting: where the ranks of the pool meet. course: what of its models lies in memory when, where that
+    steps of each role over the run. meeting: the file in which the ranks of the pool meet; on
+    several machines a name. course: what of its models lies in memory when, where that
     has a limit."""
 
     version: str

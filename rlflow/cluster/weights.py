@@ -15,9 +15,10 @@ import torch.distributed as dist
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.reshard.choices import cut_dims
+from rlflow.reshard.exchange import TEXT, exchange
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.handles import Handles
-from rlflow.reshard.layout import join
+from rlflow.reshard.layout import HELD, Held, Layout, join
 from rlflow.reshard.plan import Plan
 from rlflow.reshard.planner import make_plan
 from rlflow.reshard.segment import Segment, machine
@@ -45,9 +46,9 @@ class Moving:
 
     def _bind(self) -> None:
         pieces: dict[str, Pieces] = self.trainer.pieces()
-        source = join(_gathered(held(pieces)))
+        source = _joined(pieces)
         self.destinations = self.generator.destinations(source.tensors)
-        target = join(_gathered(held(self.destinations.pieces)))
+        target = _joined(self.destinations.pieces)
         nodes = _nodes()
         self.resharder = self._resharder(make_plan(source, target, nodes), pieces, len(set(nodes)) == 1)
         self.matched = sum(dim > 0 for dim in cut_dims(source).values())
@@ -103,15 +104,15 @@ def first_that_opens(bound: Callable[[str], Resharder], ways: tuple[str, ...]) -
     return bound(last)
 
 
-def _gathered(mine: Any) -> list[Any]:
-    told: list[Any] = [mine] * dist.get_world_size()
-    dist.all_gather_object(told, mine)
-    return told
+def _joined(pieces: Mapping[str, Pieces]) -> Layout:
+    """How tensors lie on all ranks."""
+    told: list[dict[str, Held]] = exchange(held(pieces), HELD)
+    return join(told)
 
 
 def _nodes() -> list[int]:
     """The machine of each rank, by number."""
-    names = _gathered(machine())
+    names = exchange(machine(), TEXT)
     return [names.index(name) for name in names]
 
 

@@ -14,8 +14,8 @@ import torch
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
-from rlflow.cluster.group import join
-from rlflow.cluster.host import Payload, opened, packed
+from rlflow.cluster.group import LOOPBACK, join
+from rlflow.cluster.host import Payload, opened, own_interface, packed
 from rlflow.cluster.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.passing import End, end_of
 from rlflow.cluster.pulse import MARKS
@@ -47,7 +47,8 @@ from rlflow.watch.secrets import guard, remember
 class Worker:
     """Carries out calls with an engine of its own, which is the one of a run in one process."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, address: str = "") -> None:
+        """address: where ranks on several machines meet."""
         guard(sys.stdout, sys.stderr)  # which Ray keeps in files
         remember(setup.given.values)
         torch.set_num_threads(setup.threads)
@@ -57,7 +58,9 @@ class Worker:
         self.moving: dict[str, Moving] = {}
         self.ends: dict[str, End] = {}
         if setup.ranks > 1:
-            join(setup.meeting, setup.rank, setup.ranks, device_of(setup.given.options.device))
+            options = setup.given.options
+            interface = own_interface(options.interface, options.insecure) if address else LOOPBACK
+            join(address or setup.meeting, setup.rank, setup.ranks, device_of(options.device), interface)
         self.rewards = Rewards(setup.given, setup.data)
         self.engine = self._engine()
         others_alone()
@@ -278,7 +281,7 @@ class Worker:
         model.version, model.sampled_version = version, -1
         self.engine.keeper.settle(syncing(role))
         if role not in self.moving and movable(model, options.weights):
-            run = f"{Path(self.setup.meeting).name}-{role}"
+            run = f"{Path(self.setup.meeting).parent.name}-{role}"
             self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
         if role in self.moving:
             moved, lies = self.moving[role](version), self.setup.placement.lies(role, "generator")

@@ -156,6 +156,7 @@ def refuse_stray(roles: Iterable[str], given: Given) -> None:
     stray = [f"--{name}" for name in names if name in given.every_role]
     stray += [f"--{role}.{name}" for role in roles for name in names if name in given.roles.get(role, {})]
     stray += ["--ray-address"] if given.options.ray_address else []
+    stray += ["--interface"] if given.options.interface else []
     if stray:
         raise PlanError.of("no-pools", f"{stray[0]} is given, but there are no pools", found=listed(stray),
                            expected="--pools beside it; without it a run is in one process", remedy="--pools all=2, or leave it out")

@@ -37,7 +37,8 @@ class Options:
     backend: str = "local"  # trainer and generator of every role: local, null, or a dotted module
     pools: str | None = None  # NAME=RANKS,…: runs on pools of Ray workers; without, in this process
     ray_address: str | None = None  # a running Ray to join: auto or HOST:PORT; without, --pools starts one on this machine
-    insecure: bool = False  # use a Ray that asks for no token
+    interface: str | None = None  # by which ranks on several machines talk: a name, or a network as 10.0.0.0/8; without, the route to Ray
+    insecure: bool = False  # use a Ray that asks for no token, and addresses that the whole internet may reach
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
     load_timeout: Annotated[float, Gt(0)] = 600.0  # seconds that workers may take to load their models
     commit_every: Annotated[int, Ge(0)] = 1  # iterations between copies that a run on pools recovers from; 0: a worker's death ends it

@@ -8,16 +8,22 @@ counts them in a small file of /dev/shm, which goes with the last of them, and s
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from multiprocessing.reduction import ForkingPickler
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing  # teaches ForkingPickler to send memory, where it would send what is in it
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from rlflow.errors import PlanError
+from rlflow.reshard.exchange import TEXT, exchange
 from rlflow.reshard.segment import HEAD, Segment, check_machines, machine
+
+LENT = TypeAdapter(tuple[str, str, str])  # machine, a name for the exchange of handles, and what is wrong, if anything is
 
 
 class Handles(Segment):
@@ -37,12 +43,12 @@ class Handles(Segment):
         self._slots = slots
         size = HEAD + slots * (-(-send // HEAD) * HEAD)
         mine, handles, problem = self._lent(size)
-        told = self._gathered((machine(), handles, problem))
+        told = exchange((machine(), secrets.token_hex(8), problem), LENT, self.group)
         check_machines(where for where, _, _ in told)
         check_shared({rank: problem for rank, (_, _, problem) in enumerate(told)})
-        problem = self._opened(mine, [handles for _, handles, _ in told])
+        problem = self._opened(mine, self._swapped(handles, told[0][1]))
         try:
-            check_shared(dict(enumerate(self._gathered(problem))))
+            check_shared(dict(enumerate(exchange(problem, TEXT, self.group))))
         except PlanError:
             self.close()
             raise
@@ -55,11 +61,19 @@ class Handles(Segment):
         except (RuntimeError, AssertionError, OSError) as error:  # an assertion is what a build without CUDA says
             return None, [], _line(error)
 
-    def _opened(self, mine: Tensor | None, handles: list[list[bytes]]) -> str:
+    def _swapped(self, handles: list[bytes], name: str) -> list[bytes]:
+        """Of each rank the handle that is for this one. They are pickles, and so go through the store in which the group has met: on one
+        machine a file of this user alone, where sockets are open to others. name: of this exchange."""
+        store: Any = cast(Any, dist).distributed_c10d._get_default_store()
+        for rank, handle in enumerate(handles):
+            store.set(f"rlflow/handles/{name}/{self.rank}/{rank}", handle)
+        return [store.get(f"rlflow/handles/{name}/{rank}/{self.rank}") for rank in range(self.ranks)]
+
+    def _opened(self, mine: Tensor | None, handles: list[bytes]) -> str:
         """Open the buffers of all others; what is wrong, if anything is."""
         assert mine is not None
         try:
-            self._memory = [mine if rank == self.rank else ForkingPickler.loads(theirs[self.rank]) for rank, theirs in enumerate(handles)]
+            self._memory = [mine if rank == self.rank else ForkingPickler.loads(theirs) for rank, theirs in enumerate(handles)]
         except (RuntimeError, OSError) as error:
             return _line(error)
         return ""

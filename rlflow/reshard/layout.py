@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from pydantic import TypeAdapter
+
 from rlflow.errors import PlanError, listed
 from rlflow.reshard.boxes import Box, contains, overlap, volume, whole
 
@@ -23,6 +25,9 @@ class Held:
     shape: tuple[int, ...]
     dtype: str
     boxes: tuple[Box, ...]
+
+
+HELD = TypeAdapter(dict[str, Held])  # what ranks tell each other
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,21 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from rlflow.errors import PlanError
 from rlflow.process import boot
+from rlflow.reshard.exchange import exchange
 from rlflow.reshard.plan import Round
 from rlflow.reshard.transport import summed
 
 HEAD = 64  # bytes before the slots: of each, the version of what is in it
 ROOT = Path("/dev/shm")
-T = TypeVar("T")
+FILE = TypeAdapter(tuple[str, int, str, str])  # path, bytes, machine, and what is wrong, if anything is
 
 
 class Segment:
@@ -56,18 +57,13 @@ class Segment:
         mine = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{os.getpid()}"
         try:
             problem = create(mine, HEAD + slots * room)
-            told = self._gathered((str(mine), HEAD + slots * room, machine(), problem))
+            told = exchange((str(mine), HEAD + slots * room, machine(), problem), FILE, self.group)
             check_machines(where for _, _, where, _ in told)
             check_room({f"rank {rank}": what for rank, (_, _, _, what) in enumerate(told)})
             self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in told]
             dist.barrier(self.group)
         finally:
             mine.unlink(missing_ok=True)
-
-    def _gathered(self, mine: T) -> list[T]:
-        told = [mine] * self.ranks
-        dist.all_gather_object(told, mine, group=self.group)
-        return told
 
     def _slot(self, rank: int, slot: int) -> Tensor:
         memory = self._memory[rank]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import rlflow
 from rlflow.cluster import launch
@@ -51,13 +52,15 @@ def on_pools(
     given = decided(given)
     lies, began = partial(_placed, program.graph, roles, given, evaluated), time.monotonic()
     with ExitStack() as started:
-        groups, controllers = _room(room_for_commits(roles, given.options), given, lies(()), started, watchdog, note)
+        folder = launch.run_folder(watchdog.name, given.options.ray_address)
+        watchdog.remove_in_the_end(folder)
+        groups, controllers = _room(room_for_commits(roles, given.options), given, lies(()), folder, started, watchdog, note)
         placement = lies(launch.apart(groups))
         made = make_plan(program, roles, placement, given, evaluated)
         threads = given.options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
-        meetings = launch.meetings(groups, watchdog.name)
+        meetings = launch.meetings(groups, folder)
         told = setups(program, given, data, options, placement, updates, threads, meetings, made.residency)
-        fleet = Fleet(watchdog.name, told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout,
+        fleet = Fleet(folder, told, groups, meetings, threads, given.options.heartbeat, given.options.load_timeout,
                       roles_of(placement), placement, lies, controllers)
         started.callback(fleet.stop)
         who = ", ".join(f"{len(told[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
@@ -67,13 +70,13 @@ def on_pools(
 
 
 def _room(
-    memory: int, given: Given, placement: Placement, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
+    memory: int, given: Given, placement: Placement, folder: Path, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
 ) -> tuple[launch.Groups, Controllers]:
     """Room for each pool, on a Ray that is started or joined. memory: bytes that its store needs for commits."""
     address = given.options.ray_address
     note(f"pools: {given.options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
     with watchdog.marking():
-        controllers = launch.start(address, sum(placement.pools.values()), given.options.insecure, memory)
+        controllers = launch.start(address, sum(placement.pools.values()), folder, given.options.insecure, memory)
     started.callback(launch.leave, controllers)
     return launch.place_pools(placement.pools, given.options.device == "cuda"), controllers
 

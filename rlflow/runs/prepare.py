@@ -56,6 +56,7 @@ from rlflow.runs.recovery import Workers
 from rlflow.runs.residents import resident
 from rlflow.runs.screening import screened
 from rlflow.runs.streaming import streaming
+from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.trace.compile import Options, Program, all_nodes, compile_flow, trace
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
@@ -308,6 +309,7 @@ def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
     return redacted({
         "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
+        FILE_DIGEST: digest_of(Path(program.flow.place.path)),
         "hp": hp, "options": dataclasses.asdict(given.options),
         "values": {name: value for name, value in given.values.items() if not name.startswith("hp.")},
     })

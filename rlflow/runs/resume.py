@@ -29,17 +29,19 @@ from rlflow.runs.inputs import other_inputs, same_inputs
 from rlflow.runs.loop import Prepared, Result, Start
 from rlflow.runs.prepare import Judge, prepare
 from rlflow.runs.session import carried_on, new_folder
+from rlflow.runs.trust import check_trusted
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "max_missing", "max_mismatch", "canary",
-              "max_bad", "heartbeat", "load_timeout", "commit_every", "insecure", "memory")
+              "max_bad", "heartbeat", "load_timeout", "commit_every", "interface", "insecure", "memory")
 PATHS = ("model", "data", "reward")  # settings that may be paths, of the run and of a role
 
 
-def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
-    """Go on where the run stood, or finish what is left where all iterations are behind it. Raises PlanError where the algorithm, the data,
-    a model folder, a reward or other settings changed, RunHeld where it runs."""
+def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> Result:
+    """Go on where the run stood, or finish what is left where all iterations are behind it. trust: execute files that the run names
+    although nothing vouches for them. Raises PlanError where there are such without, where the algorithm, the data, a model folder, a
+    reward or other settings changed, RunHeld where it runs."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
     refused = [flag for flag in changes if flag not in MAY_CHANGE and flag not in masked_values(saved)]
@@ -47,6 +49,7 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Resu
         raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
                            expected=f"changes to {listed(MAY_CHANGE)} only",
                            remedy="rlflow resume RUN --fork … starts a new run with others")
+    check_trusted(folder, saved, _left(saved, changes), trust, reporter)
     with Lock(folder):
         flow, given, prepared = again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
         try:
@@ -58,10 +61,11 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Resu
         return carried_on(prepared, folder, reporter, start)
 
 
-def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter) -> Result:
-    """A new run from the checkpoint of another, with other settings or a changed algorithm."""
+def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> Result:
+    """A new run from the checkpoint of another, with other settings or a changed algorithm. trust: as of ``resume``."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
+    check_trusted(folder, saved, _left(saved, changes), trust, reporter)
     flow, given, prepared = again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
     try:
         start = restored(newest(folder, reporter), prepared, reporter)
@@ -98,6 +102,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
     """What a run was given, by flag: its settings among it."""
     return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
+
+
+def _left(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that stay as they are recorded, their paths as they lead from here."""
+    recorded = {name: value for name, value in recorded_values(saved).items() if name not in changes}
+    return anchored(recorded, saved.get("started_in"))
 
 
 def masked_values(saved: Mapping[str, Any]) -> list[str]:
@@ -140,7 +150,7 @@ def _anchored(value: Any, start: str) -> Any:
 
 def _of_pools(flag: str) -> bool:
     """Whether a flag says something only beside --pools."""
-    return flag in ("pools", "ray_address") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
+    return flag in ("pools", "ray_address", "interface") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
 
 
 def same_run(folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, found: Found) -> Found:

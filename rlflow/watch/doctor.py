@@ -4,6 +4,7 @@ here: versions come from package metadata, and PyTorch is asked in a process of 
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import json
 import os
 import platform
@@ -11,12 +12,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rlflow.extras import INSTALL, ON_CPU
+from rlflow.interfaces import Interface, interfaces, is_public
 from rlflow.watch.listening import listening
 from rlflow.watch.wandb_runs import has_key
 
@@ -84,6 +87,7 @@ def sections() -> list[tuple[str, list[str]]]:
         ("machine", [f"cores: {cores()}", f"memory: {memory()}", f"disk here: {shutil.disk_usage('.').free / GIB:.1f} GiB free",
                      f"GPU: {gpus(torch)}"]),
         ("listening: processes of this user that belong to rlflow or Ray", listening() or ["nothing"]),
+        ("would listen: a run on pools", reach()),
         ("Ray's token: who has it and reaches Ray's ports runs code as this user", [token_line()]),
     ]
 
@@ -202,6 +206,21 @@ def memory() -> str:
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
     return f"{int(found['MemAvailable']) / 2**20:.1f} of {int(found['MemTotal']) / 2**20:.1f} GiB free{share}"
+
+
+def reach(there: Iterable[Interface] | None = None) -> list[str]:
+    """What a run on pools would listen on, and who reaches that."""
+    found = interfaces() if there is None else list(there)
+    lines = ["--pools on this machine: Ray and what ranks talk by, on 127.0.0.1: users of this machine; Ray asks them for its token",
+             "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several of them torch, gloo, NCCL and "
+             "vLLM, which know no secret, on the interface that --interface names:"]
+    return lines + [f"  {each.name} {each.address}: {_who(each.address)}" for each in found]
+
+
+def _who(address: str) -> str:
+    if ipaddress.ip_address(address).is_loopback:
+        return "users of this machine"
+    return "the internet: refused without --insecure true" if is_public(address) else "who reaches this private network"
 
 
 def token_line() -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from rlflow.watchdog import kin, launcher
+from rlflow.watchdog import kin, launcher, private
 from rlflow.watchdog.board import Board
 from rlflow.watchdog.stacks import show_stacks
 
@@ -29,13 +29,15 @@ class ProcessExit(BaseException):
 
 
 class Watchdog:
-    """``name``: of what is started here, in the mark of processes. ``board``: where nodes under way are written down. ``signals``: a
-    descriptor that takes the number of each signal, -1 where nothing is watched, as on systems that are not Linux."""
+    """``name``: of what is started here, in the mark of processes, and in names of private folders. ``board``: where nodes under way are
+    written down. ``signals``: a descriptor that takes the number of each signal, -1 where nothing is watched, as on systems that are not
+    Linux."""
 
     def __init__(self) -> None:
         self.name, self.pid, self.board, self.signals = secrets.token_hex(8), os.getpid(), Board(), -1
         self.process: int | None = None  # of the watchdog, once it has said so
         self._over, self._told = threading.Event(), b""
+        self._folders: list[Path] = []
         self._files: list[int] = []
         self._commands = -1
         self._thread: threading.Thread | None = None
@@ -81,7 +83,7 @@ class Watchdog:
         for start in range(STARTS):
             if start:
                 child = self._spawned()
-                self._say(self._told)
+                self._say(self._told + b"".join(map(_folder, self._folders)))
             assert child.stdout is not None
             with child.stdout:
                 child.wait()  # it goes on as nobody's child
@@ -96,15 +98,21 @@ class Watchdog:
         self._told = _line({"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}})
         self._say(self._told)
 
+    def remove_in_the_end(self, folder: Path) -> None:
+        """A private folder, however this process ends. To be told before the folder is made: what is not there need not go."""
+        self._folders.append(folder)
+        self._say(_folder(folder))
+
     def close(self) -> None:
         """End what was started here, and watch no more."""
-        if self._thread is None:
-            return
-        self._over.set()
-        self._say(_line({"end": True}))
-        self._thread.join(CLOSE_SECONDS)
-        kin.end_all(lambda: kin.marked(self.name))  # where it has been killed too often, or has not ended in time
-        self._shut()
+        if self._thread is not None:
+            self._over.set()
+            self._say(_line({"end": True}))
+            self._thread.join(CLOSE_SECONDS)
+            kin.end_all(lambda: kin.marked(self.name))  # where it has been killed too often, or has not ended in time
+            self._shut()
+        while self._folders:
+            private.remove(self._folders.pop())
 
     def _shut(self) -> None:
         if self in watched:
@@ -155,6 +163,10 @@ def for_worker() -> Watchdog:
     dog = Watchdog()
     dog.refuse_exits()
     return dog
+
+
+def _folder(path: Path) -> bytes:
+    return _line({"folder": str(path)})
 
 
 def _line(message: object) -> bytes:

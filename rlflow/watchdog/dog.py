@@ -3,7 +3,7 @@
 - A node that has passed its deadline while C code keeps the interpreter's lock cannot be ended from within: the run is ended from here,
   and so is one that was asked to stop and whose interpreter does not answer.
 - Of a process that has vanished it says so, in words and in status.json.
-- Whatever way the process ends, what the run has started, and files at which its ranks met, go too.
+- Whatever way the process ends, what the run has started, and the private folders that it has made, go too.
 
 It is started by path, with nothing but the standard library, so that it is there within milliseconds: ``beside.py`` says how, and what it
 is told. Time in which the process is stopped (SIGSTOP, ctrl-Z), or in which this one cannot run, counts for nothing.
@@ -12,19 +12,17 @@ is told. Time in which the process is stopped (SIGSTOP, ctrl-Z), or in which thi
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import re
 import select
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import kin, stacks
+from . import kin, private, stacks
 from .board import Board, Entry
 
 TICK = 0.25  # seconds between two looks
@@ -51,7 +49,8 @@ class Told:
 @dataclass
 class Dog:
     """Watches the process ``pid``, which was ``started`` then. name: of the run, in the mark. silent: seconds without a beat. ran: of each
-    node under way the seconds in which the process could run. asked: seconds since it was asked to stop, for each time."""
+    node under way the seconds in which the process could run. asked: seconds since it was asked to stop, for each time. folders:
+    private ones, removed in the end."""
 
     pid: int
     started: str
@@ -59,6 +58,7 @@ class Dog:
     board: Board
     told: Told | None = None
     ended: bool = False
+    folders: list[str] = field(default_factory=list)
     forks: list[kin.Known] = field(default_factory=list)
     silent: float = 0.0
     beats: int = -1
@@ -72,6 +72,8 @@ class Dog:
     def hear(self, message: dict[str, Any]) -> None:
         if "run" in message:
             self.told = Told(**message["run"]) if message["run"] else None
+        elif "folder" in message:
+            self.folders.append(message["folder"])
         elif "fork" in message:
             found = kin.stat(message["fork"])
             self.forks += [(message["fork"], found.started)] if found else []
@@ -146,9 +148,8 @@ class Dog:
     def clear(self) -> list[int]:
         """End what the run has started; what is left."""
         left = kin.end_all(lambda: kin.marked(self.name) + kin.still(self.forks))
-        for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*.meeting"):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        for folder in self.folders:
+            private.remove(folder)
         return left
 
     def _signal(self, number: int) -> None:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rlflow.author.load import load, load_flow, target
+from rlflow.author.load import load, load_flow, load_text, target
 from rlflow.errors import FlowError, PlanError
 
 FLOW = "from rlflow import flow\n\n@flow\ndef {name}(prompts, actor):\n    pass\n"
@@ -25,6 +25,17 @@ def write(tmp_path, monkeypatch):
 def test_a_file_is_loaded_once(write):
     path = write(FLOW.format(name="mine") + "print('loaded')\n")
     assert load_flow(str(path)) is load_flow(f"{path}::mine")
+
+
+def test_a_text_is_loaded_without_its_file_which_is_neither_read_nor_compiled(write, tmp_path):
+    path, text = write("raise RuntimeError('this file is not to be read')\n"), FLOW.format(name="mine") + "beside = __file__\n"
+    module = load_text(path, text)
+    assert module.mine.name == "mine"
+    assert module.beside == str(path)
+    assert load_text(path, text) is module
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.py"]
+    with pytest.raises(FlowError, match=r"mine\.py:1: the file cannot be loaded: ZeroDivisionError"):
+        load_text(path, "1 / 0\n")
 
 
 def test_the_installed_algorithm_is_the_module_that_python_imports():

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 from started import marked, until
 
-from rlflow.watchdog import kin
+from rlflow.watchdog import kin, private
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
@@ -26,13 +25,13 @@ pools: Ray is there after \d+\.\d s; workers start and load: 2 on 'all' \(actor\
 REWARD = "def length(completion):\n    return float(len(completion))\n"
 
 
-def met(mark):
-    """Files at which ranks of a run with this mark met, by the mark of what it started."""
+def folder_of(mark):
+    """The private folder of a run with this mark, by the mark of what it started."""
     for pid in [text.partition(" ")[0] for text in marked(mark)]:
         with contextlib.suppress(OSError):
             found = dict(item.partition(b"=")[::2] for item in Path("/proc", pid, "environ").read_bytes().split(b"\0"))
             if kin.MARK.encode() in found:
-                return f"rlflow-{found[kin.MARK.encode()].decode().partition('/')[0]}-*.meeting"
+                return Path(private.place(), f"rlflow-{found[kin.MARK.encode()].decode().partition('/')[0]}")
     return None
 
 
@@ -64,15 +63,18 @@ def test_nothing_is_left(tmp_path, how):
             assert until(lambda: len(marked(mark.encode())) > 2, STARTED_SECONDS), said.read_text()
             if at_work:
                 assert until(lambda: list(tmp_path.glob("grpo-*/samples.jsonl")), STARTED_SECONDS), said.read_text()
-            files = until(lambda: met(mark.encode()), STARTED_SECONDS)
-            assert not at_work or list(Path(tempfile.gettempdir()).glob(files))
+            folder = until(lambda: folder_of(mark.encode()), STARTED_SECONDS)
+            if at_work:
+                private.check(folder)
+                assert list(folder.glob("all-*/meeting"))
+                assert list(folder.glob("r/session_*/sockets/raylet"))
             time.sleep(random.Random(how).random() * 2)  # a moment that nobody chose, the same each time
             if at_work:
                 assert COMING.search(said.read_text()), said.read_text()
             end(process)
             assert until(lambda: process.poll() is not None, 60), "the driver goes on"
             assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (marked(mark.encode()), said.read_text())
-            assert not list(Path(tempfile.gettempdir()).glob(files))
+            assert until(lambda: not folder.exists(), LEFT_SECONDS), list(folder.rglob("*"))
         finally:
             process.kill()
             process.wait()

@@ -1,10 +1,64 @@
-"""How the ranks of a pool talk: by what lies where."""
+"""How the ranks of a pool meet, and how they talk: by what lies where."""
 
+import multiprocessing
+import os
+import socket
+import stat
 import threading
+from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+from rlflow.cluster import group
 from rlflow.cluster.group import backend_of, told
+from rlflow.watch.listening import addresses, socket_inodes
+
+
+def rank_that_meets(rank, meeting, pipe):
+    """In a process of its own. Tells where to meet, where that is not known, and what came of it."""
+    for name in (*group.TALKING, "VLLM_HOST_IP"):
+        os.environ.pop(name, None)
+    if meeting is None and rank == 0:
+        meeting = group.listen(group.LOOPBACK)
+        pipe.send(meeting)
+    group.join(meeting or pipe.recv(), rank, 2, "cpu", group.LOOPBACK)
+    numbers = torch.tensor([rank + 1.0])
+    dist.all_reduce(numbers)
+    there = addresses(Path("/proc"))
+    beyond = [str(there[inode]) for inode in socket_inodes(Path("/proc/self")) if inode in there and not there[inode][0].is_loopback]
+    pipe.send([float(numbers), beyond, *(os.environ[name] for name in group.TALKING)])
+    dist.barrier()
+    os._exit(0)
+
+
+def ranks_that_meet(meeting):
+    fork, ranks = multiprocessing.get_context("fork"), []  # importing torch takes seconds
+    for rank in range(2):
+        own, theirs = fork.Pipe()
+        process = fork.Process(target=rank_that_meets, args=(rank, meeting, theirs))
+        process.start()
+        theirs.close()
+        ranks.append((process, own))
+    if meeting is None:
+        ranks[1][1].send(ranks[0][1].recv())
+    found = [own.recv() for _, own in ranks]
+    for process, own in ranks:
+        process.join(60)
+        own.close()
+        assert process.exitcode == 0
+    return found
+
+
+def test_ranks_that_meet_at_an_address_listen_on_its_interface_alone():
+    assert ranks_that_meet(None) == [[3.0, [], "lo", "lo"]] * 2
+
+
+def test_ranks_of_one_machine_meet_in_a_private_folder_that_either_makes(tmp_path):
+    meeting = tmp_path / "rlflow-run" / "all-0123" / "meeting"
+    assert ranks_that_meet(str(meeting)) == [[3.0, [], "lo", "lo"]] * 2
+    for folder in (meeting.parent, meeting.parents[1]):
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
 
 
 def test_gpus_talk_by_nccl_and_their_hosts_by_gloo():
@@ -23,3 +77,12 @@ def test_each_rank_hears_what_all_of_them_tell():
     for rank in ranks:
         rank.join(30)
     assert heard == {rank: ["gpu 0", "gpu 1", "gpu 0"] for rank in range(3)}
+
+
+def test_the_first_rank_listens_on_that_address_alone_at_a_port_of_the_kernels():
+    where = group.listen(group.LOOPBACK)
+    (listening,) = group._listening
+    with listening:
+        assert where == f"127.0.0.1:{listening.getsockname()[1]}"
+        assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    group._listening.clear()

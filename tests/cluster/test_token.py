@@ -11,15 +11,16 @@ from rlflow.errors import PlanError
 
 JOIN = """
 import sys
+from pathlib import Path
 from rlflow.cluster.launch import start
-start(sys.argv[1], 1, insecure=True)
+start(sys.argv[1], 1, Path("rlflow-0"), insecure=True)
 """
 
 
-def test_a_ray_without_a_token_must_be_asked_for(monkeypatch):
+def test_a_ray_without_a_token_must_be_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(PlanError, match="RAY_AUTH_MODE=disabled") as refused:
-        launch.start("127.0.0.1:1", 1)
+        launch.start("127.0.0.1:1", 1, tmp_path / "rlflow-0")
     assert "--insecure" in str(refused.value)
 
 
@@ -71,6 +72,16 @@ def test_runs_that_begin_at_once_read_one_whole_token(tmp_path, monkeypatch):
         (token,) = set(threads.map(begins, range(8)))
     assert len(token) == 64
     assert [each.name for each in tmp_path.iterdir()] == ["auth_token"]
+
+
+def test_a_ray_whose_machines_have_public_addresses_is_left(monkeypatch):
+    left = []
+    monkeypatch.setattr(launch, "ray_nodes", lambda: [{"NodeManagerAddress": "10.0.0.1"}, {"NodeManagerAddress": "8.8.8.8"}])
+    monkeypatch.setattr(launch.ray, "shutdown", lambda: left.append(True))
+    with pytest.raises(PlanError, match=r"8\.8\.8\.8"):
+        launch.refuse_public_nodes(False)
+    assert left == [True]
+    launch.refuse_public_nodes(True)
 
 
 @pytest.mark.slow

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from rlflow.cli.main import main
+from rlflow.interfaces import Interface
 from rlflow.process import Process
 from rlflow.watch import status
-from rlflow.watch.doctor import token_line
+from rlflow.watch.doctor import reach, token_line
 from rlflow.watch.follow import follow
 from rlflow.watch.listening import decoded
 from rlflow.watch.plain import Plain
@@ -213,6 +214,14 @@ def test_doctor_says_what_is_there_and_what_listens(tmp_path):
         assert any(line.startswith(start) for line in lines), start
     assert any(line.startswith(f"127.0.0.1:{port}  this machine only  pid {process.pid}") for line in lines)
     assert lines[-1] == "set()"  # nothing heavy was imported
+
+
+def test_doctor_says_what_a_run_on_pools_would_listen_on_and_who_reaches_it():
+    lines = reach([Interface("lo", "127.0.0.1"), Interface("ib0", "10.7.0.3"), Interface("eth0", "8.8.4.4")])
+    assert "127.0.0.1: users of this machine; Ray asks them for its token" in lines[0]
+    assert lines[2:] == ["  lo 127.0.0.1: users of this machine", "  ib0 10.7.0.3: who reaches this private network",
+                         "  eth0 8.8.4.4: the internet: refused without --insecure true"]
+    assert any(line.startswith("  lo 127.0.0.1") for line in reach())
 
 
 def test_doctor_says_whether_rays_token_is_private(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import sys
 import pytest
 from processes import gone, until
 
-from rlflow.watchdog import beside, kin
+from rlflow.watchdog import beside, kin, private
 from rlflow.watchdog.beside import ProcessExit, Watchdog
 
 
@@ -78,6 +78,19 @@ def test_one_that_is_killed_again_and_again_leaves_the_end_to_its_process(dog):
     assert child.wait() == -signal.SIGKILL
 
 
+def test_a_private_folder_goes_at_the_end_also_by_a_watchdog_that_came_later_and_a_link_in_its_place_stays(dog, tmp_path):
+    for name in ("own", "planted"):
+        dog.remove_in_the_end(tmp_path / name)
+    private.create(tmp_path / "own")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "planted").symlink_to(tmp_path / "victim")
+    first = until(lambda: dog.process)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: dog.process != first)
+    dog.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["planted", "victim"]
+
+
 def test_where_there_is_no_room_for_it_a_run_goes_on_without(monkeypatch, tmp_path):
     def refused(*words, **options):
         raise OSError
@@ -104,12 +117,16 @@ def test_within_a_node_no_python_code_ends_the_process(dog):
 VANISHING = """
 import os, subprocess, sys, time
 from pathlib import Path
+from rlflow.watchdog import private
 from rlflow.watchdog.beside import Watchdog
 from rlflow.watch import status
 
 folder = Path(sys.argv[1])
 dog = Watchdog.start()
 dog.watch(folder)
+dog.remove_in_the_end(folder / "own")
+private.create(folder / "own")
+(folder / "own" / "socket").touch()
 status.write(folder, status.begun("mine", 9))
 with dog.marking(), dog.board.during("judge", 4, 60.0):
     child = subprocess.Popen(["sh", "-c", "setsid sleep 600 & wait"])
@@ -126,13 +143,14 @@ with dog.marking(), dog.board.during("judge", 4, 60.0):
     ("os.kill(os.getpid(), 11)", "crashed with SIGSEGV", "failed"),
 ])
 def test_of_a_process_that_vanishes_nothing_is_left_but_words(python, tmp_path, ending, says, state):
-    """Neither what it started nor what it forked, of which no environment tells."""
+    """Neither what it started nor what it forked, of which no environment tells, nor its private folder."""
     with subprocess.Popen([sys.executable, "-c", VANISHING.replace("{ending}", ending), str(tmp_path)], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
         fork = int(process.stdout.readline())
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         said = process.stderr.read()  # until the watchdog closes it
         assert gone(fork, 0)
+    assert not (tmp_path / "own").exists()
     assert says in said
     assert "start the run again" in said
     assert f'"state": "{state}"' in (tmp_path / "status.json").read_text()

@@ -70,7 +70,11 @@ def test_who_asks_is_heard_once(number, whom):
             os.killpg(process.pid, number)
         else:
             os.kill(process.pid if whom == "launcher" else run, number)
-        out, error = process.communicate(timeout=60)
+        try:
+            out, error = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     assert (process.returncode, out, error) == (130, "asked\nlauncher\n", "")
 
 

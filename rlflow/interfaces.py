@@ -1,0 +1,105 @@
+"""The network interface over which the ranks of a pool on several machines talk: one, and none that the whole internet reaches."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rlflow.errors import PlanError, listed, nearest
+
+SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
+IPV6 = Path("/proc/net/if_inet6")
+
+
+class Interface(NamedTuple):
+    """An interface by the kernel's name, and one of its addresses."""
+
+    name: str
+    address: str
+
+
+def interfaces() -> list[Interface]:
+    """Those of this machine, once for each of their addresses (Linux)."""
+    names = [name for _, name in socket.if_nameindex()]
+    return [*(Interface(name, address) for name in names if (address := _ipv4(name))), *_ipv6()]
+
+
+def _ipv4(name: str) -> str | None:
+    import fcntl  # not on all systems
+
+    request = array.array("B", struct.pack("256s", name.encode()[:15]))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        fcntl.ioctl(asking, SIOCGIFADDR, request)
+        return socket.inet_ntoa(request.tobytes()[20:24])
+    return None
+
+
+def _ipv6() -> Iterator[Interface]:
+    with contextlib.suppress(OSError):
+        for line in IPV6.read_text().splitlines():
+            digits, *_, name = line.split()
+            yield Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+
+
+def chosen(wanted: str | None, head: str, insecure: bool, there: Iterable[Interface] | None = None) -> Interface:
+    """The interface to talk over. wanted: its name, its address, or a network that its address is in, as in 10.0.0.0/8; None: that of the
+    route to ``head``, the address of the cluster's first machine. Raises PlanError where there is none, or where its address is public and
+    not ``insecure``."""
+    there = interfaces() if there is None else list(there)
+    found = _by_route(head, there) if wanted is None else next((each for each in there if _is(each, wanted)), None)
+    if found is None:
+        names = dict.fromkeys(each.name for each in there)
+        raise PlanError.of("no-interface", f"no network interface of {socket.gethostname()} is '{wanted}'" if wanted else
+                           f"no network interface of {socket.gethostname()} leads to {head}",
+                           found=listed(f"{each.name} {each.address}" for each in there), expected="a name, an address, or a network",
+                           nearest=nearest(wanted or "", names), remedy="--interface NAME, or --interface 10.0.0.0/8")
+    refuse_public([found.address], insecure)
+    return found
+
+
+def _is(interface: Interface, wanted: str) -> bool:
+    if interface.name == wanted:
+        return True
+    try:
+        return ipaddress.ip_address(interface.address) in ipaddress.ip_network(wanted, strict=False)
+    except ValueError:
+        return False
+
+
+def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
+    """Nothing is sent for it."""
+    family = socket.AF_INET6 if ":" in head else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.connect((head, 1))
+            own = asking.getsockname()[0]
+    except OSError:
+        return None
+    return next((each for each in there if each.address == own), None)
+
+
+def refuse_public(hosts: Iterable[str], insecure: bool) -> None:
+    """Raises PlanError for addresses that are not of a closed network: what listens there knows no secret, or sends it in the clear."""
+    public = [host for host in hosts if any(map(is_public, _resolved(host)))]
+    if public and not insecure:
+        raise PlanError.of("public-address", "ranks would talk over addresses that the whole internet may reach", found=listed(public),
+                           expected="addresses of a private network",
+                           remedy="--interface NAME of a private network; or --insecure true where a firewall closes this one")
+
+
+def _resolved(host: str) -> list[str]:
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        return []
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is one of the internet's."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_global

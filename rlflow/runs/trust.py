@@ -1,0 +1,131 @@
+"""Which files that a run's settings name may be executed when it goes on, without being asked: a run's folder may be another person's."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.load import algorithms_folder, target
+from rlflow.errors import PlanError
+from rlflow.given.names import SHIPPED
+from rlflow.rewards.spec import parse_reward
+from rlflow.runs import identity
+from rlflow.runs.modules import meaning
+from rlflow.watch.reporter import Reporter
+from rlflow.watch.secrets import MASK
+from rlflow.watchdog import private
+
+FILE_DIGEST = "file_sha256"  # of settings.json: what the flow's file said when the run was started
+REWARDS, BACKENDS = ("reward",), ("backend", "trainer", "generator")  # settings, of the run or of a role, that may name Python files
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A file that would be executed, and why nothing vouches for it. Prints as a line."""
+
+    file: Path
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.why}"
+
+
+def check_trusted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any], trust: bool, reporter: Reporter) -> None:
+    """Before anything is executed. saved: settings.json; values: those settings of it that nothing replaces, their paths as they lead from
+    here. Raises PlanError with all files in doubt, unless ``trust``: then they are said."""
+    doubts = list(doubted(folder, saved, values))
+    if doubts and not trust:
+        raise PlanError.of("resume-trust", f"to go on with the run '{folder.name}' is to execute files that it names, and nothing says "
+                           "that they are yours", found="\n            ".join(map(str, doubts)),
+                           expected="packaged algorithms; or files that you own, as does the run, and nobody else can write to",
+                           remedy="read these files; if they may run as you: the same with --trust")
+    for doubt in doubts:
+        reporter.note(f"executed, since --trust is given: {doubt}")
+
+
+def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Doubt]:
+    """The files that nothing vouches for."""
+    recorded = _digests(folder, saved)
+    for file in dict.fromkeys(named_files(saved, values)):
+        if why := _doubt(file, folder.resolve(), saved.get("started_in"), recorded):
+            yield Doubt(file, why)
+
+
+def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Path]:
+    """Python files that the settings name, but for packaged ones and those of modules that Python finds by itself. Raises PlanError for a
+    flow or a reward that is not there."""
+    flow = target(f"{saved['file']}::{saved['flow']}").path.resolve()
+    if flow.parent != algorithms_folder().resolve():
+        yield flow
+    for name, value in values.items():
+        last = name.rpartition(".")[2]
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if not isinstance(each, str) or MASK in each or name.startswith(("hp.", "data.")):
+                continue
+            if last in REWARDS and ".py" in each:
+                yield Path(parse_reward(each).path).resolve()
+            if last in BACKENDS and each not in SHIPPED:
+                yield from _module_files(each, flow.parent)
+
+
+def _module_files(name: str, folder: Path) -> Iterator[Path]:
+    """Where a module would be imported from; nothing where it is found without this run. A package is named by its ``__init__``."""
+    here = ("", os.getcwd(), str(folder))
+    top = name.partition(".")[0]
+    for places, own in (([each for each in sys.path if each not in here], False), ([str(folder), os.getcwd()], True)):
+        spec = importlib.machinery.PathFinder.find_spec(top, places)
+        if spec is not None:
+            if own:
+                yield from (Path(each).resolve() for each in [spec.origin or "", *(spec.submodule_search_locations or ())] if each)
+            return
+
+
+def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
+    """Of the Python files that the run was started with."""
+    try:
+        found = identity.read(folder)
+    except ValueError:
+        found = None
+    kept = found.kept if found else {}
+    return {str(saved.get(FILE_DIGEST)), *(value for name, value in kept.items() if name.startswith(("reward ", "backend ")))}
+
+
+def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str:
+    """What speaks against a file; nothing where it may run."""
+    if file.is_relative_to(run):
+        return "it lies in the run's own folder, into which a run puts no code"
+    try:
+        for path in (run, run / "settings.json", file):
+            if why := _others(path):
+                return why if path == file else f"the run is not yours alone: {path}: {why}"
+        private.check_place(file.parent)
+        known = f"sha256 {meaning(file)}" in recorded if file.is_file() else False
+    except OSError as error:
+        return str(error)
+    places = [Path.cwd(), *([Path(start)] if isinstance(start, str) else [])]
+    if known or run.is_relative_to(file.parent) or any(file.is_relative_to(place.resolve()) for place in places):
+        return ""
+    return "it is not the file that the run was started with, nor below the folder where that was, nor below this one"
+
+
+def _others(path: Path) -> str:
+    """Whether users other than this one and root own a file or write to it."""
+    found = path.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {found.st_uid}"
+    writers = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid != os.getegid() else 0)
+    return f"others can write to it (rights {stat.S_IMODE(found.st_mode):o})" if found.st_mode & writers else ""
+
+
+def digest_of(file: Path) -> str | None:
+    """What settings.json keeps of the flow's file; None where there is none, as in a notebook."""
+    try:
+        return f"sha256 {meaning(file)}"
+    except OSError:
+        return None

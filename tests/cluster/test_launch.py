@@ -1,0 +1,58 @@
+"""Where a run on pools keeps its sockets, and the address that a Ray of its own takes."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import ray  # noqa: F401  whose constants are looked at
+
+from rlflow.cluster import launch
+from rlflow.errors import PlanError
+from rlflow.watchdog import private
+
+NAME = "0123456789abcdef"  # as long as a run's
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+
+    def use(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+
+    return use
+
+
+def test_the_sockets_of_a_ray_fit_wherever_files_are_to_lie(tmp_path, temporary):
+    temporary(tmp_path / ("x" * 90))
+    folder = launch.run_folder(NAME, None)
+    socket = f"{folder}/{launch.RAY}/session_2026-01-01_00-00-00_000000_{1 << 22}/sockets/plasma_store"  # pids are at most that
+    assert len(os.fsencode(socket)) <= 107
+    assert folder.parent in map(Path, private.PLACES)
+    assert launch.run_folder(NAME, "10.0.0.1:6379") == tmp_path / ("x" * 90) / f"rlflow-{NAME}"  # whose Ray has a folder already
+
+
+def test_rays_own_variable_comes_first_where_it_is_short_enough(tmp_path, temporary, monkeypatch):
+    temporary(tmp_path)
+    monkeypatch.setenv("RAY_TMPDIR", "/var/tmp")
+    assert launch.run_folder(NAME, None) == Path("/var/tmp") / f"rlflow-{NAME}"
+
+
+def test_without_a_safe_place_the_run_is_refused_in_words(tmp_path, temporary, monkeypatch):
+    temporary(tmp_path)
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(private, "PLACES", ())
+    with pytest.raises(PlanError, match=r"(?s)no place(.*)found rights 777(.*)TMPDIR"):
+        launch.run_folder(NAME, "auto")
+
+
+def test_ray_takes_the_loopback_address_while_it_starts_and_no_longer():
+    constants = sys.modules["ray._private.ray_constants"]
+    before = constants.ENABLE_RAY_CLUSTER
+    with launch._on_loopback():
+        from ray._private.services import resolve_ip_for_localhost
+
+        assert resolve_ip_for_localhost("127.0.0.1") == "127.0.0.1"
+    assert before == constants.ENABLE_RAY_CLUSTER

@@ -1,0 +1,178 @@
+"""A run's folder may be a stranger's: going on with it executes nothing that it names before that is known to be the user's own, or said to
+be trusted."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlflow
+from rlflow.errors import PlanError
+from rlflow.runs import resume
+from rlflow.runs.trust import doubted
+from rlflow.watch.reporter import Quiet, make_reporter
+
+STRANGER = 65534  # nobody
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+FLOW = '''
+from pathlib import Path
+
+from rlflow import flow, loss
+
+Path({marker!r}).touch()
+
+@loss
+def gradient(new, scores):
+    return -new.logprobs * scores[:, None], {{}}
+
+@flow
+def mine(prompts, actor, reward):
+    rows = actor.generate(prompts, samples=2, max_tokens=4)
+    rows |= reward(rows)
+    actor.update(rows, gradient)
+'''
+REWARD = "from pathlib import Path\nPath({marker!r}).touch()\n\ndef length(completion):\n    return float(len(completion))\n"
+
+
+class Ground:
+    """A run of ``mine.py`` with its reward, in a project's folder, and whether either has been executed since."""
+
+    def __init__(self, tmp_path):
+        self.project, self.elsewhere, self.marker = tmp_path / "project", tmp_path / "elsewhere", tmp_path / "executed"
+        self.flow, self.reward, self.run = self.project / "mine.py", self.project / "judge.py", self.project / "runs" / "one"
+        for folder in (self.run, self.elsewhere):
+            folder.mkdir(parents=True)
+        self.flow.write_text(FLOW.format(marker=str(self.marker)))
+        self.reward.write_text(REWARD.format(marker=str(self.marker)))
+        self.save()
+
+    def save(self, **changes):
+        values = {"reward": [f"{self.reward}:length:0.5"], "backend": "null"} | changes.pop("values", {})
+        saved = {"file": str(self.flow), "flow": "mine", "values": values, "hp": {}, "started_in": str(self.project), **changes}
+        (self.run / "settings.json").write_text(json.dumps(saved))
+
+    def doubts(self):
+        saved = resume.read_settings(self.run)
+        return [str(doubt) for doubt in doubted(self.run, saved, resume._left(saved, {}))]
+
+    def refused(self, **options):
+        with pytest.raises(PlanError) as refused:
+            resume.resume(self.run, {}, Quiet(), **options)
+        assert not self.marker.exists()
+        return str(refused.value)
+
+
+@pytest.fixture
+def ground(tmp_path, monkeypatch):
+    made = Ground(tmp_path)
+    monkeypatch.chdir(made.elsewhere)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return made
+
+
+def test_a_run_of_ones_own_below_the_folder_where_it_was_started_needs_no_trust(ground):
+    assert ground.doubts() == []
+
+
+def test_a_packaged_algorithm_needs_none_whoever_has_the_run(ground):
+    ground.save(file=str(Path(rlflow.algorithms.__file__).parent / "grpo.py"), flow="grpo", values={"reward": ["task"]})
+    ground.run.chmod(0o777)
+    assert ground.doubts() == []
+
+
+@as_root
+@pytest.mark.parametrize("theirs", ["run", "settings", "flow"])
+def test_what_belongs_to_another_user_is_refused_before_it_is_executed_with_the_remedy(ground, theirs):
+    paths = {"run": ground.run, "settings": ground.run / "settings.json", "flow": ground.flow}
+    os.chown(paths[theirs], STRANGER, STRANGER)
+    said = ground.refused()
+    assert f"it belongs to user {STRANGER}" in said
+    assert str(ground.flow) in said
+    assert (str(ground.reward) in said) == (theirs != "flow")
+    assert "--trust" in said
+
+
+@pytest.mark.parametrize("open_to_all", ["run", "flow", "reward", "project"])
+def test_what_others_can_write_to_is_refused(ground, open_to_all):
+    path = getattr(ground, open_to_all)
+    path.chmod(path.stat().st_mode | 0o002)
+    assert "rights" in ground.refused()
+
+
+def test_code_in_the_runs_own_folder_is_refused_also_by_a_link(ground):
+    evil = ground.run / "evil.py"
+    shutil.copy(ground.flow, evil)
+    ground.save(file=str(evil))
+    assert ground.refused().count("evil.py: it lies in the run's own folder") == 1
+    (ground.project / "link.py").symlink_to(evil)
+    ground.save(file=str(ground.project / "link.py"))
+    assert "it lies in the run's own folder" in ground.refused()
+
+
+def test_a_run_that_was_copied_elsewhere_names_files_that_are_not_below_the_users_folder(ground, tmp_path):
+    """Such as a script of the user's own that is not to be executed here."""
+    other = tmp_path / "scripts"
+    other.mkdir()
+    script = shutil.copy(ground.flow, other / "clean.py")
+    ground.save(file=str(script))
+    assert "clean.py: it is not the file that the run was started with" in ground.refused()
+    ground.save(file=str(script), started_in=None)
+    assert "clean.py: it is not the file" in ground.refused()
+
+
+def test_the_file_that_the_run_was_started_with_may_lie_anywhere_until_it_is_changed(ground, tmp_path, monkeypatch):
+    folder = tmp_path / "algorithms"
+    folder.mkdir()
+    flow = Path(shutil.move(ground.flow, folder / "mine.py"))
+    result = rlflow.run(str(flow), backend="null", prompts=2, iterations=1, reward=f"{ground.reward}:length", held_out=0,
+                        out=str(tmp_path / "out" / "runs"))
+    ground.marker.unlink()
+    ground.run = result.folder
+    monkeypatch.chdir(ground.project)
+    assert ground.doubts() == []
+    flow.write_text(flow.read_text() + "print('changed')\n")
+    assert "mine.py: it is not the file that the run was started with" in ground.refused()
+    flow.write_text(flow.read_text().replace("print('changed')", "# a comment"))
+    assert ground.doubts() == []
+
+
+def test_backends_are_looked_at_where_the_run_brings_them_and_not_where_python_has_them(ground):
+    ground.save(values={"backend": "own.engine", "actor.trainer": "torch.nn", "actor.generator": "local"})
+    assert ground.doubts() == []
+    package = ground.project / "own"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"from pathlib import Path\nPath({str(ground.marker)!r}).touch()\n")
+    assert ground.doubts() == []
+    package.chmod(0o777)
+    assert any(str(package) in doubt for doubt in ground.doubts())
+    assert not ground.marker.exists()
+
+
+def test_with_trust_the_files_are_said_and_executed(ground, capsys):
+    result = rlflow.run(str(ground.flow), backend="null", prompts=2, iterations=1, reward=f"{ground.reward}:length", held_out=0,
+                        save_every=1, out=str(ground.project / "runs"))
+    ground.marker.unlink()
+    ground.run = result.folder
+    ground.flow.chmod(0o666)
+    ground.refused()
+    resume.resume(ground.run, {"iterations": 2}, make_reporter(quiet=False), trust=True)
+    assert f"executed, since --trust is given: {ground.flow}: others can write to it (rights 666)" in capsys.readouterr().out
+    assert ground.marker.exists()
+
+
+def test_looking_at_a_strangers_run_executes_nothing(ground):
+    from rlflow.cli import resume as exports
+    from rlflow.cli import watch
+
+    result = rlflow.run("grpo", backend="null", prompts=2, iterations=1, name="two", out=str(ground.project / "runs"))
+    ground.run = result.folder
+    ground.save(options={}, graph="0", rlflow="0", torch="0", threads=1)
+    watch.list_runs(str(ground.project / "runs"))
+    watch.show_run(str(result.folder))
+    watch.watch_run(str(result.folder), True)
+    with pytest.raises(PlanError):  # null engines have no models
+        exports.export_model(str(result.folder), str(ground.elsewhere / "out"), None)
+    assert not ground.marker.exists()
