@@ -47,7 +47,7 @@ def unlike(run: Launched, wanted: faults.Content) -> bool:
 
 def gone_on(run: Launched, wanted: faults.Content, detected: bool) -> Outcome:
     """Of a run that ended: resumed to its end, and compared."""
-    ended = resumed(run).ended() == 0
+    ended = resumed(run).ended(240) == 0
     return Outcome(True, detected, ended, ended and unlike(run, wanted))
 
 
@@ -66,7 +66,7 @@ def stages_on_pools(place: Place) -> Iterator[Outcome]:
     wanted = straight(place)
     for fault in place.of(ON_POOLS, 2):
         run = launch(place.folder, fault.replace(" ", "-"), *POOLS, fault=fault)
-        code = run.ended(180)
+        code = run.ended(240)
         named = ON_POOLS[fault] in run.output()
         yield Outcome(True, named, True, unlike(run, wanted)) if code == 0 else gone_on(run, wanted, named and code == 1)
 
@@ -160,14 +160,14 @@ def driven_by(place: Place) -> Iterator[Outcome]:
         run.reaches(4)
         for pid in named(run, name) if "." in name else commands(run, name):
             os.kill(pid, signal.SIGKILL)
-        code = run.ended(120)
+        code = run.ended(240)
         if "." in name:
             yield Outcome(True, True, code == 0, code == 0 and unlike(run, wanted))
         else:
             yield gone_on(run, wanted, code == 1 and f"Ray's {name}" in run.output() and run.status["state"] == "failed")
     with token(place.folder / "token"):
         run = launch(place.folder, "token", *POOLS, iterations=20)
-        code = run.ended(120)
+        code = run.ended(240)
         yield Outcome(True, bool((place.folder / "token").read_text()), code == 0, code == 0 and unlike(run, wanted))
 
 

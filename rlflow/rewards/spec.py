@@ -95,7 +95,7 @@ def _weighed(written: str) -> tuple[str, float]:
 
 def _function(written: str, body: str, weight: float) -> RewardSpec:
     path, _, name = body.rpartition(":")
-    if ".py:" in path:
+    if path.rpartition(".py:")[2].isidentifier() and ".py:" in path:
         raise PlanError.of("reward-weight", f"the weight of reward '{path}' is no number", found=name, expected="a number that is not 0",
                            remedy=f"{path}:1.0, or leave it out")
     if not path.endswith(".py"):

@@ -89,7 +89,7 @@ def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_model
     assert set(counted) == {0.0, 1.0}
     assert [note for note in heard.notes if "left out" in note] == [
         "0 of 24 records to train on were checked in 0 s; the others are checked when they are drawn, and left out where they cannot "
-        "be used", f"iteration {counted.index(1.0) + 1}: {without_models['data']}:10 is left out: its prompt is empty"]
+        "be used", f"iteration {counted.index(1.0)}: {without_models['data']}:10 is left out: its prompt is empty"]
 
 
 @pytest.mark.usefixtures("unchecked")
