@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -13,7 +12,6 @@ from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.explain.explanation import Explanation, explain, here
 from rlflow.explain.fits import (
-    crowded,
     half_problems,
     idle_ranks,
     overlap_problems,
@@ -60,7 +58,6 @@ def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
         raise PlanError(*problems)
     if placement is not None:
         warnings += [*unused_pools(placement), *idle_ranks(made, sizes)]
-        warnings += [] if given.options.ray_address else list(crowded(placement, os.cpu_count() or 1))
     warnings += [*short_repeats(program.graph, sizes), *no_room(program.graph, roles, given.options.reward)]
     models = {name: kept(role, given.options.dtype, placement) for name, role in roles.items()}
     return explain(made, where, assumed, models, list(reward_models(program.graph, roles, where, given)), warnings,

@@ -153,7 +153,7 @@ def test_backends_are_looked_at_where_the_run_brings_them_and_not_where_python_h
 
 def test_with_trust_the_files_are_said_and_executed(ground, capsys):
     result = rlflow.run(str(ground.flow), backend="null", prompts=2, iterations=1, reward=f"{ground.reward}:length", held_out=0,
-                        save_every=1, out=str(ground.project / "runs"))
+                        reward_write=(str(ground.marker.parent),), save_every=1, out=str(ground.project / "runs"))
     ground.marker.unlink()
     ground.run = result.folder
     ground.flow.chmod(0o666)
