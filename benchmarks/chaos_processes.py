@@ -156,7 +156,7 @@ def driven_by(place: Place) -> Iterator[Outcome]:
     empty, which is written anew."""
     wanted = straight(place, 20)
     for name in place.of(("raylet", "gcs_server", "watchdog.dog"), 2):
-        run = launch(place.folder, name, *POOLS, *SLOW, iterations=20)
+        run = launch(place.folder, name.replace(".", "-"), *POOLS, *SLOW, iterations=20)  # whose words must not have that name in them
         run.reaches(4)
         for pid in named(run, name) if "." in name else commands(run, name):
             os.kill(pid, signal.SIGKILL)
