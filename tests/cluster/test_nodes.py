@@ -94,7 +94,8 @@ def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_o
     for folder in folders:
         folder.mkdir()
         (folder / "gate.py").write_text(GATE)
-        runs.append(launch("grpo", pools="all=2", ray_address=growing.address, reward=f"{folder}/gate.py:gate", out=folder, **SMALL))
+        runs.append(launch("grpo", pools="all=2", ray_address=growing.address, reward=f"{folder}/gate.py:gate",
+                           reward_write=folder, out=folder, **SMALL))
         if len(runs) == 1:
             until((folder / "there").exists, *runs)  # it has taken all processors that there are
     until(lambda: any(group["state"] == "PENDING" for group in placement_group_table().values()), *runs)
