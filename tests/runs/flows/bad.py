@@ -14,7 +14,7 @@ Place = Literal["none", "scores", "logprobs", "values", "loss", "gradient"]
 @dataclass(frozen=True)
 class Bad:
     place: Place = "none"  # what is not finite
-    value: float = float("nan")  # and what it is
+    value: Literal["nan", "inf", "-inf"] = "nan"  # and what it is: no setting may be NaN itself
     every: Annotated[int, Ge(1)] = 4  # one row of so many is bad
     drop: bool = False  # leave the bad rows out beforehand
     max_tokens: int = 4
@@ -23,7 +23,7 @@ class Bad:
 
 @stage(gives=("scores", "logprobs", "values", "advantages", "keep"), dispatch=RANK0)
 def spoil(scores, logprobs, values, mask, *, place, value, every, drop):
-    bad = torch.arange(len(scores)) % every == every - 1
+    bad, value = torch.arange(len(scores)) % every == every - 1, float(value)
     scores = torch.where(bad & torch.tensor(place == "scores"), value, scores)
     logprobs = torch.where((bad & torch.tensor(place == "logprobs"))[:, None] & mask, value, logprobs)
     values = torch.where((bad & torch.tensor(place == "values"))[:, None] & mask, value, values)
@@ -35,7 +35,7 @@ def spoil(scores, logprobs, values, mask, *, place, value, every, drop):
 def policy_loss(new, logprobs, advantages, *, place, value):
     objective = -(new.logprobs - logprobs).exp() * advantages
     if place == "loss":
-        objective = objective * value
+        objective = objective * float(value)
     if place == "gradient":  # 0, with a slope that is not finite
         objective = objective + (new.logprobs - new.logprobs.detach()).abs().sqrt()
     return objective
