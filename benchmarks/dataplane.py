@@ -17,10 +17,10 @@ import torch
 
 from rlflow import Batch
 from rlflow.batch import Axis, Data
-from rlflow.cluster.layout import Layout, Shard, Sharded, Where
-from rlflow.cluster.route import Routes
-from rlflow.cluster.split import balanced, keep_or_balance, merge_order, units_of_rows
-from rlflow.cluster.wire import pack, unpack
+from rlflow.cluster.rpc.wire import pack, unpack
+from rlflow.cluster.sharding.route import Routes
+from rlflow.cluster.sharding.shard_map import Layout, Shard, Sharded, Where
+from rlflow.cluster.sharding.split import balanced, keep_or_balance, merge_order, units_of_rows
 from rlflow.columns import standard_kind
 
 RANKS = 8

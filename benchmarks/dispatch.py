@@ -126,7 +126,7 @@ def payload() -> Any:
 @contextlib.contextmanager
 def rlflow_cases(folder: Path) -> Iterator[Cases]:
     import rlflow
-    from rlflow.cluster.pool import make_pool
+    from rlflow.cluster.rpc.pool import make_pool
     from rlflow.execution.engine import Terms
 
     (folder / "dispatch.py").write_text(DISPATCH)

@@ -23,8 +23,8 @@ from rlflow.author.load import load_flow
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
+from rlflow.config.flags import flat
 from rlflow.execution.engine import Engine
-from rlflow.given.flags import flat
 from rlflow.runs.api import resolved
 from rlflow.runs.loop import Prepared
 from rlflow.runs.prepare import prepare

@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reshard import copier, empty, exact, small, weight
 
 from rlflow.cluster import launch
-from rlflow.cluster.carrier import Carrier
-from rlflow.cluster.passing import End, Receiver, Sender
-from rlflow.cluster.pool import Pool, make_pool
-from rlflow.cluster.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.rpc.pool import Pool, make_pool
+from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.weights.endpoints import End, Receiver, Sender
+from rlflow.cluster.weights.transfer import Carrier
 from rlflow.reshard.kinds import Cut, sharded, tensor_parallel
 from rlflow.reshard.plan import readable
 from rlflow.reshard.proof import Destinations

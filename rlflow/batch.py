@@ -19,8 +19,8 @@ from torch import Tensor
 
 from rlflow.author.source import call_place
 from rlflow.columns import Kind, Level, standard_kind
+from rlflow.copy_on_write import lent
 from rlflow.errors import FlowError, Problem, listed, nearest
-from rlflow.lending import lent
 
 _fill: contextvars.ContextVar[float] = contextvars.ContextVar("padding", default=0.0)
 DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlflow.graph.model import Column, Graph, Node, Op
+from rlflow.memory.schedule import Course
 from rlflow.placement import Placement
-from rlflow.residency import Course
 from rlflow.trace.compile import Program
 
 FORWARDS = (Op.LOGPROBS, Op.VALUES)

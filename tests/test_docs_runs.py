@@ -17,8 +17,8 @@ import pytest
 
 from rlflow.author.load import load
 from rlflow.cli.main import main
+from rlflow.config.options import Options
 from rlflow.execution import health
-from rlflow.given.options import Options
 from rlflow.runs.bounds import Totals
 from rlflow.runs.resume import MAY_CHANGE
 

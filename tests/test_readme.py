@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlflow.cli.main import main
-from rlflow.given.flags import parse_flags
+from rlflow.config.flags import parse_flags
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

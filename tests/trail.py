@@ -18,7 +18,7 @@ import rlflow
 ROOT = f"{Path(__file__).parents[1]}/"
 FOLDER = "RLFLOW_TEST_TRAIL"  # in the environment: where workers write too
 NODE = "actor.logprobs"
-STARTS = {("rlflow/execution/executor.py", "job"), ("rlflow/cluster/host.py", "_run")}
+STARTS = {("rlflow/execution/executor.py", "job"), ("rlflow/cluster/rpc/actor.py", "_run")}
 
 
 @dataclass(frozen=True)

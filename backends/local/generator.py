@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.backends.local.away import Away
 from rlflow.backends.local.decode import Drawn, block_of, decode, sent
 from rlflow.backends.local.endings import Endings, eos_of
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.network import Network, load_network
+from rlflow.backends.local.offload import Away
 from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import sequences
 from rlflow.backends.local.settings import GeneratorSettings

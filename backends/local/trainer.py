@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rlflow.author.loss import Loss, Quantity
-from rlflow.backends.local.away import Away
-from rlflow.backends.local.held import Held
+from rlflow.backends.local.forward_cache import Held
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
 from rlflow.backends.local.network import Network, checkpoint_layers, load_network
+from rlflow.backends.local.offload import Away
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
@@ -251,7 +251,7 @@ class Trainer:
         return list(parameter.shape)
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file (``rlflow.backends.local.away``). What is
+        """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file (``rlflow.backends.local.offload``). What is
         asleep cannot be used, and each tensor stays the tensor that it is. Raises OSError where there is no room."""
         for part in parts or self.movable(self.settings, self.spec.device):
             if part == "weights":

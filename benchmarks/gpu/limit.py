@@ -35,9 +35,9 @@ def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
 
 def sizes(ground: Ground) -> dict[str, int]:
     """Bytes of all that PPO's models hold at once, as `rlflow plan` has them."""
-    from rlflow.given.flags import flat
+    from rlflow.config.flags import flat
     from rlflow.runs.api import resolved
-    from rlflow.runs.planned import planned
+    from rlflow.runs.preview import planned
     from rlflow.trace.compile import Options
 
     flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))

@@ -51,7 +51,7 @@ def checks(ground: Ground, backend: str) -> Iterator[Check]:
 
 def weights(ground: Ground, one: object) -> Iterator[Check]:
     """Straight into a generator's memory, as a pool moves them."""
-    from rlflow.cluster.weights import Moving
+    from rlflow.cluster.weights.same_ranks import Moving
     from rlflow.execution.engine import Model
 
     generator = local.Generator(ModelSpec(PACKAGED, device=ground.device))

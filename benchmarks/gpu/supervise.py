@@ -21,7 +21,8 @@ from gpu.check import Check, untested
 if TYPE_CHECKING:
     from gpu.ground import Ground
 
-LOADED = ("torch", "transformers.models.qwen3.modeling_qwen3", "rlflow.backends.fsdp", "rlflow.runs.resume", "rlflow.cluster.weights")
+LOADED = ("torch", "transformers.models.qwen3.modeling_qwen3", "rlflow.backends.fsdp", "rlflow.runs.resume",
+          "rlflow.cluster.weights.same_ranks")
 STARTED = 60.0  # seconds that a process may take to be there
 LAST = 1.0  # seconds before its deadline at which a process says where it is
 

@@ -119,7 +119,7 @@ def prompts_of(folder: Path) -> list[dict[str, str]]:
 
 def run_rlflow(folder: Path, iterations: int) -> None:
     from rlflow.author.load import load_flow
-    from rlflow.given.flags import flat
+    from rlflow.config.flags import flat
     from rlflow.runs.api import resolved
     from rlflow.runs.prepare import prepare
     from rlflow.runs.session import started

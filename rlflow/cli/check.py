@@ -10,10 +10,10 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.check.check import Report, check
+from rlflow.config.flags import Given, parse_flags, read_toml, refuse_stray, sorted_out
+from rlflow.config.names import role_types, unfit_values, unknown_names
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
-from rlflow.given.flags import Given, parse_flags, read_toml, refuse_stray, sorted_out
-from rlflow.given.names import role_types, unfit_values, unknown_names
 from rlflow.graph.model import HALVES
 from rlflow.rewards.spec import RewardSpec, parse_reward, readers
 from rlflow.rewards.text import reads

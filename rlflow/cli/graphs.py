@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import check_names, given_flags, roles_of, settings, trace_options
+from rlflow.config.flags import parse_flags
 from rlflow.errors import PlanError, nearest
-from rlflow.given.flags import parse_flags
 from rlflow.graph.diff import diff, same_shape
 from rlflow.graph.draw import FORMATS
 from rlflow.trace.compile import compile_flow

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import trace_options
+from rlflow.config.flags import Given, parse_flags, read_toml
 from rlflow.explain.explanation import Explanation
-from rlflow.explain.memory import Held
 from rlflow.explain.sizes import LETTERS
-from rlflow.given.flags import Given, parse_flags, read_toml
 from rlflow.graph.model import HALVES
+from rlflow.memory.sizes import Held
 from rlflow.trace.compile import Options
 from rlflow.watch.tables import output, plain
 
@@ -32,7 +32,7 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
     as_json = bool(values.pop("json", False))
 
     from rlflow.runs.api import resolved
-    from rlflow.runs.planned import planned
+    from rlflow.runs.preview import planned
 
     given, hp = resolved(flow, None, values)
     found = planned(flow, hp, given, options_of(given))

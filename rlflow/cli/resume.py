@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlflow.cli.run import told
+from rlflow.config.flags import parse_flags
 from rlflow.errors import listed, printable
-from rlflow.given.flags import parse_flags
 
 
 def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = False) -> int:

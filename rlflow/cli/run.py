@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import described, fields
-from rlflow.given.flags import parse_flags, read_toml
-from rlflow.given.options import Options
+from rlflow.config.flags import parse_flags, read_toml
+from rlflow.config.options import Options
 from rlflow.trace.compile import role_names
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def help_text(file: str, flow: Flow) -> str:
 
 
 def _backends() -> list[str]:
-    from rlflow.given.backends import backend
+    from rlflow.roles.backends import backend
 
     local, vllm = backend("local"), backend("vllm")
     return [*_described("ROLE.", local.Trainer.Settings), *_described("ROLE.", local.Generator.Settings),

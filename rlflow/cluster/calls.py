@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from rlflow.batch import Axis, Batch, Data
-from rlflow.cluster.host import Payload, packed
-from rlflow.cluster.layout import Layout, Shard, Sharded, Where, row_tokens
-from rlflow.cluster.message import Answer, Call, pickled
-from rlflow.cluster.pool import Future, Pool
-from rlflow.cluster.route import Request, Routes
-from rlflow.cluster.split import balanced, check_counts, units_of_rows
-from rlflow.cluster.teams import PLAIN, asked, used
+from rlflow.cluster.rpc.actor import Payload, packed
+from rlflow.cluster.rpc.message import Answer, Call, pickled
+from rlflow.cluster.rpc.pool import Future, Pool
+from rlflow.cluster.sharding.route import Request, Routes
+from rlflow.cluster.sharding.shard_map import Layout, Shard, Sharded, Where, row_tokens
+from rlflow.cluster.sharding.split import balanced, check_counts, units_of_rows
+from rlflow.cluster.sharding.tp_groups import PLAIN, asked, used
 from rlflow.cluster.worker import Worker
 from rlflow.columns import Level
 from rlflow.execution.engine import Terms

@@ -13,10 +13,10 @@ from typing import Any
 
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
-from rlflow.cluster.models import MOVE_SECONDS, RemoteTrainer
-from rlflow.cluster.watch import Death
+from rlflow.cluster.health.monitor import Death
+from rlflow.cluster.weights.models import MOVE_SECONDS, RemoteTrainer
 from rlflow.errors import Dead, RemoteError
-from rlflow.execution.ahead import Ahead
+from rlflow.execution.lookahead import Ahead
 
 FOUND_SECONDS = 30.0  # how long a failed call waits for the watch to say who died
 

@@ -17,17 +17,17 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Axis, Batch, Data
 from rlflow.cluster.calls import Calls, Ledger
-from rlflow.cluster.custom import by_own_mode
-from rlflow.cluster.host import Payload, opened
-from rlflow.cluster.layout import Sharded, joined, row_tokens
-from rlflow.cluster.message import pickled
-from rlflow.cluster.models import RemoteModel
-from rlflow.cluster.pool import Pool
-from rlflow.cluster.route import Routes
-from rlflow.cluster.split import SLACK, balanced, keep_or_balance, off_balance, units_of_rows
-from rlflow.cluster.steps import rank_steps
-from rlflow.cluster.streams import Streams, chunks_of
-from rlflow.cluster.teams import PLAIN, asked, first_ranks, teams
+from rlflow.cluster.rpc.actor import Payload, opened
+from rlflow.cluster.rpc.message import pickled
+from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.streams import Streams, chunks_of
+from rlflow.cluster.sharding.custom_dispatch import by_own_mode
+from rlflow.cluster.sharding.route import Routes
+from rlflow.cluster.sharding.shard_map import Sharded, joined, row_tokens
+from rlflow.cluster.sharding.split import SLACK, balanced, keep_or_balance, off_balance, units_of_rows
+from rlflow.cluster.sharding.steps import rank_steps
+from rlflow.cluster.sharding.tp_groups import PLAIN, asked, first_ranks, teams
+from rlflow.cluster.weights.models import RemoteModel
 from rlflow.cluster.worker import Worker
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0

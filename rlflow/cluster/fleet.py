@@ -13,10 +13,10 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from rlflow.cluster import launch
-from rlflow.cluster.controllers import Controllers
-from rlflow.cluster.pool import Pool
+from rlflow.cluster.health.controllers import Controllers
+from rlflow.cluster.health.monitor import Ward, Watch, end
+from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.watch import Ward, Watch, end
 from rlflow.cluster.worker import Worker
 from rlflow.placement import Placement
 from rlflow.watchdog import private

@@ -18,10 +18,10 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from rlflow.cluster.controllers import Controllers
-from rlflow.cluster.pool import Pool, make_pool
+from rlflow.cluster.health.controllers import Controllers
+from rlflow.cluster.health.monitor import Newcomers, Ward, end
+from rlflow.cluster.rpc.pool import Pool, make_pool
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.watch import Newcomers, Ward, end
 from rlflow.cluster.worker import Worker
 from rlflow.errors import Late, PlanError, RemoteError
 from rlflow.interfaces import refuse_public

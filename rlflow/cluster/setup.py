@@ -16,12 +16,12 @@ import rlflow
 from rlflow.author.flow import Flow
 from rlflow.author.load import algorithms_folder, flows_of, load, load_text
 from rlflow.columns import Kind
+from rlflow.config.flags import Given
 from rlflow.data.scorer import Scorer
 from rlflow.errors import PlanError
-from rlflow.given.flags import Given
 from rlflow.graph.wire import identity
+from rlflow.memory.schedule import Course
 from rlflow.placement import Placement
-from rlflow.residency import Course
 from rlflow.trace.compile import Options, Program, compile_flow
 
 

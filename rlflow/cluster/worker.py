@@ -15,27 +15,27 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.cluster.group import LOOPBACK, join
-from rlflow.cluster.host import Payload, opened, own_interface, packed
-from rlflow.cluster.message import NOTHING, Answer, Call, Index
-from rlflow.cluster.passing import End, end_of
-from rlflow.cluster.pulse import MARKS
+from rlflow.cluster.health.heartbeat import MARKS
+from rlflow.cluster.rpc.actor import Payload, opened, own_interface, packed
+from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
+from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.shelf import Shelf, owned
-from rlflow.cluster.tensors import pack_tensors, unpack_tensors
-from rlflow.cluster.weights import Moving, movable
+from rlflow.cluster.sharding.store import Shelf, owned
+from rlflow.cluster.weights.endpoints import End, end_of
+from rlflow.cluster.weights.same_ranks import Moving, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, Engine, Terms
-from rlflow.execution.keeper import Keeper
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import Tally
 from rlflow.execution.threads import others_alone
-from rlflow.given.backends import device_of
-from rlflow.given.models import make_models
-from rlflow.given.rewards import ModelScore, Rewards
-from rlflow.given.roles import BoundRole, Halves, bound
+from rlflow.memory.mover import Keeper
+from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
 from rlflow.placement import judging
-from rlflow.residency import Parts, computing, copying, learning, syncing
+from rlflow.roles.backends import device_of
+from rlflow.roles.bound import BoundRole, Halves, bound
+from rlflow.roles.models import make_models
+from rlflow.roles.rewards import ModelScore, Rewards
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import Share
 from rlflow.training.objective import Totals

@@ -19,10 +19,10 @@ from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution.apply import apply_stage
-from rlflow.execution.keeper import Keeper
 from rlflow.execution.summary import Summary, summarise
 from rlflow.execution.tally import Tallies, Tally, known
-from rlflow.residency import computing, learning, sampling, syncing
+from rlflow.memory.mover import Keeper
+from rlflow.memory.schedule import computing, learning, sampling, syncing
 from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from rlflow.explain.layouts import Layout, Layouts, alike, on_one_rank
-from rlflow.explain.memory import Kept
 from rlflow.explain.sizes import Sizes, setting
 from rlflow.explain.transfers import passage, savings, transfer
 from rlflow.graph.model import Graph, Input, Node, Op
+from rlflow.memory.sizes import Kept
 from rlflow.placement import Placement
 from rlflow.plan import Plan
 from rlflow.reshard.plan import Plan as Transfer

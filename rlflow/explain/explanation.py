@@ -9,15 +9,15 @@ from typing import Any
 from rlflow.errors import Problem
 from rlflow.explain.edges import Edge, Weights, edges, weights
 from rlflow.explain.layouts import Layouts
-from rlflow.explain.memory import Held, Kept
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.explain.waves import Pair, Step, pairs, steps
 from rlflow.graph.model import Graph
+from rlflow.memory.schedule import Course
+from rlflow.memory.sizes import Held, Kept
 from rlflow.passes.lanes import room_of
 from rlflow.passes.rank import COST
 from rlflow.placement import Placement
 from rlflow.plan import Did, Plan
-from rlflow.residency import Course
 from rlflow.simulate import Simulation, simulate
 
 PROCESS = "this process"  # where everything is without pools

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlflow.explain.memory import Kept
+from rlflow.memory.sizes import Kept
 from rlflow.reshard.choices import Choices, orders, shard_dims
 from rlflow.reshard.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
 from rlflow.reshard.layout import Layout

@@ -14,11 +14,11 @@ from rich.filesize import decimal
 
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import Node, Op
+from rlflow.memory.schedule import Course, Moment, Part, computing, copying, fewest, learning, prove, sampling, syncing, too_large
 from rlflow.passes.lanes import room_of
 from rlflow.passes.rank import COST
 from rlflow.placement import Placement
 from rlflow.plan import Did, Plan
-from rlflow.residency import Course, Moment, Part, computing, copying, fewest, learning, prove, sampling, syncing, too_large
 from rlflow.simulate import INSTANT, simulate
 
 MODEL_LANE = "model"  # of a run in one process; on pools it is called like the pool

@@ -10,9 +10,9 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.batch import Batch
+from rlflow.config.flags import Given, flat, sorted_out
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
-from rlflow.given.flags import Given, flat, sorted_out
 from rlflow.rewards.spec import from_function
 from rlflow.runs.directory import check_free
 from rlflow.runs.loop import Prepared, Result

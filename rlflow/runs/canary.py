@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from rlflow.batch import Batch
+from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import Engine
-from rlflow.given.options import Options
-from rlflow.given.roles import BoundRole, Roles
+from rlflow.roles.bound import Roles, has_canary
 
 ROWS = 4
 LONGEST = 64  # tokens of a canary
@@ -47,17 +47,11 @@ class Canary:
 
 def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Canary | None:
     """None where there are no roles to compare, or where no prompt has two tokens."""
-    names = tuple(name for name, role in roles.items() if compared(role, options))
+    names = tuple(name for name, role in roles.items() if has_canary(role, options))
     if not names:
         return None
     rows = canary_rows(data.batch(list(itertools.islice(data.usable(), ROWS))))
     return Canary(engine, names, rows, options.canary) if len(rows) else None
-
-
-def compared(role: BoundRole, options: Options) -> bool:
-    """Whether the role's trainer and generator, of different backends, are meant to have the same weights."""
-    wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
-    return wanted and role.trainer.backend != role.generator.backend and role.generator.can.scores
 
 
 def canary_rows(prompts: Batch) -> Batch:

@@ -16,17 +16,17 @@ import torch
 import rlflow
 from rlflow.author.load import algorithms_folder
 from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
+from rlflow.config.flags import Given
+from rlflow.config.names import SHIPPED, source_files
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
 from rlflow.errors import PlanError
-from rlflow.given.backends import device_of
-from rlflow.given.dataset import tokenizer
-from rlflow.given.flags import Given
-from rlflow.given.names import SHIPPED, source_files
-from rlflow.given.rewards import specs_of
-from rlflow.given.roles import Roles
 from rlflow.graph.model import RoleUse
 from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.roles.backends import device_of
+from rlflow.roles.bound import Roles
+from rlflow.roles.dataset import tokenizer
+from rlflow.roles.rewards import specs_of
 from rlflow.runs.identity import Identity, Weights
 from rlflow.runs.modules import Imports, imports, meaning, root_of
 from rlflow.runs.weights import stated

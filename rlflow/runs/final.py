@@ -12,7 +12,7 @@ from rlflow import durable
 from rlflow.checkpoints.models import CONFIG
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
-from rlflow.residency import computing
+from rlflow.memory.schedule import computing
 from rlflow.runs.loop import Prepared
 from rlflow.runs.state import trained
 from rlflow.watch import status

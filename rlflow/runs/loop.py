@@ -12,19 +12,19 @@ from typing import Any, TypeVar
 
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
+from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
 from rlflow.errors import RemoteError, SkipIteration, Stopped
 from rlflow.execution import threads
-from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
-from rlflow.given.options import Options
+from rlflow.execution.lookahead import Ahead
 from rlflow.plan import Plan
-from rlflow.runs.bad_days import Guard, mismatched, too_few
 from rlflow.runs.bounds import Totals
 from rlflow.runs.canary import Canary, strange
 from rlflow.runs.depends import Found
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
+from rlflow.runs.guards import Guard, mismatched, too_few
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import Recovery, Workers
 from rlflow.spans import flat

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import rlflow.tasks
-from rlflow.given.flags import read_toml
+from rlflow.config.flags import read_toml
 
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:

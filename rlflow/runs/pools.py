@@ -12,30 +12,30 @@ from pathlib import Path
 
 import rlflow
 from rlflow.cluster import launch
-from rlflow.cluster.carrier import Carrier
 from rlflow.cluster.commit import Workers
-from rlflow.cluster.controllers import Controllers
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
-from rlflow.cluster.models import RemoteModel, RemoteTrainer
-from rlflow.cluster.pool import Pool
+from rlflow.cluster.health.controllers import Controllers
+from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import DataShape, FlowSource, Setup
+from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
+from rlflow.cluster.weights.transfer import Carrier
 from rlflow.cluster.worker import Worker
+from rlflow.config.flags import Given
+from rlflow.config.options import Options as RunOptions
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
-from rlflow.execution.ahead import Ahead
 from rlflow.execution.lanes import Lanes
-from rlflow.given.backends import numbers
-from rlflow.given.flags import Given
-from rlflow.given.options import Options as RunOptions
-from rlflow.given.roles import Roles, model_uses
+from rlflow.execution.lookahead import Ahead
 from rlflow.graph.model import Graph
 from rlflow.graph.wire import identity
+from rlflow.memory.footprint import decided, kept
+from rlflow.memory.schedule import Course
 from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
 from rlflow.plan import Plan
-from rlflow.residency import Course
-from rlflow.runs.kept import decided, kept
+from rlflow.roles.backends import numbers
+from rlflow.roles.bound import Roles, model_uses
 from rlflow.runs.prepare import Made, make_plan, placed
 from rlflow.trace.compile import Options, Program
 from rlflow.watchdog.beside import Watchdog

@@ -19,41 +19,41 @@ from rlflow.author.flow import Flow
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
+from rlflow.config.flags import Given, refuse_stray
+from rlflow.config.options import Options as RunOptions
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
 from rlflow.errors import FlowError, PlanError, Problem, listed
-from rlflow.execution.ahead import Ahead
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.execution.executor import Executor
-from rlflow.execution.keeper import Keeper
 from rlflow.execution.lanes import Lanes
+from rlflow.execution.lookahead import Ahead
 from rlflow.explain.explanation import here
 from rlflow.explain.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.extras import ask
-from rlflow.given import rewards as bound
-from rlflow.given.backends import device_of, numbers
-from rlflow.given.dataset import open_dataset
-from rlflow.given.flags import Given, refuse_stray
-from rlflow.given.models import Loaded, make_models
-from rlflow.given.options import Options as RunOptions
-from rlflow.given.roles import BoundRole, Halves, Roles, folders, model_uses
-from rlflow.given.roles import bound as bound_roles
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
+from rlflow.memory.inputs import resident
+from rlflow.memory.mover import Keeper
 from rlflow.passes import plan
 from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
 from rlflow.rewards.spec import parse_reward, readers
+from rlflow.roles import rewards as bound
+from rlflow.roles.backends import device_of, numbers
+from rlflow.roles.bound import BoundRole, Halves, Roles, folders, model_uses
+from rlflow.roles.bound import bound as bound_roles
+from rlflow.roles.dataset import open_dataset
+from rlflow.roles.models import Loaded, make_models
 from rlflow.runs.canary import canary
 from rlflow.runs.depends import Found, Sources, found, rewards_of, unreadable
 from rlflow.runs.evaluate import Evaluation
 from rlflow.runs.loop import Prepared
-from rlflow.runs.parallel import lying
+from rlflow.runs.parallelism import lying
 from rlflow.runs.recovery import Workers
-from rlflow.runs.residents import resident
 from rlflow.runs.screening import screened
 from rlflow.runs.streaming import streaming
 from rlflow.runs.trust import FILE_DIGEST, digest_of

@@ -15,8 +15,8 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
+from rlflow.config.flags import Given
 from rlflow.errors import PlanError, listed, nearest
-from rlflow.given.flags import Given
 from rlflow.graph import wire
 from rlflow.graph.diff import diff
 from rlflow.graph.model import Graph, Node

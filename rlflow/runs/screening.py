@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from rlflow.config.flags import Given
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Fault, refused, spoken
 from rlflow.data.prompts import Prompts
-from rlflow.given.dataset import divided
-from rlflow.given.flags import Given
-from rlflow.given.positions import room
-from rlflow.given.roles import Roles
 from rlflow.graph.model import Graph
+from rlflow.roles.bound import Roles
+from rlflow.roles.dataset import divided
+from rlflow.roles.positions import room
 
 SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
 

@@ -10,9 +10,9 @@ from rlflow import durable
 from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
+from rlflow.config.flags import Given
 from rlflow.errors import PlanError, RemoteError, StageError, Stopped
 from rlflow.execution.apply import ending
-from rlflow.given.flags import Given
 from rlflow.runs import directory, final, identity, state
 from rlflow.runs.depends import Found
 from rlflow.runs.home import Home, Lost

@@ -10,7 +10,7 @@ from rlflow.checkpoints.roles import role_tensors, trainer_state
 from rlflow.checkpoints.snapshot import Snapshot, host_copy
 from rlflow.execution.engine import Model
 from rlflow.graph.wire import identity
-from rlflow.residency import copying
+from rlflow.memory.schedule import copying
 from rlflow.runs.evaluate import Accuracy
 from rlflow.runs.loop import Prepared, Start
 

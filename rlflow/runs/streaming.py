@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rlflow.given.flags import Given
-from rlflow.given.roles import Roles, row_exact
+from rlflow.config.flags import Given
 from rlflow.graph.model import Graph
 from rlflow.plan import Streaming
 from rlflow.rewards.spec import parse_reward
+from rlflow.roles.bound import Roles, row_exact
 
 
 def streaming(graph: Graph, roles: Roles, given: Given) -> Streaming:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.author.load import algorithms_folder, target
+from rlflow.config.names import SHIPPED
 from rlflow.errors import PlanError
-from rlflow.given.names import SHIPPED
 from rlflow.rewards.spec import parse_reward
 from rlflow.runs import identity
 from rlflow.runs.modules import meaning

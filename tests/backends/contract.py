@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from rlflow.errors import PlanError
-from rlflow.given.backends import backend
+from rlflow.roles.backends import backend
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
 

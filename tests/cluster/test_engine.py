@@ -13,9 +13,9 @@ from rlflow import PlanError, StageError
 from rlflow.author.load import load
 from rlflow.cluster import engine as cluster_engine
 from rlflow.cluster.launch import wait_for_models
-from rlflow.cluster.layout import Sharded
-from rlflow.cluster.line import Lines
-from rlflow.cluster.pool import Pool
+from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.rpc.sockets import Lines
+from rlflow.cluster.sharding.shard_map import Sharded
 
 pytestmark = pytest.mark.slow
 flows = load(Path(__file__).parent / "flows.py")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import rlflow
 from rlflow.cluster import engine
-from rlflow.cluster.steps import RankSteps
+from rlflow.cluster.sharding.steps import RankSteps
 
 SMALL = {"prompts": 6, "iterations": 2, "held_out": 16, "threads": 1, "save_every": 0}
 TIMES = ("seconds", "response/tokens_per_second")

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
+from rlflow.config.flags import flat
 from rlflow.errors import StageError
-from rlflow.given.flags import flat
 from rlflow.runs import resume
 from rlflow.runs.api import resolved
 from rlflow.runs.prepare import prepare

@@ -11,9 +11,9 @@ import rlflow
 import rlflow.tasks
 from rlflow.author.load import load_flow
 from rlflow.cluster.worker import Worker
-from rlflow.given.flags import flat
-from rlflow.given.rewards import ModelReward, Rewards
-from rlflow.given.roles import bound
+from rlflow.config.flags import flat
+from rlflow.roles.bound import bound
+from rlflow.roles.rewards import ModelReward, Rewards
 from rlflow.runs.api import resolved
 from rlflow.runs.pools import setups
 from rlflow.runs.prepare import compile_options, compiled, open_dataset, placed

@@ -10,8 +10,8 @@ import rlflow
 from rlflow import PlanError
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
-from rlflow.cluster.message import Call
-from rlflow.cluster.pool import Pool
+from rlflow.cluster.rpc.message import Call
+from rlflow.cluster.rpc.pool import Pool
 from rlflow.errors import Stopped
 from rlflow.execution.engine import Model
 from rlflow.runs import resume

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlflow.cluster.weights import first_that_opens, ways
+from rlflow.cluster.weights.same_ranks import first_that_opens, ways
 from rlflow.errors import PlanError
 
 

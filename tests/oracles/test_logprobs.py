@@ -7,7 +7,7 @@ import torch
 
 from rlflow.author.load import load
 from rlflow.backends.local import Trainer
-from rlflow.backends.local.held import Held
+from rlflow.backends.local.forward_cache import Held
 from rlflow.backends.local.logprobs import logprobs_and_entropy
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.batch import Batch

@@ -7,9 +7,9 @@ import pytest
 
 from rlflow.author.load import load_flow
 from rlflow.cli.plan import options_of
-from rlflow.given.flags import parse_flags
+from rlflow.config.flags import parse_flags
 from rlflow.runs.api import resolved
-from rlflow.runs.planned import planned
+from rlflow.runs.preview import planned
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -7,7 +7,7 @@ import pytest
 
 import rlflow.tasks
 from rlflow.errors import PlanError
-from rlflow.residency import prove
+from rlflow.memory.schedule import prove
 
 FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
 JUDGED = '''

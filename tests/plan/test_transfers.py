@@ -7,7 +7,7 @@ from rich.filesize import decimal
 
 import rlflow.tasks
 from rlflow.cli.plan import weights
-from rlflow.explain.memory import ModelFacts
+from rlflow.memory.sizes import ModelFacts
 from rlflow.reshard.kinds import flat, tensor_parallel
 from rlflow.reshard.planner import make_plan
 

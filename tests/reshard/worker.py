@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from rlflow.cluster.weights import first_that_opens, ways
+from rlflow.cluster.weights.same_ranks import first_that_opens, ways
 from rlflow.errors import PlanError
 from rlflow.reshard.boxes import lengths
 from rlflow.reshard.digest import bits

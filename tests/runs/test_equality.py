@@ -8,7 +8,7 @@ import torch
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.given.flags import flat
+from rlflow.config.flags import flat
 from rlflow.runs.api import resolved
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import started

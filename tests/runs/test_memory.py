@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlflow
-from rlflow.execution.keeper import Keeper
+from rlflow.memory.mover import Keeper
 from rlflow.runs.resume import resume
 from rlflow.watch.reporter import Quiet
 

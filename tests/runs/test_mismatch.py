@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlflow.given.options import Options
-from rlflow.runs.bad_days import mismatched
+from rlflow.config.options import Options
+from rlflow.runs.guards import mismatched
 
 APART = {"policy/mismatch_factor": 1.2, "policy/mismatch_max": 3.0}
 

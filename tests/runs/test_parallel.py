@@ -8,10 +8,10 @@ import rlflow.tasks
 from rlflow.author.load import load_flow
 from rlflow.backends.vllm.parallel import Seat
 from rlflow.cli.plan import options_of
+from rlflow.config.flags import parse_flags
 from rlflow.errors import PlanError
-from rlflow.given.flags import parse_flags
-from rlflow.given.roles import bound
 from rlflow.placement import Parallel
+from rlflow.roles.bound import bound
 from rlflow.runs.api import resolved
 from rlflow.runs.prepare import placed
 from rlflow.trace.compile import compile_flow

@@ -2,7 +2,7 @@
 
 from rlflow.algorithms import dapo
 from rlflow.passes import plan
-from rlflow.runs.bad_days import too_few
+from rlflow.runs.guards import too_few
 from rlflow.trace.compile import compile_flow
 
 

@@ -1,0 +1,22 @@
+"""Named tensors as bytes and back: weights and trainers' state on their way between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import safetensors.torch
+from torch import Tensor
+
+from rlflow.cluster.rpc.actor import Payload
+
+
+def pack_tensors(tensors: Mapping[str, Tensor]) -> Payload:
+    """In the safetensors format."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return np.frombuffer(safetensors.torch.save(whole), np.uint8)
+
+
+def unpack_tensors(payload: Payload) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = safetensors.torch.load(payload.tobytes())
+    return tensors

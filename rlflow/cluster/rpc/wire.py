@@ -1,0 +1,225 @@
+"""A batch as bytes and back: how columns travel between processes.
+
+    prefix    32 bytes: magic, version, whether the payload has a checksum, length of the header, bytes of the payload, CRC-32 of the
+              payload, CRC-32 of the prefix and the header
+    header    msgpack: whether rows are grouped, how many there are, and each column's name, kind, form and buffers (dtype and shape)
+    payload   the buffers, each from the next multiple of 64 bytes on: the keys of the rows, then those of each column
+
+Where a buffer lies follows from the dtypes and shapes before it, so no two can overlap and none can lie outside.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.rpc.header import DTYPES, HEADER_LIMIT, LIMIT, Buffer, Column, WireError, check_kind, check_rows, packed, unpacked
+from rlflow.columns import Level
+from rlflow.copy_on_write import address
+
+__all__ = ["WireError", "pack", "pieces", "unpack"]
+
+MAGIC = b"RLFBATCH"
+VERSION = 1
+ALIGNMENT = 64  # bytes: what Ray aligns its buffers to, and a cache line
+_PREFIX = struct.Struct("<8sHHIQI")
+_CRC = struct.Struct("<I")
+HEAD = _PREFIX.size + _CRC.size  # where the header begins
+
+
+# -- to bytes --------------------------------------------------------------------------------------------------------------------
+
+
+def pack(batch: Batch, *, checksum: bool = False) -> bytes:
+    """The batch as one frame; its tensors are copied once. ``checksum`` adds the CRC-32 of the payload, for ``unpack(verify=True)``.
+
+    Where a row came from (``Axis.parent``) stays behind. Raises WireError for a dtype that has no name here (complex, quantised) and
+    for a column that does not fit the rows.
+    """
+    return b"".join(pieces(batch, checksum=checksum))
+
+
+def pieces(batch: Batch, *, checksum: bool = False) -> list[bytes | memoryview]:
+    """The frame of ``pack`` in pieces that are views of the batch's own memory where it is contiguous and on the host."""
+    if batch.axis.keys.dtype != torch.int64 or batch.axis.keys.shape != (len(batch), 2):
+        raise WireError.of("keys", _buffer(batch.axis.keys), f"int64 {[len(batch), 2]}")
+    stored = [(name, data, _tensors(name, data)) for name, data in batch.data.items()]
+    columns = [Column(name, data.kind, _form(data), tuple(map(_buffer, tensors))) for name, data, tensors in stored]
+    for column, data in zip(columns, batch.data.values(), strict=True):
+        check_kind(column)
+        check_rows(column.name, data, batch.axis)
+    header = packed(batch.axis, columns)
+    body = _body(HEAD + len(header), [batch.axis.keys, *itertools.chain.from_iterable(tensors for _, _, tensors in stored)])
+    crc = 0
+    for piece in body if checksum else ():
+        crc = zlib.crc32(piece, crc)
+    prefix = _PREFIX.pack(MAGIC, VERSION, int(checksum), len(header), sum(map(len, body)), crc)
+    return [prefix, _CRC.pack(zlib.crc32(header, zlib.crc32(prefix))), header, *body]
+
+
+def _form(data: Data) -> str:
+    if isinstance(data.value, tuple):
+        return "text" if data.kind.level is Level.TEXT else "tuple"
+    return "tensor" if data.lengths is None else "ragged"
+
+
+def _tensors(name: str, data: Data) -> tuple[Tensor, ...]:
+    """The buffers of a column as they are in memory."""
+    if data.kind.level is Level.TEXT:
+        return _encoded(name, data.value)
+    tensors = (data.value if isinstance(data.value, tuple) else (data.value,)) + (() if data.lengths is None else (data.lengths,))
+    if not all(isinstance(tensor, Tensor) for tensor in tensors):
+        raise WireError.of(f"column {name!r}", f"a {data.kind.level} column of {type(tensors[0]).__name__}", "tensors")
+    return tensors
+
+
+def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    if not all(isinstance(text, str) for text in texts):
+        raise WireError.of(f"column {name!r}", "text that is no str", "str")
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    offsets = torch.tensor([0, *itertools.accumulate(map(len, encoded))], dtype=torch.int64)
+    return torch.from_numpy(np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8)), offsets
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    return Buffer(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _body(start: int, tensors: Iterable[Tensor]) -> list[bytes | memoryview]:
+    """The bytes of the tensors with zeros before each, up to the next aligned place from ``start`` on."""
+    out: list[bytes | memoryview] = []
+    for tensor in tensors:
+        raw = _raw(tensor)
+        gap = -start % ALIGNMENT
+        out += [bytes(gap), raw]
+        start += gap + len(raw)
+    return out
+
+
+def _raw(tensor: Tensor) -> bytes | memoryview:
+    if not tensor.numel():
+        return b""
+    flat = tensor.detach().cpu().contiguous()
+    return _Lent(flat, address(flat), flat.nbytes).array().data
+
+
+# -- from bytes ------------------------------------------------------------------------------------------------------------------
+
+
+def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT, verify: bool = False) -> Batch:
+    """The batch of ``pack``, of rows of their own: ``axis.parent`` is None.
+
+    The tensors are views of ``data``, which they keep alive: no column may be written into (``Batch[...]`` gives copies, and nothing in
+    rlflow writes into what a batch stores), nor may ``data`` while they are used. Buffers that do not lie at a multiple of their item's
+    size in memory are copied.
+
+    ``limit``: bytes a frame may have. ``verify``: compare the payload with its checksum, at 1.3 to 2 GB/s (benchmarks/dataplane.py);
+    the prefix and the header are always compared. Without it a byte that changed in a number gives another number, but none gives a
+    batch that is not sound. Raises WireError for anything that is no such frame; sizes are held against the frame before anything is
+    allocated by them.
+    """
+    frame = _bytes_of(data)
+    header, start = _opened(frame, limit, verify)
+    grouped, rows, columns = unpacked(header)
+    raw = _Lent(frame, np.frombuffer(frame, dtype=np.uint8).ctypes.data, len(frame)).array()
+    buffers = _laid_out(raw, start, [Buffer("int64", (rows, 2)), *(buffer for column in columns for buffer in column.buffers)])
+    axis = Axis(next(buffers), grouped=grouped)
+    batch = Batch(axis, {column.name: _read(column, [next(buffers) for _ in column.buffers]) for column in columns})
+    for name, column_data in batch.data.items():
+        check_rows(name, column_data, axis)
+    return batch
+
+
+def _bytes_of(data: bytes | bytearray | memoryview) -> memoryview:
+    try:
+        return memoryview(data).cast("B")
+    except TypeError as error:
+        raise WireError.of("frame", f"{type(data).__name__} ({error})", "contiguous bytes") from error
+
+
+def _opened(frame: memoryview, limit: int, verify: bool) -> tuple[memoryview, int]:
+    """The header, and where the payload begins."""
+    if not HEAD <= len(frame) <= limit:
+        raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} to {limit}")
+    magic, version, checked, length, size, crc = _PREFIX.unpack_from(frame)
+    if (magic, version) != (MAGIC, VERSION):
+        raise WireError.of("frame", f"{magic!r} version {version}", f"{MAGIC!r} version {VERSION}")
+    end = HEAD + length
+    if length > HEADER_LIMIT or end + size != len(frame):
+        raise WireError.of("frame", f"{len(frame)} bytes", f"{HEAD} + {length} of header (at most {HEADER_LIMIT}) + {size}")
+    _compare("prefix and header", zlib.crc32(frame[HEAD:end], zlib.crc32(frame[: _PREFIX.size])), _CRC.unpack_from(frame, _PREFIX.size)[0])
+    if verify and not checked:
+        raise WireError.of("payload", "no checksum", "one, as pack(batch, checksum=True) gives it")
+    if verify:
+        _compare("payload", zlib.crc32(frame[end:]), crc)
+    return frame[HEAD:end], end
+
+
+def _compare(what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise WireError.of(f"checksum of the {what}", f"{found:08x}", f"{expected:08x}")
+
+
+def _laid_out(raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]) -> Iterator[Tensor]:
+    """Each buffer as a tensor. Raises WireError at once unless they fill the frame to its end."""
+    places = []
+    for buffer in buffers:
+        first = start + -start % ALIGNMENT
+        start = first + buffer.nbytes
+        places.append((first, start))
+    if start != len(raw):
+        raise WireError.of("payload", f"a frame of {len(raw)} bytes", f"{start}, by the columns' dtypes and shapes")
+    return (_tensor(raw[first:end], buffer) for (first, end), buffer in zip(places, buffers, strict=True))
+
+
+def _tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], buffer: Buffer) -> Tensor:
+    dtype = DTYPES[buffer.dtype]
+    if dtype is torch.bool and raw.size and int(raw.max()) > 1:
+        raise WireError.of("bool buffer", f"a byte of {int(raw.max())}", "0 or 1")
+    if not raw.size:
+        return torch.empty(buffer.shape, dtype=dtype)
+    flat = torch.from_numpy(raw)
+    return (flat if raw.ctypes.data % dtype.itemsize == 0 else flat.clone()).view(dtype).reshape(buffer.shape)
+
+
+def _read(column: Column, tensors: Sequence[Tensor]) -> Data:
+    if column.form == "text":
+        return Data(column.kind, tuple(_decoded(column.name, *tensors)))
+    if column.form == "tuple":
+        return Data(column.kind, tuple(tensors))
+    return Data(column.kind, *tensors)
+
+
+def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
+    ends = offsets.tolist()
+    if ends[:1] != [0] or ends[-1] != len(blob) or any(a > b for a, b in itertools.pairwise(ends)):
+        raise WireError.of(f"text column {name!r}", f"offsets {ends[:4]} … {ends[-1:]}", f"ascending from 0 to {len(blob)}")
+    raw = blob.numpy().data
+    try:
+        yield from (str(raw[a:b], "utf-8", "surrogatepass") for a, b in itertools.pairwise(ends))
+    except UnicodeDecodeError as error:
+        raise WireError.of(f"text column {name!r}", error.reason, "UTF-8") from error
+
+
+def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """Bytes as a tensor on their own memory, which nobody may write into."""
+    return torch.from_numpy(_Lent(raw, raw.ctypes.data, raw.nbytes).array())
+
+
+class _Lent:
+    """Memory lent to numpy as if it could be written: torch has no tensors that can only be read, and warns of arrays that are."""
+
+    def __init__(self, owner: object, where: int, size: int) -> None:
+        self.owner = owner  # keeps it alive, and what it is of from being resized
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (where, False)}
+
+    def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return np.asarray(self)

@@ -1,0 +1,43 @@
+"""Dispatch modes of an author's own: their functions see whole batches, so they run on rank 0 of the pool; the pieces run on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rlflow.author.stage import Stage
+from rlflow.batch import Axis, Batch
+from rlflow.cluster.calls import Calls
+from rlflow.cluster.rpc.message import Answer
+from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.worker import Worker
+from rlflow.execution.engine import Terms
+from rlflow.execution.tally import Tallies, merged
+
+
+def by_own_mode(
+    calls: Calls, pool: Pool[Worker], stage: Stage, batch: Batch, arguments: Mapping[str, Any], terms: Terms
+) -> tuple[Batch, Tallies]:
+    """``split(batch, ranks)`` on rank 0, each piece on its rank, ``merge(outputs, batch)`` on rank 0."""
+    batch = calls.spread(batch, pool.name)
+    everything = torch.arange(len(batch))
+    keys = [calls.ledger.key() for _ in range(len(pool))]
+    cut = calls.on_one(pool, 0, "split", batch, everything, {**arguments, "keys": keys}, terms)
+    pieces = [_piece(calls, pool, answer, axis) for answer, axis in cut.value]
+    answers = calls.on_each(pool, "piece", dict(enumerate(pieces)), arguments, terms, "model" if stage.on else "cpu")
+    held = [calls.on_one(pool, 0, "hold", _output(calls, pool, rank, answers[rank], pieces[rank].axis),
+                          torch.arange(answers[rank].rows), {}, terms).key for rank in sorted(answers)]
+    whole = calls.on_one(pool, 0, "merge", batch, everything, {**arguments, "outputs": held}, terms)
+    return calls.kept(pool, {0: whole}, [everything], batch.axis), merged([answers[rank].tallies for rank in sorted(answers)])
+
+
+def _piece(calls: Calls, pool: Pool[Worker], answer: Answer, axis: tuple[Any, bool]) -> Batch:
+    keys, grouped = axis
+    return calls.kept(pool, {0: answer}, [torch.arange(answer.rows)], Axis(torch.tensor(keys), grouped=grouped))
+
+
+def _output(calls: Calls, pool: Pool[Worker], rank: int, answer: Answer, axis: Axis) -> Batch:
+    split = [torch.arange(answer.rows) if number == rank else torch.arange(0) for number in range(len(pool))]
+    return calls.kept(pool, {rank: answer}, split, axis)

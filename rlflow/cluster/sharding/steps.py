@@ -1,0 +1,70 @@
+"""The optimizer steps of an update over ranks: which rows each rank takes in each, so that steps, their rows and their order do not
+depend on the number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlflow.cluster.rpc.message import Index
+from rlflow.cluster.sharding.split import balanced
+from rlflow.training.learning import Passes, steps
+from rlflow.training.minibatches import units_of
+from rlflow.training.protocols import Mean
+from rlflow.training.rows import whole_groups
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """rows: of each rank, the rows of the batch that it needs, ascending. steps: of each rank, for each step the places among those
+    rows, and tokens and rows of the whole minibatch. left_out: rows that cannot be learned from."""
+
+    rows: list[Tensor]
+    steps: list[list[tuple[Index, tuple[int, int]]]]
+    left_out: int
+
+
+def rank_steps(
+    facts: Tensor, by_group: bool, ranks: int, *, seed: int, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens"
+) -> RankSteps:
+    """``facts``: int64 [rows, 4], whether a row is bad, its tokens that count, all its tokens, and its group. Each minibatch is split
+    over ranks by tokens."""
+    groups = _numbered(facts[:, 3])
+    bad = facts[:, 0].bool()
+    bad = whole_groups(bad, groups) if by_group else bad
+    kept = (~bad).nonzero()[:, 0]
+    units = units_of(_numbered(groups[kept]) if by_group else torch.arange(len(kept)))
+    counts, tokens = facts[kept, 1], facts[kept, 2]
+    shares = [[] for _ in range(ranks)]  # type: list[list[tuple[Tensor, tuple[int, int]]]]
+    for step in steps(units, counts, Passes(epochs, minibatch, mean, seed)):
+        held = torch.cat(list(step.units))
+        for rank, units_here in enumerate(_shared(step.units, tokens, ranks)):
+            shares[rank].append((units_here, (step.totals.tokens, step.totals.rows)))
+        assert len(held) == sum(len(each[-1][0]) for each in shares)
+    rows = [torch.unique(torch.cat([part for part, _ in share] or [kept[:0]])) for share in shares]
+    local = [
+        [(torch.searchsorted(mine, part).numpy(), totals) for part, totals in share] for mine, share in zip(rows, shares, strict=True)
+    ]
+    return RankSteps([kept[mine] for mine in rows], local, int(bad.sum()))
+
+
+def _shared(units: object, tokens: Tensor, ranks: int) -> list[Tensor]:
+    """The rows of a minibatch on each rank, in the order of the minibatch."""
+    listed = list(units)  # type: ignore[call-overload]
+    flat = torch.cat(listed)
+    place = torch.empty(int(flat.max()) + 1, dtype=torch.int64)
+    place[flat] = torch.arange(len(flat))
+    ends = torch.tensor([len(unit) for unit in listed]).cumsum(0).tolist()
+    within = [torch.arange(end - len(unit), end) for end, unit in zip(ends, listed, strict=True)]
+    return [flat[rows] for rows in balanced(within, tokens[flat], ranks)]
+
+
+def _numbered(values: Tensor) -> Tensor:
+    """Groups counted from 0 along the rows."""
+    if not len(values):
+        return values
+    changes = torch.ones(len(values), dtype=torch.int64)
+    changes[1:] = (values[1:] != values[:-1]).long()
+    return changes.cumsum(0) - 1

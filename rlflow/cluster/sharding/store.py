@@ -1,0 +1,102 @@
+"""What a worker holds: shards under keys, and the batch of a call put together from them and from what comes with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from rlflow.batch import Axis, Batch, Data
+from rlflow.cluster.rpc.actor import Payload, opened, packed
+from rlflow.cluster.rpc.message import Index, Inputs, Source
+from rlflow.cluster.sharding.shard_map import empty
+from rlflow.copy_on_write import lent
+
+
+class Shelf:
+    """Shards by key. Calls of several threads use it."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Batch] = {}
+        self._iterations: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: int, batch: Batch, iteration: int = 0) -> None:
+        """``iteration``: the one that the shard is there for."""
+        with self._lock:
+            self._held[key], self._iterations[key] = batch, iteration
+
+    def get(self, key: int) -> Batch:
+        return self._held[key]
+
+    def forget(self, keys: Iterable[int]) -> None:
+        with self._lock:
+            for key in keys:
+                self._held.pop(key, None)
+                self._iterations.pop(key, None)
+
+    def clear(self, iteration: int) -> None:
+        """Forget what is there for this iteration and those before it."""
+        with self._lock:
+            for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
+                self._held.pop(key, None)
+                del self._iterations[key]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def slice(self, key: int, names: Sequence[str], rows: Index | None) -> Payload:
+        """Rows of columns, packed for another worker."""
+        batch = self._held[key].select(*names)
+        return packed(batch if rows is None else batch.rows(torch.tensor(rows)))
+
+    def batch(self, inputs: Inputs, transfers: Sequence[Payload]) -> Batch:
+        """The batch of a call; ``transfers`` come in the order in which its parts name them."""
+        coming = (opened(payload) for payload in transfers)
+        axis = self._axis(inputs)
+        columns: dict[str, Data] = {}
+        for source in inputs.sources:
+            columns |= self._columns(source, coming, len(axis))
+        return Batch(axis, columns | dict(inputs.scalars))
+
+    def _axis(self, inputs: Inputs) -> Axis:
+        if inputs.keys is not None:
+            return Axis(torch.tensor(inputs.keys), grouped=inputs.grouped)
+        key = inputs.sources[0].parts[0].key
+        assert key is not None
+        return self._held[key].axis
+
+    def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
+        key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
+        if key is not None and index is None and len(held := self._held[key]) == rows:  # all of a shard, as it is
+            return {wanted: _borrowed(held.data[name]) for wanted, name in source.columns}
+        names = tuple(dict.fromkeys(name for _, name in source.columns))
+        parts = []
+        for part in source.parts:
+            batch = next(coming) if part.key is None else self._held[part.key].select(*names)
+            parts.append(batch if part.rows is None else batch.rows(torch.tensor(part.rows)))
+        if not parts:
+            return {wanted: empty(kind) for (wanted, _), kind in zip(source.columns, source.kinds, strict=True)}
+        whole = parts[0] if len(parts) == 1 else Batch.concat(parts)
+        if source.order is not None:
+            whole = whole.rows(torch.tensor(source.order))
+        if len(whole) != rows:
+            raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
+        return {wanted: whole.data[name] for wanted, name in source.columns}
+
+
+def owned(batch: Batch) -> Batch:
+    """Rows of their own in memory of this process: what came in a frame lies in Ray's, which cannot be lent, and holds the whole frame."""
+    def copied(data: Data) -> Data:
+        value = data.value.clone() if isinstance(data.value, torch.Tensor) else data.value
+        return replace(data, value=value, lengths=None if data.lengths is None else data.lengths.clone())
+
+    axis = Axis(batch.axis.keys.clone(), grouped=batch.axis.grouped)
+    return Batch(axis, {name: copied(data) for name, data in batch.data.items()})
+
+
+def _borrowed(data: Data) -> Data:
+    """The column for one call. Calls of several threads share no tensor: a backend that asks one for its address has its memory moved."""
+    return replace(data, value=lent(data.value)) if isinstance(data.value, torch.Tensor) else data

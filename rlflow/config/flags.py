@@ -1,0 +1,195 @@
+"""Flags and configuration files as one flat mapping of dotted names to values, and where each name belongs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.settings import override
+from rlflow.config.options import Options
+from rlflow.errors import PlanError, Problem, listed, nearest
+
+SWITCHES = ("json", "quiet")
+REPEATED = ("reward", "reward_env", "reward_write", "track")
+NULL = "null"  # the backend without models
+ELSEWHERE = {  # what other programs call a flag
+    "learning_rate": "lr", "actor_learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule",
+    "warmup_steps": "warmup",
+    "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "eps", "max_norm": "max_grad_norm", "clip_grad": "max_grad_norm",
+    "batch_size": "prompts", "train_batch_size": "prompts", "rollout_batch_size": "prompts", "steps": "iterations",
+    "max_steps": "iterations", "num_iterations": "iterations", "total_training_steps": "iterations", "output_dir": "out", "output": "out",
+    "save_path": "out", "run_name": "name", "dataset": "data", "dataset_name": "data", "train_files": "data", "prompt_data": "data",
+    "model_name_or_path": "model", "pretrain": "model", "report_to": "track", "logger": "track", "save_steps": "save_every",
+    "save_freq": "save_every", "eval_steps": "eval_every", "test_freq": "eval_every", "save_total_limit": "keep", "reward_funcs": "reward",
+    "reward_fn": "reward", "torch_dtype": "dtype", "precision": "dtype", "lora_rank": "lora", "lora_r": "lora", "lora_dropout": "lora",
+    "num_generations": "hp.samples", "n_samples": "hp.samples", "n_samples_per_prompt": "hp.samples", "group_size": "hp.samples",
+    "max_new_tokens": "hp.max_tokens", "max_completion_length": "hp.max_tokens", "response_length": "hp.max_tokens",
+    "generate_max_len": "hp.max_tokens", "kl_coef": "hp.beta", "init_kl_coef": "hp.beta", "kl_loss_coef": "hp.beta",
+    "mini_batch_size": "hp.minibatch", "ppo_mini_batch_size": "hp.minibatch", "num_epochs": "hp.epochs", "ppo_epochs": "hp.epochs",
+    "num_train_epochs": "hp.epochs", "cliprange": "hp.clip", "clip_ratio": "hp.clip", "epsilon": "hp.clip",
+    "max_prompt_length": "data.max_prompt", "prompt_max_len": "data.max_prompt", "input_key": "data.prompt", "label_key": "data.answer",
+    "gpus": "pools", "n_gpus": "pools", "num_gpus": "pools", "num_workers": "pools", "fp16": "dtype", "bf16": "dtype",
+}  # fmt: skip
+ALIASES = {"data.source": "data"}  # a TOML table [data] cannot also be a value
+ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.pool", "generator.pool")
+
+
+def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
+    """``--name value`` and ``--name=value`` → name → text; switches → True; repeated flags → a tuple. Raises PlanError."""
+    found: dict[str, Any] = {}
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise PlanError.of("flag", f"'{word}' is not a flag", found=word, expected="--NAME VALUE", remedy="see --help")
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        if name in SWITCHES and not equals:
+            found[name] = True
+            continue
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise PlanError.of("flag", f"--{name} has no value", found=words[0] if words else "the end of the line",
+                                   expected="--NAME VALUE", remedy=f"write --{name} VALUE (booleans take true or false)")
+            value = words.pop(0)
+        _put(found, name, value)
+    return found
+
+
+def _put(found: dict[str, Any], name: str, value: str) -> None:
+    if name in REPEATED:
+        found[name] = (*found.get(name, ()), value)
+    elif name in found:
+        both = f"{found[name]} and {value}"
+        raise PlanError.of("flag", f"--{name} is given twice", found=both, expected="one value", remedy="remove one")
+    else:
+        found[name] = value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A configuration file as the same mapping: table [actor] with lr is ``actor.lr``. Raises PlanError."""
+    try:
+        return flat(tomllib.loads(path.read_text()))
+    except OSError as error:
+        close = nearest(path.name, [p.name for p in path.parent.glob("*.toml")]) if path.parent.is_dir() else None
+        raise PlanError.of("config", f"the configuration file '{path}' cannot be read", found=str(error.strerror), expected="a TOML file",
+                           nearest=close, remedy="name a file that is there") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanError.of("config", f"the configuration file '{path}' is not TOML", found=str(error), expected="TOML",
+                           remedy="correct that line") from error
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = ALIASES.get(dotted := f"{prefix}{key}".replace("-", "_"), dotted)
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{name}.")
+        elif name in REPEATED:
+            found[name] = tuple(value) if isinstance(value, list | tuple) else (value,)
+        else:
+            found[name] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Given:
+    """Values by where they belong: the run, the algorithm's settings, the data, each role, and all roles; and all as they came. ``own``:
+    names of the flow's settings, whether they are given or not."""
+
+    options: Options
+    hp: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    every_role: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+
+    def role(self, name: str) -> dict[str, Any]:
+        """What is given for a role, its own before what is given for all."""
+        return {**self.every_role, **self.roles.get(name, {})}
+
+    def backend(self, role: str, half: str) -> str:
+        """The name of the backend of a role's ``trainer`` or ``generator``."""
+        return str(self.role(role).get(half) or self.options.backend)
+
+
+def sorted_out(values: Mapping[str, Any], roles: Iterable[str], settings: Any = None) -> Given:
+    """Each name to where it belongs. ``settings``: those of the flow, as it has them by default. Raises PlanError for names that belong
+    nowhere; backend settings are judged by the backend."""
+    own = {f.name for f in fields(Options)}
+    roles = list(roles)
+    options, hp, data, every = {}, {}, {}, {}
+    by_role: dict[str, dict[str, Any]] = {}
+    problems = []
+    pools: list[str] = []
+    for name, value in values.items():
+        head, dot, rest = name.partition(".")
+        if not dot and name in own:
+            options[name] = value
+        elif not dot:
+            every[name] = value
+        elif head == "hp":
+            hp[rest] = value
+        elif head == "data":
+            data[rest] = value
+        elif head == "pools":  # a table of a configuration file
+            pools.append(f"{rest}={value}")
+        elif head in roles:
+            by_role.setdefault(head, {})[rest] = value
+        else:
+            problems.append(_nowhere(name, head, roles))
+    if problems:
+        raise PlanError(*problems)
+    if pools:
+        options["pools"] = ",".join(pools)
+    return Given(override(Options(), options, ""), hp, data, by_role, every, dict(values),
+                 tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ())  # fmt: skip
+
+
+def refuse_stray(roles: Iterable[str], given: Given) -> None:
+    """Without pools. Raises PlanError for flags that only mean something with them: the run would not be what they say."""
+    names = ("pool", "trainer.pool", "generator.pool")
+    stray = [f"--{name}" for name in names if name in given.every_role]
+    stray += [f"--{role}.{name}" for role in roles for name in names if name in given.roles.get(role, {})]
+    stray += ["--ray-address"] if given.options.ray_address else []
+    stray += ["--interface"] if given.options.interface else []
+    if stray:
+        raise PlanError.of("no-pools", f"{stray[0]} is given, but there are no pools", found=listed(stray),
+                           expected="--pools beside it; without it a run is in one process", remedy="--pools all=2, or leave it out")
+
+
+def _nowhere(name: str, head: str, roles: list[str]) -> Problem:
+    known = ["hp", "data", *roles]
+    return Problem("unknown-flag", f"--{name} belongs to nothing in this flow", found=head,
+                   expected=f"one of {listed(known)} before the dot", nearest=nearest(head, known),
+                   remedy="see --help for all flags of this flow")
+
+
+def unknown_flag(name: str, backend_settings: Iterable[str], own: Iterable[str] = ()) -> Problem:
+    """A flag without a role that is neither the run's nor any backend's. ``own``: settings of the flow, one of which may be meant."""
+    known = [*(f.name for f in fields(Options)), *SWITCHES, "config", *backend_settings]
+    meant = nearest_flag(name, known, own)
+    first = f"write {_dashed(meant)}, if that is meant; " if meant else ""
+    return Problem("unknown-flag", f"there is no flag --{name.replace('_', '-')}", found=f"--{name.replace('_', '-')}",
+                   expected="a flag of the run, or of a backend", nearest=_dashed(meant), remedy=f"{first}see --help for all flags")
+
+
+def nearest_flag(name: str, known: Iterable[str], own: Iterable[str] = ()) -> str | None:
+    """The flag that was probably meant: what another program calls so, a setting of the flow without its ``hp.``, or one of a similar
+    name."""
+    known, dotted = list(known), [f"hp.{setting}" for setting in own]
+    elsewhere = ELSEWHERE.get(name)
+    if elsewhere in known or elsewhere in dotted or (elsewhere or "").startswith("data."):
+        return elsewhere
+    if f"hp.{name}" in dotted:
+        return f"hp.{name}"
+    similar = nearest(name, [*known, *own])
+    return f"hp.{similar}" if similar is not None and similar not in known else similar
+
+
+def _dashed(name: str | None) -> str | None:
+    return None if name is None else f"--{name}" if "." in name else "--" + name.replace("_", "-")

@@ -1,0 +1,137 @@
+"""Names of backends and of their settings with the types of these, known without loading any of them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from rlflow.author.settings import parse
+from rlflow.config.flags import NULL, ROLE_KEYWORDS, nearest_flag, unknown_flag
+from rlflow.errors import PlanError, Problem, listed, nearest
+from rlflow.graph.model import HALVES
+
+SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
+PLAIN: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
+LIMITS: dict[str, Any] = {"Ge": Ge, "Gt": Gt, "Le": Le, "Lt": Lt}
+
+
+def module_name(backend: str) -> str:
+    """The module of a backend: of a shipped one by its name, else the dotted module itself."""
+    return backend if "." in backend else f"rlflow.backends.{backend}"
+
+
+def source_files(backend: str) -> list[Path]:
+    """The Python files of a backend. Raises PlanError for one that is not there."""
+    try:
+        spec = importlib.util.find_spec(module_name(backend))
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None:
+        raise no_backend(backend)
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    return [file for folder in folders for file in sorted(folder.glob("*.py"))] or [Path(spec.origin or "")]
+
+
+def no_backend(name: str) -> PlanError:
+    return PlanError.of("backend", f"there is no backend '{name}'", found=name, expected=f"one of {listed(SHIPPED)}, or a dotted module",
+                        nearest=nearest(name, SHIPPED), remedy="choose one of them; rlflow doctor says which can be used here")
+
+
+def unknown_names(
+    role: str, given: Mapping[str, Any], settings: Iterable[str], every: Mapping[str, Any], own: Iterable[str] = ()
+) -> list[Problem]:
+    """Settings given for a role that neither of its halves has. ``every``: those that were given for all roles. ``own``: settings of the
+    flow, one of which may be meant."""
+    known = {*settings, *ROLE_KEYWORDS}
+    return [
+        unknown_flag(name, known, own) if name in every else
+        Problem("unknown-setting", f"role '{role}' has no setting '{name}'", found=f"--{role}.{name}",
+                expected=f"one of {listed(sorted(known))}", nearest=nearest_flag(name, known),
+                remedy="see --help for all settings with their defaults")
+        for name in given
+        if name not in known
+    ]
+
+
+def unfit_values(role: str, given: Mapping[str, Any], types: Mapping[str, Any], every: Mapping[str, Any]) -> Iterator[Problem]:
+    """Settings given for a role whose values are not of their ``types``."""
+    for name, value in given.items():
+        try:
+            parse(types.get(name, Any), value)
+        except ValueError as error:
+            flag = name if name in every else f"{role}.{name}"
+            yield Problem("setting-range", f"the setting '{flag}' does not fit", found=repr(value), expected=str(error),
+                          remedy=f"change --{flag}")
+
+
+@functools.cache
+def setting_types(backend: str) -> Mapping[str, Any]:
+    """The fields of the classes named …Settings in a backend's source, and of those of other backends that they extend, with their types:
+    Any where the source alone does not tell. Raises PlanError for a backend that is not there."""
+    types: dict[str, Any] = {}
+    for file in source_files(backend):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Settings"):
+                for other in _extended(node, tree) - {module_name(backend)}:
+                    types = {**setting_types(other), **types}
+                types |= {item.target.id: _type(item.annotation) for item in node.body
+                          if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}  # fmt: skip
+    return types
+
+
+def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a role by the backends of its halves, each also with its half before it."""
+    own = {name: type_ for half, backend in backends.items() for each, type_ in setting_types(backend).items()
+           for name in (each, f"{half}.{each}")}  # fmt: skip
+    return untouched(backends) | own
+
+
+def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
+    """What the null backend takes beside its own settings and does nothing with: those of all that are shipped, with their types, so that
+    the command of a real run can be tried without its models. Of settings that several have, the local one's."""
+    if NULL not in backends.values():
+        return {}
+    types = {name: type_ for backend in (*(each for each in SHIPPED if each not in ("local", NULL)), "local")
+             for name, type_ in setting_types(backend).items() if name not in setting_types(NULL)}  # fmt: skip
+    return types | {f"{half}.{name}": type_ for half in HALVES if backends[half] == NULL for name, type_ in types.items()}
+
+
+def _type(annotation: ast.expr) -> Any:
+    """The type that an annotation says: numbers, texts, choices and ranges; Any for what is none of these."""
+    match annotation:
+        case ast.Name(id=name) if name in PLAIN:
+            return PLAIN[name]
+        case ast.Constant(value=None):
+            return type(None)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _type(left) | _type(right)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
+            each = choices.elts if isinstance(choices, ast.Tuple) else [choices]
+            return Literal[tuple(ast.literal_eval(choice) for choice in each)]
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[base, *limits])):
+            return Annotated[(_type(base), *filter(None, map(_limit, limits)))] if any(map(_limit, limits)) else _type(base)
+    return Any
+
+
+def _limit(written: ast.expr) -> Any:
+    """A limit of annotated_types with a number, None for anything else."""
+    match written:
+        case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=number)]) if name in LIMITS:
+            return LIMITS[name](number)
+    return None
+
+
+def _extended(kind: ast.ClassDef, tree: ast.Module) -> set[str]:
+    """The backends from whose modules the bases of a class come."""
+    bases = {name.id for base in kind.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules = {node.module or "" for node in froms for alias in node.names if (alias.asname or alias.name) in bases}
+    shipped = module_name("")
+    return {".".join(module.split(".")[:3]) if module.startswith(shipped) else module for module in modules}

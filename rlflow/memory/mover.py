@@ -1,0 +1,104 @@
+"""The keeper: brings parts of models into a rank's memory before something needs them, and puts others away, as it was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from rlflow.errors import PlanError
+from rlflow.memory.schedule import Course, Moment, Part, Parts
+
+
+class Half(Protocol):
+    """A trainer or a generator."""
+
+    def sleep(self, *parts: str) -> None: ...
+
+    def wake(self, *parts: str) -> None: ...
+
+
+class Keeper:
+    """Of one process. With no course, or one in which everything fits, everything stays.
+
+    What is called follows the course of an iteration; between two iterations, or where a rank had no rows, a call may come out of turn. It
+    then gets what the next moment of its kind has, and the course goes on from there: only differences are moved, so that an iteration
+    takes the moves that were planned, and none of them ever exceeds the limit.
+    """
+
+    def __init__(self, course: Course | None = None) -> None:
+        self.course = course if course is not None and course.moving else None
+        self.there: set[Part] = set()
+        self._halves: dict[tuple[str, str], Half] = {}
+        self._at = 0
+        self._moves = self._bytes = 0
+
+    @staticmethod
+    def of(courses: Iterable[Course]) -> Keeper:
+        """Of a run in one process, which has one course at most."""
+        return Keeper(next(iter(courses), None))
+
+    def loaded(self, role: str, half: str, made: Half) -> None:
+        """A half of a role is there: what of it can be elsewhere goes until something needs it. Raises PlanError where there is no room."""
+        mine = [part for part in (self.course.sizes if self.course else ()) if (part.role, part.half) == (role, half)]
+        if mine:
+            self._halves[role, half] = made
+            try:
+                made.sleep(*(part.what for part in mine))
+            except OSError as error:
+                raise PlanError.of("memory-away", f"what the {half} of role '{role}' holds cannot be put away", found=str(error),
+                                   expected="room for all that is not in memory at once",
+                                   remedy="TMPDIR=FOLDER with room, or leave --memory out") from error
+
+    def settle(self, needs: Parts) -> None:
+        """Before a call: these parts are in memory, and there is room for what is there just during the call. Calls that work with models
+        come one at a time."""
+        course = self.course
+        if course is None or not needs & {*course.sizes, *self._passing(course)}:
+            return
+        target = self._target(course, needs)
+        self._move(course, self.there - target, away=True)
+        self._move(course, target - self.there, away=False)
+
+    def told(self) -> dict[str, float]:
+        """Moves and their bytes since this was last asked; nothing where nothing ever moves."""
+        if self.course is None:
+            return {}
+        found = {"residency/moves": float(self._moves), "residency/bytes": float(self._bytes)}
+        self._moves = self._bytes = 0
+        return found
+
+    def _passing(self, course: Course) -> set[Part]:
+        return {part for moment in (*course.moments, *course.beside) for part in moment.passing}
+
+    def _target(self, course: Course, needs: Parts) -> set[Part]:
+        movable, passing = needs & course.sizes.keys(), needs & self._passing(course)
+        count = len(course.moments)
+        for step in range(count):
+            at = (self._at + step) % count
+            moment = course.moments[at]
+            if moment.needs == movable and set(moment.passing) == passing:
+                self._at = at
+                return set(course.awake[at])
+        return self._beside(course, next((moment for moment in course.beside if moment.needs == movable), Moment("", movable)))
+
+    def _beside(self, course: Course, moment: Moment) -> set[Part]:
+        """For what is no part of an iteration: what it needs, and of the rest what is there and fits, the next to be used first."""
+        target = set(moment.needs)
+        for part in sorted(self.there - target, key=lambda part: (self._next(course, part), part)):
+            if course.held(moment, {*target, part}) <= course.limit:
+                target.add(part)
+        return target
+
+    def _next(self, course: Course, part: Part) -> int:
+        """How many moments on a part is needed."""
+        count = len(course.moments)
+        return next((step for step in range(count) if part in course.moments[(self._at + step) % count].needs), count)
+
+    def _move(self, course: Course, parts: set[Part], away: bool) -> None:
+        for role, half in sorted({(part.role, part.half) for part in parts}):
+            mine = sorted(part for part in parts if (part.role, part.half) == (role, half))
+            one = self._halves[role, half]
+            (one.sleep if away else one.wake)(*(part.what for part in mine))
+            self.there = self.there.difference(mine) if away else self.there.union(mine)
+            self._moves += len(mine)
+            self._bytes += sum(course.sizes[part] for part in mine)

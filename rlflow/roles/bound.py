@@ -1,0 +1,207 @@
+"""The models of a run bound to their backends: folders, classes, settings and what these say that they do. It is all asked here, once for a
+run, a plan or a worker; nothing else looks into a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlflow import pretrained
+from rlflow.author.settings import override
+from rlflow.config.flags import Given
+from rlflow.config.names import unfit_values, unknown_names, untouched
+from rlflow.config.options import Options
+from rlflow.errors import PlanError, Problem, nearest
+from rlflow.extras import missing
+from rlflow.graph.model import HALVES, Graph, Op, RoleUse
+from rlflow.roles.backends import backend, device_in
+from rlflow.trace.compile import all_nodes
+
+
+class Halves(NamedTuple):
+    """What a role needs of its backends."""
+
+    trainer: bool
+    generator: bool
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a trainer or generator does, by its class and its settings. ``rlflow/training/protocols.py`` says how each is declared."""
+
+    tensor: int = 1  # ranks that compute the same rows together
+    collective: bool = False  # every rank of its pool takes part in each call
+    row_exact: bool = False  # numbers of a row are the same bits beside any other rows
+    chunks: bool = False  # samples rows chunk by chunk
+    scores: bool = False  # a generator that gives log-probs of tokens that it did not sample
+    rank_order: str = "inner"  # which ranks share a tensor-parallel generator: adjacent ones (inner), every n-th (outer), or auto
+    matches_sampler: bool = False  # a trainer that shards whole tensors, and cuts them as the sampler on the same ranks
+    divided: tuple[str, ...] | None = None  # parts of its memory that ranks divide; None where nothing is known of its memory
+    copied: bool = False  # its optimizer has weights of its own beside the model's
+    flat: bool = False  # it divides flattened tensors
+    batch_tokens: int = 0  # tokens that a generator takes at once; 0: all
+    longest: int = 0  # tokens of a row that a generator is told to take at most; 0: as many as its model
+    cache_bytes: int = 0  # of a generator whose cache is as large as its settings say
+    movable: tuple[str, ...] = ()  # parts that ``sleep`` frees
+    passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
+
+
+@dataclass(frozen=True)
+class BoundHalf:
+    """A role's trainer or generator."""
+
+    half: str  # trainer or generator
+    backend: str
+    kind: Any  # its class; None where the backend has none
+    settings: Any  # of that class; None where there is none
+    can: Capabilities
+
+
+@dataclass(frozen=True)
+class BoundRole:
+    """A role that is a model."""
+
+    use: RoleUse
+    folder: Path | None  # of the model; None where its backends need none
+    needs: Halves
+    trainer: BoundHalf
+    generator: BoundHalf
+
+    @property
+    def name(self) -> str:
+        return self.use.name
+
+    @property
+    def halves(self) -> tuple[BoundHalf, BoundHalf]:
+        return self.trainer, self.generator
+
+    def half(self, name: str) -> BoundHalf:
+        return self.trainer if name == "trainer" else self.generator
+
+
+Roles = Mapping[str, BoundRole]
+
+
+def model_uses(graph: Graph) -> list[RoleUse]:
+    """The roles that are models: all that are used, but for rewards that nobody trains."""
+    used = {node.role for node in all_nodes(graph.nodes)}
+    return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
+
+
+def halves(graph: Graph, use: RoleUse) -> Halves:
+    """A trainer for forwards and updates, a generator for sampling."""
+    ops = {node.op for node in all_nodes(graph.nodes) if node.role == use.name}
+    return Halves(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
+
+
+def bound(graph: Graph, given: Given) -> dict[str, BoundRole]:
+    """The models of a graph. Raises PlanError with all that does not fit: names, values, folders and packages, before any data or model is
+    loaded."""
+    return bind({use: halves(graph, use) for use in model_uses(graph)}, given)
+
+
+def bind(uses: Mapping[RoleUse, Halves], given: Given) -> dict[str, BoundRole]:
+    """The same of some roles with what they need."""
+    roles: dict[str, BoundRole] = {}
+    problems: list[Problem] = []
+    for use, needs in uses.items():
+        role, amiss = _bound(use, needs, given)
+        problems += amiss
+        if role is not None:
+            roles[use.name] = role
+    if problems:
+        raise PlanError(*dict.fromkeys(problems))
+    return roles
+
+
+def _bound(use: RoleUse, needs: Halves, given: Given) -> tuple[BoundRole | None, list[Problem]]:
+    names = {half: given.backend(use.name, half) for half in HALVES}
+    kinds = {half: getattr(backend(names[half]), half.capitalize(), None) for half in HALVES}
+    folder = _folder(use, given, set(names.values()))
+    if folder is not None and set(names.values()) != {"null"}:
+        pretrained.check(folder)
+    lacking = [no_half(names[half], half, use.name) for half, need in zip(HALVES, needs, strict=True) if need and kinds[half] is None]
+    # the settings of a half that is not there are unknown, too, which would say no more
+    tried = untouched(names)
+    problems = lacking or unknown_names(use.name, given.role(use.name), {*known_names(kinds), *tried}, given.every_role, given.own)
+    problems += unfit_values(use.name, given.role(use.name), tried, given.every_role)
+    problems += [problem for half, need in zip(HALVES, needs, strict=True) if need and kinds[half] is not None
+                 and (problem := missing(names[half], given.options.device))]  # fmt: skip
+    chosen = {half: settings(kinds[half], half, use.name, given.role(use.name)) for half in HALVES if kinds[half] is not None}
+    if problems:
+        return None, problems
+    device = device_in(given.options.device)
+    found = [BoundHalf(half, names[half], kinds[half], chosen.get(half), capabilities(kinds[half], chosen[half], device)
+                       if half in chosen else Capabilities()) for half in HALVES]  # fmt: skip
+    return BoundRole(use, folder, needs, *found), []
+
+
+def settings(kind: Any, half: str, role: str, given: Mapping[str, Any]) -> Any:
+    """The half's settings from what is given for the role, ``trainer.NAME`` and ``generator.NAME`` before ``NAME``; names of the other half
+    are left to it."""
+    own = f"{half}."
+    alone = {name.removeprefix(own): value for name, value in given.items() if name.startswith(own)}
+    known = {field.name for field in fields(kind.Settings)}
+    return override(kind.Settings(), {name: value for name, value in {**given, **alone}.items() if name in known}, f"{role}.")
+
+
+def known_names(kinds: Mapping[str, Any]) -> set[str]:
+    """The settings that the halves of a role have, each also with its half before it."""
+    return {name for half, kind in kinds.items() if kind is not None for field in fields(kind.Settings)
+            for name in (field.name, f"{half}.{field.name}")}  # fmt: skip
+
+
+def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
+    """What a class and its settings declare; what neither says is the default."""
+    return Capabilities(
+        tensor=getattr(chosen, "tensor_parallel", 1), collective=bool(getattr(kind, "collective", False)),
+        row_exact=bool(getattr(kind, "row_exact", False)), chunks=hasattr(kind, "generate_chunks"), scores=hasattr(kind, "logprobs"),
+        rank_order=getattr(chosen, "rank_order", "inner"),
+        matches_sampler=getattr(chosen, "match_sampler", False) and getattr(chosen, "shard", "none") == "full",
+        divided=tuple(kind.divided(chosen)) if hasattr(kind, "divided") else None,
+        copied=bool(getattr(kind, "copied", False)), flat=bool(getattr(kind, "flat", False)),
+        batch_tokens=getattr(chosen, "batch_tokens", 0), longest=getattr(chosen, "max_model_len", 0),
+        cache_bytes=int(kind.cache_bytes(chosen, device)) if hasattr(kind, "cache_bytes") else 0,
+        movable=tuple(kind.movable(chosen, device)) if hasattr(kind, "movable") else (), passing=tuple(getattr(kind, "passing", ())),
+    )  # fmt: skip
+
+
+def row_exact(name: str) -> bool:
+    """Whether forwards of a backend's trainer give a row the same bits beside any other rows."""
+    return bool(getattr(getattr(backend(name), "Trainer", None), "row_exact", False))
+
+
+def no_half(name: str, half: str, role: str) -> Problem:
+    return Problem("backend-half", f"the backend '{name}' has no {half.capitalize()}, which role '{role}' needs", found=f"{half} {name}",
+                   expected=f"a backend with a {half.capitalize()}, such as local", remedy=f"--{role}.{half} local")
+
+
+def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
+    """Of all models, each once."""
+    yield from dict.fromkeys(role.folder for role in roles if role.folder is not None)
+
+
+def _folder(use: RoleUse, given: Given, backends: set[str]) -> Path | None:
+    """The folder that a role's model starts from, wherever a stage goes later; None where its backend needs none."""
+    text = given.role(use.name).get("model") or given.options.model
+    if text is None:
+        if backends == {"null"}:
+            return None
+        raise PlanError.of("no-model", f"role '{use.name}' has no model", found="neither --model nor --" + use.name + ".model",
+                           expected="a Hugging Face model folder", remedy="--model FOLDER")
+    folder = Path(text)
+    if not (folder / "config.json").is_file():
+        siblings = [str(p.parent) for p in folder.parent.glob("*/config.json")] if folder.parent.is_dir() else []
+        raise PlanError.of("model-folder", f"'{folder}' is no Hugging Face model folder", found="no config.json there",
+                           expected="a folder with config.json and weights", nearest=nearest(str(folder), siblings),
+                           remedy=f"name another folder with --model or --{use.name}.model; nothing is downloaded: "
+                                  f"hf download {folder if len(folder.parts) == 2 else 'OWNER/NAME'} --local-dir FOLDER")
+    return folder.absolute()
+
+
+def has_canary(role: BoundRole, options: Options) -> bool:
+    """Whether the role's trainer and generator, of different backends, are meant to have the same weights."""
+    wanted = role.use.trained and role.use.generates and bool(options.canary) and not options.staleness
+    return wanted and role.trainer.backend != role.generator.backend and role.generator.can.scores

@@ -1,0 +1,93 @@
+"""The data of a run: what is named with --data and --data.NAME, divided into training and held-out records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlflow.author.flow import Flow
+from rlflow.columns import Level
+from rlflow.config.flags import Given
+from rlflow.data.dataset import Dataset
+from rlflow.data.encode import ByteEncoder
+from rlflow.data.fields import Record
+from rlflow.data.source import open_data
+from rlflow.errors import PlanError, listed
+
+TEXT_OPTIONS = ("system", "template", "split")
+FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
+
+
+def open_dataset(flow: Flow, given: Given) -> Dataset:
+    """The data that are named; with the null backend and none named, made-up records."""
+    if given.options.data is None:
+        if given.options.backend == "null":
+            return made_up(flow)
+        raise PlanError.of("no-data", "there are no data", found="no --data", expected="a file, a folder or a reasoning-gym task",
+                           remedy="--data FILE")
+    fields: dict[str, str | None] = {}
+    options: dict[str, Any] = {}
+    task: dict[str, Any] = {}
+    for name, value in given.data.items():
+        if name in FIELDS or name in flow.data:
+            fields[name] = str(value)
+        elif name in TEXT_OPTIONS:
+            options[name] = str(value)
+        elif name == "chat":
+            options[name] = true_or_false(value)
+        elif name in ("max_prompt", "seed"):
+            options[name] = int(value)
+        else:
+            task[name] = number(value)
+    columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
+    data = open_data(given.options.data, tokenizer=tokenizer(given), fields=fields or None, columns=columns, task=task or None,
+                     bad=given.options.bad_records, **options)
+    holds_responses(flow, data, given.options.data)
+    return data
+
+
+def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
+    """Raises PlanError where the flow learns from responses of the data, and they have none or are of the other shape."""
+    wanted = {"completion": ("completion",), "chosen": ("chosen", "rejected")}
+    for name, needed in wanted.items():
+        if name in flow.data and name not in data.columns:
+            raise PlanError.of("data-field", f"flow '{flow.name}' learns from records with {' and '.join(needed)}, which {source} has not",
+                               found=f"fields read: {listed(data.fields.values())}", expected=f"the fields prompt, {', '.join(needed)}",
+                               remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}")
+
+
+def tokenizer(given: Given) -> Any:
+    """The folder whose tokenizer encodes the data: of --model, else of the first role with a model of its own."""
+    return given.options.model or next((role["model"] for role in given.roles.values() if "model" in role), None)
+
+
+def true_or_false(value: Any) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise PlanError.of("flag", "--data.chat is true or false", found=str(value), expected="true or false", remedy="--data.chat true")
+    return str(value).lower() == "true"
+
+
+def number(value: Any) -> Any:
+    """A task parameter from text: an int, a float, true or false, or the text."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def made_up(flow: Flow) -> Dataset:
+    """Records for the null backend, of the shape that the flow declares."""
+    responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
+    filler = {name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS}
+    records = [Record(f"question {i}", str(i), responses, filler) for i in range(4096)]
+    return Dataset("made-up records", records, ByteEncoder(), declared={n: k for n, k in flow.data.items() if n not in FIELDS})
+
+
+def divided(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
+    """Training and held-out data; small data keep most of themselves for training."""
+    return data.split(min(held_out, len({record.question for record in data.records}) // 5))

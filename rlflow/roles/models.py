@@ -1,0 +1,45 @@
+"""The models of a run, made of bound roles in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from rlflow.config.options import Options
+from rlflow.execution.engine import Model
+from rlflow.roles.backends import keep_whole_products
+from rlflow.roles.bound import BoundRole, Halves
+from rlflow.training.protocols import ModelSpec
+
+Placed = Callable[[BoundRole], Halves]
+Loaded = Callable[[str, str, Any], None]  # what is done with a role's half, trainer or generator, as soon as it is there
+Dims = Mapping[str, tuple[tuple[str, int], ...]]  # by role the tensors that are sharded along another dimension than the first, and which
+
+
+def needed(role: BoundRole) -> Halves:
+    """What a run in one process makes of a role."""
+    return role.needs
+
+
+def nothing(role: str, half: str, model: Any) -> None:
+    """What is done with models that nobody waits for."""
+
+
+def make_models(
+    roles: Iterable[BoundRole], options: Options, device: str, updates: Mapping[str, int], placed: Placed = needed,
+    loaded: Loaded = nothing, dims: Dims | None = None, outer: Collection[str] = (),
+) -> dict[str, Model]:
+    """A Model for each role, of the halves that ``placed`` names, one after another. updates: optimizer steps of each role over the run.
+    outer: roles of whose generator ranks that are not adjacent share a model."""
+    keep_whole_products(device, options.dtype)
+    made = {}
+    for role in roles:
+        use = role.use
+        spec = ModelSpec(role.folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
+                         (dims or {}).get(use.name, ()), use.name in outer)
+        model = made[use.name] = Model()
+        for half, wanted in zip(role.halves, placed(role), strict=True):
+            if wanted:
+                setattr(model, half.half, half.kind(spec, half.settings))
+                loaded(use.name, half.half, getattr(model, half.half))
+    return made

@@ -1,0 +1,166 @@
+"""Rewards bound to reward roles: what judges a run's rows, in processes of its own or by a model's forward."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlflow.batch import Batch
+from rlflow.config.flags import Given
+from rlflow.data.scorer import Judged
+from rlflow.execution.engine import Engine, Scorer
+from rlflow.execution.tally import Tallies, Tally
+from rlflow.rewards.confinement import Confinement
+from rlflow.rewards.pool import RewardPool
+from rlflow.rewards.process import Hear
+from rlflow.rewards.reward import Reward, bind, score_all
+from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.rewards.vocabulary import check_same
+from rlflow.roles.backends import backend, numbers
+from rlflow.roles.dataset import tokenizer
+from rlflow.training.protocols import ModelSpec, Trainer
+
+MODEL_READS = ("prompt_tokens", "tokens")
+
+
+@dataclass
+class ModelReward:
+    """A reward model of its own folder: frozen, score head."""
+
+    spec: RewardSpec
+    trainer: Trainer | None = None
+
+    def load(self, device: str, given: Given) -> None:
+        model = ModelSpec(Path(self.spec.path), "scores", False, device, given.options.dtype, given.options.seed)
+        module = backend(given.options.backend)
+        self.trainer = module.Trainer(model, module.Trainer.Settings())
+
+    def __call__(self, batch: Batch) -> Tensor:
+        assert self.trainer is not None
+        return torch.as_tensor(self.trainer.forward(batch, ("scores",))["scores"])
+
+
+@dataclass
+class Weighted:
+    """The weighted sum of rewards on one role, in ``dtype``; missing in one is missing in the sum."""
+
+    dtype: torch.dtype
+    functions: list[Reward]
+    models: list[ModelReward] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
+        total = torch.zeros(len(batch), dtype=torch.float64)
+        metrics: dict[str, Tally] = {}
+        if self.functions:
+            scores = score_all(self.functions, batch, self.dtype)
+            total += scores.values.double()
+            self.reasons.update(scores.first)
+            metrics |= {f"missing_{cause}": Tally.sum(count) for cause, count in scores.missing.items()}
+            if len(scores.parts) + len(self.models) > 1:
+                metrics |= {f"{name}_mean": Tally.of(part) for name, part in scores.parts.items()}
+        for model in self.models:
+            part = model(batch)
+            total += model.spec.weight * part.double()
+            metrics[f"{model.spec.name}_mean"] = Tally.of(part)
+        return total.to(self.dtype), metrics
+
+
+@dataclass
+class ModelScore:
+    """A reward role that the run itself trains: its model's scores."""
+
+    engine: Engine
+    role: str
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
+        return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
+
+
+def specs_of(role: str, given: Given, specs: list[RewardSpec]) -> list[RewardSpec]:
+    """The rewards of a role: its own (--ROLE.reward), of those for all of ``*rewards`` the one in its place, or all of them."""
+    own = given.roles.get(role, {}).get("reward")
+    if own:
+        return [parse_reward(own)]
+    number = role.rpartition("_")[2]
+    return [specs[int(number)]] if number.isdigit() and len(specs) > 1 else specs
+
+
+class Rewards:
+    """The rewards of a run. Functions share a pool of processes, which ``close`` ends."""
+
+    def __init__(self, given: Given, data: Judged) -> None:
+        self._given, self._data = given, data
+        options = given.options
+        allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
+        self._pool = RewardPool(confinement=allowed)
+        self._dtype = numbers(given.options.dtype)
+        null = given.options.backend == "null" and not given.options.reward
+        self._specs = [] if null else [parse_reward(item) for item in given.options.reward or ("task",)]
+        self._models: dict[str, list[ModelReward]] = {}
+        self._bound: list[Weighted] = []
+        self._null: Scorer | None = backend("null").Score() if null else None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns that reward roles read at these settings."""
+        if self._null:
+            return ()
+        functions = [spec for spec in self._specs if spec.kind != "model"]
+        bound = self._bind(functions) if self._judged else []
+        found = [name for reward in bound for name in (*reward.reads, *(n for n in reward.optional if n in self._data.columns))]
+        models = MODEL_READS if len(functions) < len(self._specs) else ()
+        return tuple(dict.fromkeys((*found, *models)))
+
+    @property
+    def _judged(self) -> bool:
+        """Whether the default, the data's own scorer, can judge; a flow without rewards needs none."""
+        return bool(self._given.options.reward) or self._data.scorer is not None
+
+    def _bind(self, specs: list[RewardSpec]) -> list[Reward]:
+        options = self._given.options
+        return bind(specs, self._pool, self._data, options.reward_timeout, options.unsafe_scorers)
+
+    def scorer(self, role: str) -> Scorer:
+        """What judges the rows of a reward role: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""
+        if self._null:
+            return self._null
+        specs = specs_of(role, self._given, self._specs)
+        models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
+        writer = tokenizer(self._given)
+        for model in models if writer else ():
+            check_same(Path(model.spec.path), Path(writer))
+        self._models[role] = models
+        self._bound.append(Weighted(self._dtype, self._bind([spec for spec in specs if spec.kind != "model"]), models))
+        return self._bound[-1]
+
+    def reasons(self) -> dict[str, str]:
+        """The first message of each cause for which scores were missing."""
+        return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
+
+    def judge(self) -> Scorer | None:
+        """What says whether a held-out answer is right, at weight 1: the reward ``math`` or ``task`` where it is given, else the data's
+        own scorer, else the first reward that is a function. A reward for style or length does not tell right from wrong."""
+        given = [spec for spec in self._specs if spec.kind == "math" or (spec.kind == "task" and self._data.scorer)]
+        own = [parse_reward("task")] if self._data.scorer else []
+        functions = [spec for spec in self._specs if spec.kind == "function"]
+        chosen = next(iter([*given, *own, *functions]), None)
+        return Weighted(self._dtype, self._bind([dataclasses.replace(chosen, weight=1.0)])) if chosen else None
+
+    def load_models(self, device: str, roles: Collection[str] | None = None) -> None:
+        """The models of some roles, or of all."""
+        for role, models in self._models.items():
+            for model in models if roles is None or role in roles else ():
+                model.load(device, self._given)
+
+    def heard_by(self, hear: Hear) -> None:
+        """What processes of rewards print from now on goes there, from several threads."""
+        self._pool.hear = hear
+
+    def close(self) -> None:
+        self._pool.close()

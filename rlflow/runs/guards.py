@@ -1,0 +1,54 @@
+"""When a run must not go on as if nothing were wrong: rewards that are missing, numbers that are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from rlflow.config.options import Options
+from rlflow.errors import StageError, listed
+from rlflow.execution.summary import Summary
+from rlflow.plan import Plan
+
+
+class Guard:
+    """Stops a run. ``reasons`` gives the first message of each cause of missing rewards."""
+
+    def __init__(self, options: Options, reasons: Callable[[], Mapping[str, str]]) -> None:
+        self.options, self.reasons = options, reasons
+        self.bad = 0  # iterations in a row in which an update could take no step
+
+    def check(self, iteration: int, metrics: Mapping[str, float], summary: Summary) -> None:
+        """Raises StageError where too many rewards are missing, or nothing finite was left to learn from for too long."""
+        self._missing(iteration, metrics, summary)
+        stuck = [name.removesuffix("/steps") for name, value in metrics.items() if name.endswith("/steps") and value == 0]
+        self.bad = self.bad + 1 if stuck else 0
+        if self.options.max_bad and self.bad >= self.options.max_bad:
+            rows = summary.broken
+            raise StageError(stuck[0], iteration, len(rows), f"no finite step for {self.bad} iterations in a row (--max-bad). Rows that "
+                             f"are not finite, as position.sample: {listed(rows) if rows else 'none: the gradient is not'}")
+
+    def _missing(self, iteration: int, metrics: Mapping[str, float], summary: Summary) -> None:
+        rate = metrics.get("reward/missing_rate", 0.0)
+        if rate <= self.options.max_missing:
+            return
+        causes = "; ".join(f"{cause}: {message}" for cause, message in self.reasons().items())
+        raise StageError("reward", iteration, summary.scored, f"{rate:.0%} of the rewards are missing, expected at most "
+                         f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}")
+
+
+def mismatched(options: Options, metrics: Mapping[str, float]) -> Iterator[str]:
+    """What there is to say of a sampler that gives tokens other log-probs than the trainer. Samples with a staleness are of other weights,
+    and the null backend's numbers of none."""
+    factor = metrics.get("policy/mismatch_factor", 1.0)
+    if factor > options.max_mismatch and not options.staleness and options.backend != "null":
+        yield (f"trainer and sampler differ by a factor of {factor:.3g} on a token, in the mean (--max-mismatch {options.max_mismatch:g}): "
+               f"log-probs by {metrics['policy/mismatch_max']:.3g} at most. Their weights, dtypes or kernels are not the same; importance "
+               "weights (truncated_weights) make up for little of it")
+
+
+def too_few(plan: Plan, metrics: Mapping[str, float]) -> Iterator[str]:
+    """What there is to say of repeats that kept fewer groups than they were to."""
+    for name in (plan.graph.nodes[i].name for i in plan.bodies):
+        groups, kept = int(plan.program.settings[name]["groups"]), metrics.get(f"{name}/kept")
+        if kept is not None and kept < groups:
+            yield f"{name}: {kept:g} of {groups} groups were kept in {metrics[f'{name}/tries']:g} tries; these are trained on"

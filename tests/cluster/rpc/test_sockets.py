@@ -1,0 +1,145 @@
+"""Frames and answers over real sockets, beside which a worker's end runs in threads of this process."""
+
+import multiprocessing
+import socket
+import threading
+import time
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+
+import pytest
+
+from rlflow.cluster.rpc.pool import Future, Heard, Pool, Where
+from rlflow.cluster.rpc.sockets import LARGEST, LINES, Gone, Lines, Talk, listen
+from rlflow.errors import Dead, Late, RemoteError
+
+KEY = b"of this run"
+
+
+class Odd(Exception):
+    """Cannot be carried over: it is made of two arguments, and unpickled with one."""
+
+    def __init__(self, one, other):
+        super().__init__(f"{one} and {other}")
+
+
+def answer(told):
+    if told == b"wait":
+        HELD.wait(60)
+    if told.startswith(b"raise"):
+        raise Odd("this", "that") if told == b"raise odd" else LookupError("of this rank")
+    return {"told": told} if told == b"object" else told[::-1]
+
+
+HELD = threading.Event()
+
+
+@pytest.fixture
+def lines():
+    made = Lines([listen(KEY, answer), listen(KEY, answer)], KEY)
+    assert made.settled(60)
+    HELD.clear()
+    yield made
+    HELD.set()
+    made.close()
+
+
+def asked(lines, frames, seconds=60.0):
+    """What ranks answer to frames."""
+    talk = Talk(lines, lines.take(frames))
+    for rank, frame in frames.items():
+        talk.say(rank, frame)
+    return Heard("it", [Where("all", rank) for rank in frames], talk, seconds, list, None)
+
+
+def free(lines):
+    """How many lines are free to each rank."""
+    found = [0, 0]
+    for rank in (0, 1):
+        taken = []
+        while (line := lines.take([rank])) is not None:
+            taken.append(line[rank])
+        found[rank] = len(taken)
+        for line in taken:
+            lines.give(rank, line)
+    return found
+
+
+def test_answers_come_in_the_order_of_the_ranks(lines):
+    assert asked(lines, {1: b"one", 0: b"zero"}).result() == [b"eno", b"orez"]
+    assert asked(lines, {0: b"object"}).result() == [{"told": b"object"}]
+    assert asked(lines, {0: b"x" * (LARGEST - 1)}).result() == [b"x" * (LARGEST - 1)]
+    assert free(lines) == [LINES, LINES]
+
+
+def test_a_rank_that_raises_is_named_and_its_line_goes_on(lines):
+    with pytest.raises(RemoteError, match=r"^LookupError: of this rank \(rank 1 of pool 'all'\)$"):
+        asked(lines, {1: b"raise"}).result()
+    with pytest.raises(RemoteError, match=r"^RuntimeError: Odd: this and that \(rank 0 of pool 'all'\)$"):
+        asked(lines, {0: b"raise odd"}).result()
+    assert free(lines) == [LINES, LINES]
+
+
+def test_one_that_raises_is_not_waited_out_and_a_late_one_is_named(lines):
+    with pytest.raises(RemoteError, match="rank 1"):
+        asked(lines, {0: b"wait", 1: b"raise"}).result()
+    with pytest.raises(Late, match=r"^no answer to 'it' from rank 0 of pool 'all' after 0.3 s$"):
+        asked(lines, {0: b"wait", 1: b"y"}, seconds=0.3).result()
+    assert free(lines) == [LINES - 2, LINES]  # an answer may still come there
+    assert lines.take([0, 1]) is None
+
+
+def test_calls_go_side_by_side_as_long_as_lines_are_free(lines):
+    waits = asked(lines, {0: b"wait"})
+    assert asked(lines, {0: b"x"}).result() == [b"x"]
+    assert not waits.done()
+    HELD.set()
+    assert waits.result() == [b"tiaw"]
+
+
+def test_who_hangs_up_is_dead():
+    """As a process that is killed does: its end is closed by the kernel."""
+    there, theirs = multiprocessing.Pipe()
+    lines = Lines(["", ""], KEY)
+    lines.give(1, there)
+    heard = asked(lines, {1: b"x"})
+    theirs.close()
+    with pytest.raises(Dead, match=r"^rank 1 of pool 'all' is gone while 'it' ran there: it hung up$"):
+        heard.result()
+    assert lines.take([1]) is None
+    gone = Talk(lines, {1: there})
+    gone.say(1, b"x")
+    assert isinstance(gone.error(1), Gone)
+
+
+def test_a_stranger_gets_no_line_and_takes_none():
+    name = listen(KEY, answer)
+    with pytest.raises(AuthenticationError):
+        Client(name, "AF_UNIX", authkey=b"of another run")
+    lines = Lines([name], KEY)
+    assert lines.settled(60)
+    assert asked(lines, {0: b"x"}).result() == [b"x"]
+
+
+def test_a_worker_that_does_not_listen_or_not_answer_has_no_line():
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind("\0rlflow-silent")
+        silent.listen()
+        lines = Lines(["\0rlflow-nobody", "", "\0rlflow-silent"], KEY)
+        began = time.monotonic()
+        assert not lines.settled(0.2)  # it goes on beside what the run does
+        assert time.monotonic() - began < 30
+        assert [lines.take([rank]) for rank in range(3)] == [None] * 3
+
+
+def test_of_a_pool_without_lines_nothing_is_spoken():
+    pool = Pool("all", [object()])
+    assert pool.talk("run", {0: b"x"}, 1.0) is None
+    assert isinstance(pool.future("x", [], 1.0, list), Future)
+
+
+def test_what_is_too_long_to_be_taken_at_once_is_not_spoken(lines):
+    pool = Pool("all", [object(), object()])
+    pool.lines = lines
+    assert pool.talk("run", {0: b"", 1: b"x" * LARGEST}, 1.0) is None
+    assert pool.talk("run", {0: b"ab", 1: b""}, 60.0).result() == [b"ba" + bytes(8), bytes(8)]  # behind the era

@@ -1,0 +1,92 @@
+"""Routing as driver and workers do it, without Ray: what a rank is told of its inputs, what others send it, and what it has then."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlflow import Batch
+from rlflow.cluster.sharding.route import Routes
+from rlflow.cluster.sharding.shard_map import Layout, Shard, Sharded, Where
+from rlflow.cluster.sharding.store import Shelf
+
+FEW = settings(deadline=None, max_examples=60)
+RANKS = st.integers(1, 8)
+
+
+def shuffled(count, seed):
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def random_split(count, ranks, seed):
+    """Every row on some rank, ranks without rows among them, in any order."""
+    chosen = torch.randint(0, ranks, (count,), generator=torch.Generator().manual_seed(seed))
+    order = shuffled(count, seed)
+    return [order[chosen[order] == rank] for rank in range(ranks)]
+
+
+def batch_of(count):
+    lengths = [number % 4 for number in range(count)]
+    return Batch.of(tokens=[list(range(number, number + length)) for number, length in enumerate(lengths)],
+                    scores=[float(number) for number in range(count)], completion=[f"row {number}" for number in range(count)])
+
+
+class Workers:
+    """Shelves of workers, and a batch whose rows lie on them."""
+
+    def __init__(self, whole):
+        self.whole, self.keys, self.shelves = whole, 0, {}
+
+    def placed(self, split, parts):
+        """The batch as the driver knows it once ``parts`` lie on the ranks of a new pool."""
+        pool, shards, used = f"pool-{self.keys}", [], []
+        for rank, (rows, part) in enumerate(zip(split, parts, strict=True)):
+            if len(rows):
+                self.keys += 1
+                shards.append(Shard(Where(pool, rank), self.keys, len(rows), lambda *_: None))
+                self.shelves.setdefault(shards[-1].at, Shelf()).put(self.keys, part)
+                used.append(rows)
+        layout = Layout.of(shards, used, len(self.whole))
+        columns = {name: Sharded(data.kind, layout, data.lengths, name, data.nbytes) for name, data in self.whole.data.items()}
+        return Batch(self.whole.axis, columns)
+
+    def fetched(self, batch, rows, at):
+        """What the worker ``at`` has of ``rows``, and how many rows others sent."""
+        asked = Routes(batch).to(rows, at)
+        sent = [self.shelves[each.at].slice(each.key, each.names, each.rows) for each in asked.transfers]
+        return self.shelves.setdefault(at, Shelf()).batch(asked.inputs, sent), asked
+
+
+def same(one, other):
+    return (torch.equal(one["tokens"], other["tokens"]) and torch.equal(one["scores"], other["scores"])
+            and one["completion"] == other["completion"] and torch.equal(one.axis.keys, other.axis.keys))
+
+
+@FEW
+@given(st.integers(0, 97), st.lists(RANKS, min_size=1, max_size=4), st.integers(0, 999))
+def test_rows_routed_through_several_splits_are_the_rows_of_the_whole(count, ranks, seed):
+    whole = batch_of(count)
+    workers = Workers(whole)
+    batch = workers.placed([torch.arange(count)], [whole])
+    for step, each in enumerate(ranks):
+        split = random_split(count, each, seed + step)
+        parts = [workers.fetched(batch, rows, Where(f"step {step}", rank))[0] for rank, rows in enumerate(split)]
+        assert all(same(part, whole.rows(rows)) for part, rows in zip(parts, split, strict=True) if len(rows))
+        batch = workers.placed(split, parts)
+    wanted = torch.cat([shuffled(count, seed)[: count // 2], shuffled(count, seed + 1)])  # some twice
+    if len(wanted):
+        assert same(workers.fetched(batch, wanted, Where("last", 0))[0], whole.rows(wanted))
+
+
+def test_the_same_split_reads_one_whole_shard_and_another_only_what_it_needs():
+    whole, split = batch_of(5), [torch.tensor([4, 0]), torch.tensor([3, 1, 2])]
+    workers = Workers(whole)
+    batch = workers.placed(split, [whole.rows(rows) for rows in split])
+    at = next(shard.at for shard in batch.data["tokens"].layout.shards if shard.at.rank == 1)
+    own, asked = workers.fetched(batch, split[1], at)
+    assert same(own, whole.rows(split[1]))
+    assert asked.transfers == ()
+    assert [(part.rows, source.order) for source in asked.inputs.sources for part in source.parts] == [(None, None)]
+    other, asked = workers.fetched(batch, torch.tensor([0, 2, 4]), at)
+    assert same(other, whole.rows(torch.tensor([0, 2, 4])))
+    assert [(each.at.rank, each.rows.tolist()) for each in asked.transfers] == [(0, [1, 0])]
+    assert [part.rows.tolist() for source in asked.inputs.sources for part in source.parts if part.key is not None] == [[2]]

@@ -1,0 +1,53 @@
+"""Which ranks are asked with which rows, where several compute as one."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow.cluster.sharding.tp_groups import asked, first_ranks, teams, used
+from rlflow.placement import Parallel
+from rlflow.reshard.kinds import tensor_parallel
+
+
+@st.composite
+def lying_splits(draw):
+    """Rows over ranks, and how a half lies on them."""
+    lies = Parallel(draw(st.integers(1, 4)), draw(st.booleans()), outer=draw(st.booleans()))
+    ranks = draw(st.integers(1, 3)) * lies.tensor
+    owner = torch.tensor(draw(st.lists(st.integers(0, ranks - 1), max_size=30)), dtype=torch.int64)
+    return [(owner == rank).nonzero()[:, 0] for rank in range(ranks)], lies
+
+
+@given(lying_splits())
+def test_every_row_is_asked_of_one_whole_team_and_kept_once(case):
+    ranks, lies = case
+    split = first_ranks(teams(ranks, lies), lies)
+    assert torch.cat(split).sort().values.tolist() == list(range(sum(map(len, ranks))))
+    told, team_of = asked(split, lies), {rank: team for team in lies.teams(len(ranks)) for rank in team}
+    for rank, rows in told.items():
+        team = team_of[rank]
+        assert rows is told[team[0]] is split[team[0]]
+        assert set(team) <= told.keys()
+    assert set(used(split)) <= told.keys()
+    assert set(used(split)) <= {team[0] for team in team_of.values()}
+    if lies.collective:
+        assert list(told) == list(range(len(ranks)))
+
+
+@given(lying_splits())
+def test_a_team_keeps_the_rows_of_its_ranks(case):
+    ranks, lies = case
+    for team, rows in zip(lies.teams(len(ranks)), teams(ranks, lies), strict=True):
+        assert rows.tolist() == sorted(row for rank in team for row in ranks[rank].tolist())
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_teams_of_both_orders_take_every_rank_once_and_have_the_parts_of_the_layouts_of_a_plan(size, count):
+    ranks, shapes = size * count, {"q_proj.weight": (size, 3)}
+    for outer in (False, True):
+        made = Parallel(size, outer=outer).teams(ranks)
+        assert sorted(rank for team in made for rank in team) == list(range(ranks))
+        spread = tensor_parallel(shapes, "float32", size, ranks, outer=outer).tensors["q_proj.weight"]
+        assert all(spread.boxes[rank] == (((part, part + 1), (0, 3)),) for team in made for part, rank in enumerate(team))
+    assert Parallel(size).teams(ranks) == [range(k * size, (k + 1) * size) for k in range(count)]
+    assert Parallel(2, outer=True).teams(6) == [range(0, 6, 3), range(1, 6, 3), range(2, 6, 3)]

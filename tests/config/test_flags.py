@@ -1,0 +1,76 @@
+import pytest
+
+from rlflow.backends import local, null
+from rlflow.config.flags import flat, parse_flags, read_toml, sorted_out
+from rlflow.errors import PlanError
+from rlflow.roles.bound import known_names, settings
+
+
+def test_flags_are_names_and_texts():
+    words = ["--hp.beta", "0.1", "--eval-every=5", "--reward", "math:0.7", "--reward", "task", "--json", "--actor.lr=1e-5"]
+    assert parse_flags(words) == {"hp.beta": "0.1", "eval_every": "5", "reward": ("math:0.7", "task"), "json": True, "actor.lr": "1e-5"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["beta"], "not a flag"),
+        (["--hp.beta"], "no value"),
+        (["--hp.beta", "--json"], "no value"),
+        (["--seed", "1", "--seed", "2"], "given twice"),
+    ],
+)
+def test_malformed_flags_are_refused(words, says):
+    with pytest.raises(PlanError, match=says):
+        parse_flags(words)
+
+
+def test_a_negative_number_is_a_value():
+    assert parse_flags(["--hp.beta", "-1"]) == {"hp.beta": "-1"}
+
+
+def test_names_go_where_they_belong():
+    given = sorted_out({"seed": "3", "hp.beta": "0", "actor.lr": "1", "lr": "2", "data.chat": "true"}, ["actor", "critic"])
+    assert given.options.seed == 3
+    assert (given.hp, given.data) == ({"beta": "0"}, {"chat": "true"})
+    assert given.role("actor") == {"lr": "1"}
+    assert given.role("critic") == {"lr": "2"}
+
+
+def test_a_name_before_the_dot_that_is_nothing_has_its_nearest_shown():
+    with pytest.raises(PlanError) as caught:
+        sorted_out({"acter.lr": "1"}, ["actor", "critic"])
+    assert caught.value.problems[0].nearest == "actor"
+
+
+def test_a_value_out_of_range_names_the_flag_and_what_was_expected():
+    with pytest.raises(PlanError) as caught:
+        sorted_out({"prompts": "0", "iterations": "many"}, [])
+    assert {problem.found for problem in caught.value.problems} == {"'0'", "'many'"}
+    assert all("int >= 1" in problem.expected for problem in caught.value.problems)
+
+
+def test_a_table_is_the_same_as_dotted_names(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('seed = 1\nreward = "task"\n[data]\nsource = "sums.jsonl"\nchat = true\n[actor]\nlr = 1e-5\n')
+    assert read_toml(path) == {"seed": 1, "reward": ("task",), "data": "sums.jsonl", "data.chat": True, "actor.lr": 1e-5}
+    assert flat({"actor": {"lr": 1}}) == {"actor.lr": 1}
+
+
+def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):
+    (tmp_path / "run.toml").write_text("seed =")
+    with pytest.raises(PlanError, match="not TOML"):
+        read_toml(tmp_path / "run.toml")
+    with pytest.raises(PlanError) as caught:
+        read_toml(tmp_path / "runn.toml")
+    assert caught.value.problems[0].nearest == "run.toml"
+
+
+def test_a_setting_of_one_half_comes_before_that_of_both():
+    given = {"batch_tokens": "7", "generator.batch_tokens": "9", "trainer.lr": "1", "lr": "2"}
+    assert settings(null.Generator, "generator", "actor", {"token_seconds": "1", "generator.token_seconds": "2"}).token_seconds == 2.0
+    assert settings(local.Generator, "generator", "actor", given).batch_tokens == 9
+    assert settings(local.Trainer, "trainer", "actor", given).lr == 1.0
+    names = known_names({"trainer": local.Trainer, "generator": local.Generator})
+    assert {"lr", "trainer.lr", "generator.batch_tokens"} <= names
+    assert not {"generator.lr", "trainer.batch_tokens"} & names

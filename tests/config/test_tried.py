@@ -1,0 +1,56 @@
+"""What is said of flags that cannot be meant, and command lines of real runs that are tried with the null backend."""
+
+import pytest
+
+from rlflow.cli.check import check_names, judged
+from rlflow.config.flags import sorted_out, unknown_flag
+from rlflow.config.names import SHIPPED, role_types, setting_types, untouched
+from rlflow.errors import PlanError
+from rlflow.graph.model import RoleUse
+from rlflow.roles.bound import Halves, bind
+
+ACTOR = RoleUse("actor", trained=True, generates=True)
+
+
+@pytest.mark.parametrize("flags", [["--lr", "nan"], ["--lr", "-1"], ["--actor.lr", "nan"], ["--actor.trainer.lr", "nan"]])
+@pytest.mark.parametrize("backend", ["local", "null"])
+def test_check_judges_the_values_of_backends_with_the_flag_that_was_written(flags, backend):
+    with pytest.raises(PlanError, match=rf"(?s){flags[0][2:]}' does not fit.*float >= 0.*change {flags[0]}$"):
+        judged("grpo", [*flags, "--backend", backend])
+
+
+def test_the_null_backend_takes_the_settings_of_all_that_are_shipped_and_no_others():
+    real = {name for backend in SHIPPED for name in setting_types(backend)}
+    assert {"lr", "tensor_parallel", "zero", "batch_tokens", "longest"} <= real
+    assert real <= set(role_types({"trainer": "null", "generator": "null"}))
+    assert untouched({"trainer": "local", "generator": "vllm"}) == {}
+    assert {"trainer.lr", "lr"} <= set(untouched({"trainer": "null", "generator": "local"}))
+    assert "generator.lr" not in untouched({"trainer": "null", "generator": "local"})
+
+
+@pytest.mark.parametrize(("values", "fits"), [({"lr": "1e-5", "zero": "2", "actor.max_num_seqs": "8"}, True), ({"lr": "nan"}, False),
+                                              ({"zero": "9"}, False), ({"no_such": "1"}, False)])  # fmt: skip
+def test_a_real_command_is_bound_to_the_null_backend_with_its_values_judged(values, fits):
+    given = sorted_out({"backend": "null"} | values, ["actor"])
+    if fits:
+        assert bind({ACTOR: Halves(True, True)}, given)["actor"].trainer.backend == "null"
+        return check_names(given, ["actor"])
+    for judge in (lambda: bind({ACTOR: Halves(True, True)}, given), lambda: check_names(given, ["actor"])):
+        with pytest.raises(PlanError):
+            judge()
+
+
+@pytest.mark.parametrize(("name", "meant"), [
+    ("learning_rate", "--lr"), ("samples", "--hp.samples"), ("num_generations", "--hp.samples"), ("sampels", "--hp.samples"),
+    ("max_prompt_length", "--data.max_prompt"), ("promts", "--prompts"), ("output_dir", "--out"), ("save_steps", "--save-every"),
+    ("kl_coef", None), ("zzz", None),
+])  # fmt: skip
+def test_a_flag_that_is_not_there_names_the_one_that_is_meant(name, meant):
+    assert unknown_flag(name, ["lr"], ["samples", "clip"]).nearest == meant
+
+
+@pytest.mark.parametrize("value", ["99999999999999999999", "-99999999999999999999"])
+def test_whole_numbers_fit_into_64_bits(value):
+    with pytest.raises(PlanError, match="64 bits"):
+        sorted_out({"seed": value}, [])
+    assert sorted_out({"seed": str(2**63 - 1)}, []).options.seed == 2**63 - 1

@@ -1,0 +1,318 @@
+"""Sampling ahead of the weights: numbers decide what samples with which weights, no row is lost or doubled, and a run that is cut goes on
+the same. On one process, with an engine that keeps what its generator would otherwise lose: the version to sample with."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from rlflow import StageError, flow, group, loss, repeat, stage
+from rlflow.backends.null import Score
+from rlflow.cluster.rpc.wire import pack, unpack
+from rlflow.errors import SkipIteration, Stopped
+from rlflow.execution import lookahead as ahead
+from rlflow.execution.engine import Engine
+from rlflow.execution.lookahead import Ahead
+from rlflow.passes import plan
+
+ITERATIONS, PROMPTS = 6, 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    groups: int = 3
+    tries: int = 3
+    bar: float = 0.2
+    after: int = 0
+
+
+@loss
+def policy_loss(new, logprobs, policy_version, place):
+    return -(new.logprobs - logprobs).exp() + 0 * place[:, None], {}
+
+
+@loss
+def scored_loss(new, logprobs, policy_version, scores):
+    return -(new.logprobs - logprobs).exp() * scores[:, None], {}
+
+
+@stage(gives="keep", rows="group")
+def above(scores, group, *, bar):
+    return scores.view(-1, 2).amin(1).repeat_interleave(2) > bar
+
+
+@stage(gives={"place": group("float32")}, rows="group")
+def placed(group):
+    return group.float()
+
+
+@flow
+def kept(prompts, actor, reward, hp=Settings()):
+    def body(drawn):
+        rows = actor.generate(drawn, samples=2, max_tokens=5)
+        rows |= reward(rows)
+        rows |= placed(rows)
+        return rows | above(rows, bar=hp.bar)
+
+    batch = repeat(body, prompts, groups=hp.groups, tries=hp.tries)
+    batch |= actor.logprobs(batch)
+    actor.update(batch, policy_loss, after=hp.after)
+
+
+@flow
+def beside(prompts, actor, reward, hp=Settings()):
+    """The prompts given are sampled outside the repeat as well."""
+
+    def body(drawn):
+        rows = actor.generate(drawn, samples=2, max_tokens=5)
+        rows |= reward(rows)
+        rows |= placed(rows)
+        return rows | above(rows, bar=hp.bar)
+
+    every = actor.generate(prompts, samples=2, max_tokens=3)
+    every |= reward(every)
+    every |= actor.logprobs(every)
+    batch = repeat(body, prompts, groups=hp.groups, tries=hp.tries)
+    batch |= actor.logprobs(batch)
+    actor.update(batch, policy_loss)
+    actor.update(every, scored_loss)
+
+
+@flow
+def plain(prompts, actor, reward):
+    batch = actor.generate(prompts, samples=2, max_tokens=5)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    actor.update(batch, scored_loss)
+
+
+class Versions(Engine):
+    """The null backend's weights are their version."""
+
+    def frozen(self, role):
+        return self.models[role].version
+
+    def sample(self, role, prompts, sampling, seed, terms=None):
+        model = self.models[role]
+        model.generator.receive(iter(()), self.weights.get(role, model.version))
+        model.sampled_version = model.version  # what Engine.sample would hand over
+        return super().sample(role, prompts, sampling, seed)
+
+    def packed(self, batch):
+        return pack(batch)
+
+    def unpacked(self, payload, axis, pool):
+        batch = unpack(payload)
+        return batch if axis is None else type(batch)(axis, batch.data)
+
+
+class Run:
+    """A run that samples ahead, an iteration at a time; ``told``: what each had to say, or why it was skipped."""
+
+    def __init__(self, world, flow, staleness, learner, iterations=ITERATIONS, hp=None):
+        rows = self.rows = []
+
+        class Keeping(learner):
+            def update(self, batch, loss, **options):
+                age = batch.data["policy_version"]
+                versions = [set(part.tolist()) for part in age.value.split(age.lengths.tolist())]
+                rows.append((engine.iteration, loss.name, batch.axis.keys.tolist(), versions))
+                return super().update(batch, loss, **options)
+
+        self.world = world(flow, trainer=Keeping, hp=hp)
+        engine = self.engine = self.world.engine
+        self.engine.__class__ = Versions
+        self.plan = plan(self.world.program)
+        self.ahead = Ahead(self.plan, self.engine, self.world.lanes, self.world.stream, staleness, iterations, PROMPTS)
+        self.told = {}
+
+    def steps(self, first=0, last=ITERATIONS):
+        for number in range(first, last):
+            self.step(number)
+        return self
+
+    def step(self, number):
+        self.engine.iteration = number
+        try:
+            sampled = self.ahead.advance(number)
+            self.told[number] = self.world.executor.run(self.plan, sampled.prompts, sampled).metrics
+        except SkipIteration as skip:
+            self.told[number] = str(skip)
+        self.ahead.done(number)
+
+    def saved(self, number):
+        """As a checkpoint has it, with what else such a run depends on."""
+        return self.ahead.saved(number), self.engine.models["actor"].version
+
+    def restore(self, saved):
+        (state, files), version = saved
+        self.engine.models["actor"].version = version
+        self.ahead.restore(state, files)
+
+    def total(self, name):
+        return sum(metrics.get(f"repeat.body/{name}", 0) for metrics in self.told.values() if not isinstance(metrics, str))
+
+    def trained(self, loss="policy_loss"):
+        return [tuple(key) for _, name, keys, _ in self.rows for key in keys if name == loss]
+
+    def oldest(self):
+        """For each iteration that trained the oldest version of its rows."""
+        return {number: min(map(min, versions)) for number, _, _, versions in self.rows}
+
+    def left(self):
+        """Positions of the groups that nothing has trained on yet."""
+        pieces = next(iter(self.ahead.surplus.values())).pieces
+        return [position for piece in pieces for position in piece.rows.axis.keys[::2, 0].tolist()]
+
+
+@pytest.fixture
+def run(world, learner):
+    made = []
+
+    def make(*args, **options):
+        made.append(Run(world, *args, learner=learner, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.ahead.close()
+
+
+def wanted(prompts, positions, bar):
+    """The positions that ``above`` keeps."""
+    batch = prompts(0, positions).repeat(2)
+    scores = Score()(batch)[0].view(-1, 2)
+    return set((scores.amin(1) > bar).nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize(("staleness", "groups", "drops"), [(1, 3, True), (2, 3, False), (2, 1, True), (6, 3, False)])
+def test_kept_groups_are_trained_on_once_or_dropped_and_within_the_bound(run, prompts, staleness, groups, drops):
+    made = run(kept, staleness, hp=Settings(groups=groups)).steps()
+    assert all(version >= number - staleness for number, version in made.oldest().items())
+    assert all(len(version) == 1 for *_, versions in made.rows for version in versions)
+    trained, left = [position for position, sample in made.trained() if sample == 0], made.left()
+    found = wanted(prompts, made.world.stream.position, 0.2)
+    assert len(made.trained()) == len(set(made.trained())) == 2 * len(trained)
+    assert trained == sorted(trained)
+    assert {*trained, *left} <= found
+    assert len(found) - len(trained) - len(left) == made.total("dropped")
+    assert made.total("seen") == made.world.stream.position
+    assert made.total("surplus") == made.total("carried") + made.total("dropped") + len(left)
+    assert made.total("carried") > 0
+    assert (made.total("dropped") > 0) == drops
+
+
+def test_with_surplus_enough_nothing_is_sampled(run):
+    made = run(kept, 6, hp=Settings(groups=1)).steps(last=3)
+    assert [made.told[number]["repeat.body/tries"] for number in range(3)] == [1, 0, 0]
+    assert [made.told[number]["repeat.body/carried"] for number in range(3)] == [0, 3, 2]
+    assert made.world.stream.position == PROMPTS
+    assert made.oldest() == {0: 0, 1: 0, 2: 0}
+
+
+def test_weights_that_nothing_has_changed_do_not_age_what_they_sampled(run):
+    assert run(kept, 1, hp=Settings(groups=1)).steps(last=5).total("dropped") > 0
+    warming = run(kept, 1, hp=Settings(groups=1, after=4)).steps(last=5)
+    assert (warming.total("dropped"), warming.total("carried") > 0) == (0, True)
+
+
+def test_prompts_that_something_else_reads_are_taken_in_every_iteration(run):
+    made = run(beside, 6, hp=Settings(groups=1)).steps()
+    every = made.trained("scored_loss")
+    assert len(every) == len(set(every)) == 2 * PROMPTS * ITERATIONS
+    assert len(made.trained()) == len(set(made.trained())) == 2 * ITERATIONS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [1, 3])
+@pytest.mark.parametrize(("flow", "hp", "skips"), [
+    (kept, Settings(), False), (kept, Settings(groups=5, tries=1, bar=0.6), True), (beside, Settings(), False), (plain, None, False),
+])  # fmt: skip
+def test_cut_at_any_iteration_it_goes_on_the_same(run, flow, hp, skips, staleness):
+    whole, saves = run(flow, staleness, hp=hp), {}
+    for number in range(ITERATIONS):
+        saves[number] = whole.saved(number)
+        whole.step(number)
+    assert any(isinstance(told, str) for told in whole.told.values()) == skips
+    for cut, saved in saves.items():
+        again = run(flow, staleness, hp=hp)
+        again.restore(saved)
+        again.steps(cut)
+        assert again.rows == [row for row in whole.rows if row[0] >= cut]
+        assert again.told == {number: told for number, told in whole.told.items() if number >= cut}
+        assert again.saved(ITERATIONS) == whole.saved(ITERATIONS)
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_an_iteration_that_is_skipped_loses_and_doubles_nothing(run, prompts, staleness):
+    made = run(kept, staleness, hp=Settings(groups=5, tries=1, bar=0.6)).steps()
+    assert "none of 5 groups was kept in 1 tries" in made.told.values()
+    assert made.world.stream.position == PROMPTS * ITERATIONS
+    assert {position for position, _ in made.trained()} == wanted(prompts, PROMPTS * ITERATIONS, 0.6)
+    assert len(made.trained()) == len(set(made.trained()))
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_rows_whose_score_is_missing_are_left_out_and_no_others(run, staleness):
+    made, missing = run(plain, staleness), []
+
+    def score(batch):
+        scores = Score()(batch)[0]
+        bad = batch.axis.keys.sum(1) % 4 == 0
+        missing.append(int(bad.sum()))
+        return torch.where(bad, torch.nan, scores), {}
+
+    made.engine.scorers["reward"] = score
+    made.steps()
+    keys = made.trained("scored_loss")
+    assert keys == [(position, sample) for position in range(PROMPTS * ITERATIONS) for sample in range(2)]
+    assert [told["actor.update/left_out"] for told in made.told.values()] == missing
+    assert sum(missing) == sum((position + sample) % 4 == 0 for position, sample in keys) > 0
+
+
+def test_a_group_whose_score_is_missing_is_not_kept_and_no_other_is_lost(run, prompts):
+    made = run(kept, 2)
+    made.engine.scorers["reward"] = lambda batch: (torch.where(batch.axis.keys[:, 0] % 3 == 0, torch.nan, Score()(batch)[0]), {})
+    made.steps()
+    found = {position for position in wanted(prompts, made.world.stream.position, 0.2) if position % 3}
+    trained = {position for position, _ in made.trained()}
+    assert len(made.trained()) == len(set(made.trained()))
+    assert {*trained, *made.left()} <= found
+    assert len(found) - len({*trained, *made.left()}) == made.total("dropped")
+
+
+def test_what_a_body_raises_is_told_with_the_iteration_that_it_was_for(run):
+    made = run(kept, 1)
+
+    def score(batch):
+        if int(batch.axis.keys.max()) >= PROMPTS:
+            raise RuntimeError("no more")
+        return Score()(batch)[0], {}
+
+    made.engine.scorers["reward"] = score
+    made.step(0)
+    with pytest.raises(StageError, match="stage 'reward' failed in iteration 1 .*no more"):
+        made.step(1)
+
+
+def test_closed_while_a_body_runs_it_ends_with_the_call_that_runs(run, monkeypatch):
+    made, begun, go = run(kept, 1), threading.Event(), threading.Event()
+
+    def score(batch):
+        begun.set()
+        assert go.wait(60)
+        return Score()(batch)[0], {}
+
+    made.engine.scorers["reward"] = score
+    monkeypatch.setattr(ahead, "CLOSING_SECONDS", 0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(made.ahead.advance, 0)
+        assert begun.wait(60)
+        made.ahead.close()
+        go.set()
+        with pytest.raises(Stopped):
+            waiting.result(60)
+    assert made.world.stream.position == PROMPTS
+    assert not made.rows

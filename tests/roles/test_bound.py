@@ -1,0 +1,85 @@
+"""Roles bound to backends: what these declare is asked in one place, and once."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from rlflow.author.load import load_flow
+from rlflow.backends import null
+from rlflow.config.flags import sorted_out
+from rlflow.errors import PlanError
+from rlflow.graph.model import RoleUse
+from rlflow.memory.footprint import facts
+from rlflow.roles import bound as roles
+from rlflow.roles.bound import Capabilities, Halves, bound, capabilities, folders, model_uses, row_exact
+from rlflow.trace.compile import compile_flow
+
+MODEL = Path(roles.__file__).parents[1] / "tasks" / "arithmetic_model"
+SOURCES = [path for root in ("rlflow", "backends") for path in sorted(Path(root).rglob("*.py"))]
+
+
+def of(flow, **values):
+    graph = compile_flow(load_flow(flow)).graph
+    return bound(graph, sorted_out({"model": str(MODEL), **values}, [use.name for use in graph.roles]))
+
+
+def test_each_role_that_is_a_model_is_bound_with_what_it_needs():
+    found = of("ppo")
+    assert {name: role.needs for name, role in found.items()} == {
+        "actor": Halves(True, True), "critic": Halves(True, False), "reference": Halves(True, False)}  # fmt: skip
+    assert {role.folder for role in found.values()} == {MODEL}
+    assert list(folders(found.values())) == [MODEL]
+    assert [half.backend for half in found["actor"].halves] == ["local", "local"]
+
+
+def test_a_reward_that_nobody_trains_is_no_model():
+    graph = compile_flow(load_flow("grpo")).graph
+    assert RoleUse("reward", head="scores", rewards=True) in graph.roles
+    assert [use.name for use in model_uses(graph)] == ["actor"]  # nothing reads the reference where beta is 0
+
+
+def test_what_backends_declare():
+    found = of("grpo", **{"actor.trainer": "fsdp", "actor.generator": "vllm", "actor.tensor_parallel": 2})["actor"]
+    assert (found.trainer.can.collective, found.trainer.can.tensor, found.generator.can.tensor) == (True, 2, 2)
+    assert found.generator.can.scores
+    assert found.generator.can.chunks
+    assert found.generator.can.cache_bytes > 0
+    assert "weights" in of("grpo")["actor"].trainer.can.movable
+    assert of("grpo")["actor"].trainer.can.passing == ("gradient",)
+    assert of("grpo", **{"actor.trainer": "deepspeed"})["actor"].trainer.can.copied
+
+
+def test_what_a_class_does_not_declare_it_does_not_do():
+    class Plain:
+        pass
+
+    assert capabilities(Plain, object(), "cpu") == Capabilities()
+
+
+def test_forwards_of_the_null_backend_alone_are_the_same_bits_beside_any_rows():
+    assert (row_exact("null"), row_exact("local")) == (True, False)
+    assert capabilities(null.Trainer, null.Trainer.Settings(), "cpu").row_exact
+
+
+def test_all_that_does_not_fit_is_said_at_once():
+    with pytest.raises(PlanError) as refused:
+        of("ppo", **{"actor.lrr": 1, "critic.lrs": 2})
+    said = [problem.message for problem in refused.value.problems]
+    assert said == ["role 'actor' has no setting 'lrr'", "role 'critic' has no setting 'lrs'"]
+
+
+def test_headers_of_a_folder_are_read_again_only_where_it_has_changed(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    assert facts(tmp_path) is facts(tmp_path)
+    (tmp_path / "config.json").write_text('{"hidden_size": 128}')
+    assert facts(tmp_path).hidden == 128
+
+
+def test_nothing_else_asks_what_a_backend_can():
+    names = {"collective", "row_exact", "generate_chunks", "divided", "copied", "flat", "movable", "passing", "cache_bytes", "batch_tokens",
+             "tensor_parallel", "rank_order", "match_sampler", "max_model_len"}  # fmt: skip
+    asked = {str(path) for path in SOURCES if path.parts[0] == "rlflow" for call in ast.walk(ast.parse(path.read_text()))
+             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")
+             and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in names}  # fmt: skip
+    assert asked == {"rlflow/roles/bound.py"}

@@ -1,0 +1,119 @@
+"""How long a row may be: what configurations name, what engines are told, and what is left for prompts."""
+
+import json
+
+import pytest
+
+from rlflow import flow, loss, repeat, stage
+from rlflow.config.flags import sorted_out
+from rlflow.data.faults import Room
+from rlflow.errors import PlanError
+from rlflow.roles.bound import bound
+from rlflow.roles.positions import positions_of, room
+from rlflow.trace.compile import compile_flow
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder of this configuration."""
+
+    def make(name="model", **config):
+        made = tmp_path / name
+        made.mkdir(exist_ok=True)
+        (made / "config.json").write_text(json.dumps(config))
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 512}, "max_position_embeddings": 9}, 512),
+        ({"hidden_size": 8}, None),
+        ({"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+         131072),
+        ({"max_position_embeddings": 131072, "rope_parameters": {"rope_type": "llama3", "factor": 8.0,
+                                                                 "original_max_position_embeddings": 8192}}, 131072),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "linear", "factor": 2}}, 4096),
+        ({"max_position_embeddings": 2048, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 2048),
+        ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
+    ],
+)
+def test_the_longest_row_is_what_the_configuration_names_or_reaches(folder, config, positions):
+    assert positions_of(folder(**config)) == positions
+
+
+@loss
+def policy_loss(new, logprobs):
+    return logprobs - new.logprobs, {}
+
+
+@stage(gives="keep", rows="group")
+def mixed(scores, group):
+    return scores > group
+
+
+@flow
+def sampling(prompts, actor, critic, reward):
+    def body(prompts):
+        rows = actor.generate(prompts, samples=2, max_tokens=20)
+        rows |= reward(rows)
+        return rows | mixed(rows)
+
+    batch = repeat(body, prompts, groups=2, tries=2)
+    batch |= actor.logprobs(batch)
+    batch |= critic.values(batch)
+    greedy = actor.generate(prompts, max_tokens=8, temperature=0.0)
+    greedy |= actor.logprobs(greedy)
+    actor.update(greedy, policy_loss)
+    actor.update(batch, policy_loss)
+
+
+@flow(data={"completion": None})
+def learning(examples, actor):
+    examples |= actor.logprobs(examples)
+    actor.update(examples, policy_loss)
+
+
+def of(chosen, responses=False, **values):
+    graph = compile_flow(chosen).graph
+    given = sorted_out(values, [use.name for use in graph.roles])
+    return room(graph, bound(graph, given), given.options.reward, responses)
+
+
+def test_the_shortest_model_and_the_longest_sample_say_what_a_prompt_may_have(folder):
+    model, critic = folder(max_position_embeddings=100), folder("critic", max_position_embeddings=64)
+    assert of(sampling, model=str(model)).prompt == 80
+    limited = of(sampling, model=str(model), **{"critic.model": str(critic)})
+    assert limited == Room(44, None, " (64 positions of role 'critic', of which actor.generate may sample 20)")
+    assert str(limited) == "at most 44 tokens of a prompt (64 positions of role 'critic', of which actor.generate may sample 20)"
+    assert of(sampling, model=str(folder("endless"))) == Room()
+
+
+def test_an_engine_and_a_reward_model_have_limits_of_their_own(folder):
+    model, judge = folder(max_position_embeddings=100), folder("judge", max_position_embeddings=50, architectures=["X"])
+    assert of(sampling, model=str(model), **{"actor.generator": "vllm", "actor.max_model_len": 70}).prompt == 50
+    assert of(sampling, model=str(model), reward=(str(judge),)).prompt == 30
+    assert of(sampling, model=str(model), backend="null") == Room()
+
+
+def test_responses_of_the_data_need_room_too(folder):
+    model = folder(max_position_embeddings=100)
+    assert of(learning, responses=True, model=str(model)) == Room(None, 100, " (100 positions of role 'actor')")
+    assert of(sampling, responses=True, model=str(model)).row == 100
+
+
+def test_samples_that_leave_no_room_for_a_prompt_are_refused(folder):
+    with pytest.raises(PlanError, match=r"'actor.generate' may sample 20 tokens, which leaves no room for a prompt") as caught:
+        of(sampling, model=str(folder(max_position_embeddings=20)))
+    assert "max_tokens=10 in actor.generate" in str(caught.value)
+    assert caught.value.problems[0].place.path == __file__
+    from rlflow.author.load import load_flow
+
+    graph = compile_flow(load_flow("grpo")).graph
+    given = sorted_out({"model": str(folder(max_position_embeddings=512))}, ["actor", "reference", "reward"])
+    with pytest.raises(PlanError, match=r"such as --hp.max_tokens 256"):
+        room(graph, bound(graph, given), (), False)
