@@ -18,7 +18,7 @@ from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.seeds import derived, row_seeds
 from rlflow.training.chunks import chunked
-from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
+from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import Mean, ModelSpec, Sampling
@@ -83,7 +83,7 @@ class Trainer:
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
 
-    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[Share], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Mean, settings: Mapping[str, Any]) -> Learned:
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
 
@@ -97,9 +97,9 @@ class Trainer:
     def idle(self, want: tuple[str, ...]) -> None:
         """There are no ranks in lockstep."""
 
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         self.steps += 1
-        return Step(True, 0.0, 0.0)
+        return OptimizerStep(True, 0.0, 0.0)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         yield "steps", torch.tensor(self.steps)

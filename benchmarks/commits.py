@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from overhead import prepared
 
-from rlflow.runs.loop import Prepared
+from rlflow.runs.loop import RunContext
 
 BLOCK = 10
 SETTINGS = (0, 1, 10)
@@ -33,7 +33,7 @@ def processor(pids: list[int]) -> float:
 class Run:
     """Iterations on pools, with commits or without."""
 
-    def __init__(self, run: Prepared) -> None:
+    def __init__(self, run: RunContext) -> None:
         self.run, self.last, self.iteration = run, None, 0
         assert run.workers is not None
         self.workers = run.workers

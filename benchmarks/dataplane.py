@@ -19,7 +19,7 @@ from rlflow import Batch
 from rlflow.batch import Axis, Data
 from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.cluster.sharding.route import Routes
-from rlflow.cluster.sharding.shard_map import Layout, Shard, Sharded, Where
+from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId
 from rlflow.cluster.sharding.split import balanced, keep_or_balance, merge_order, units_of_rows
 from rlflow.columns import standard_kind
 
@@ -66,8 +66,8 @@ def wire(rows: int, longest: int) -> None:
 
 def held(split: list[torch.Tensor], rows: int) -> Batch:
     """A column on the ranks of a pool, as the driver knows it."""
-    shards = [Shard(Where("all", rank), rank, len(part), lambda *_: None) for rank, part in enumerate(split)]
-    scores = Sharded(standard_kind("scores"), Layout.of(shards, split, rows), None, "scores", 4 * rows)  # type: ignore[arg-type]
+    shards = [Shard(WorkerId("all", rank), rank, len(part), lambda *_: None) for rank, part in enumerate(split)]
+    scores = RemoteColumn(standard_kind("scores"), ShardMap.of(shards, split, rows), None, "scores", 4 * rows)  # type: ignore[arg-type]
     return Batch(Axis.fresh(rows), {"scores": scores})
 
 
@@ -80,7 +80,7 @@ def split(rows: int, longest: int) -> None:
         "units_of_rows": lambda: units_of_rows(None, rows),
         "balanced": lambda: balanced(units, tokens, RANKS),
         "keep_or_balance": lambda: keep_or_balance(found, units, tokens),
-        "Routes": lambda: list(map(Routes(batch).to, found, (Where("all", rank) for rank in range(RANKS)))),
+        "Routes": lambda: list(map(Routes(batch).to, found, (WorkerId("all", rank) for rank in range(RANKS)))),
         "merge_order": lambda: merge_order(found),
     }
     print(f"{rows} rows on {RANKS} ranks")

@@ -127,7 +127,7 @@ def payload() -> Any:
 def rlflow_cases(folder: Path) -> Iterator[Cases]:
     import rlflow
     from rlflow.cluster.rpc.pool import make_pool
-    from rlflow.execution.engine import Terms
+    from rlflow.execution.engine import CallOptions
 
     (folder / "dispatch.py").write_text(DISPATCH)
     roles = rlflow.roles(str(folder / "dispatch.py"), backend="null", pools="two=2,four=4", prompts=8, threads=1, actor={"pool": "four"})
@@ -138,7 +138,7 @@ def rlflow_cases(folder: Path) -> Iterator[Cases]:
         pool.made(LIMIT).result()
 
     def stage(given: Any, pool: str) -> Callable[[], float]:
-        return lambda: timed(lambda: engine.stage(step, given, {}, 0, Terms(pool)))
+        return lambda: timed(lambda: engine.stage(step, given, {}, 0, CallOptions(pool)))
 
     def returned(ranks: int) -> Callable[[], float]:
         return lambda: timed(lambda: echoes[ranks].call_batch(Echo.step, batch).result())

@@ -26,14 +26,14 @@ from rlflow.batch import Batch, Data
 from rlflow.config.flags import flat
 from rlflow.execution.engine import Engine
 from rlflow.runs.api import resolved
-from rlflow.runs.loop import Prepared
+from rlflow.runs.loop import RunContext
 from rlflow.runs.prepare import prepare
 from rlflow.runs.records import Records
 from rlflow.seeds import row_seeds
 from rlflow.training.protocols import Sampling
 
 
-def prepared(flow: str, **keywords: Any) -> Prepared:
+def prepared(flow: str, **keywords: Any) -> RunContext:
     loaded = load_flow(flow)
     given, hp = resolved(loaded, None, flat(keywords))
     return prepare(loaded, hp, given)
@@ -42,7 +42,7 @@ def prepared(flow: str, **keywords: Any) -> Prepared:
 class ByHand:
     """One iteration of `ppo` as a researcher without an engine writes it: the same functions, called in order."""
 
-    def __init__(self, run: Prepared) -> None:
+    def __init__(self, run: RunContext) -> None:
         functions = run.plan.program.functions
         self.hp = run.plan.program.hp
         self.engine: Engine = run.engine
@@ -100,7 +100,7 @@ def overhead(pairs: int) -> None:
           f"{statistics.median(hand):.3f} s, ratio {statistics.median(ratios):.3f} (median of pairs)")
 
 
-def timed(run: Prepared, by_hand: ByHand, prompts: Batch, ours: bool) -> float:
+def timed(run: RunContext, by_hand: ByHand, prompts: Batch, ours: bool) -> float:
     start = time.perf_counter()
     if ours:
         run.executor.run(run.plan, prompts)

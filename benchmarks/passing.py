@@ -35,7 +35,7 @@ from rlflow.cluster.weights.transfer import Carrier
 from rlflow.reshard.kinds import Cut, sharded, tensor_parallel
 from rlflow.reshard.plan import readable
 from rlflow.reshard.proof import Destinations
-from rlflow.reshard.shards import Piece, Pieces
+from rlflow.reshard.shards import ShardView, TensorViews
 
 RANKS = 2
 WAYS = ("whole", "store", "segment", "memcpy")
@@ -50,10 +50,10 @@ class Side:
         self.pieces = self._held() if sends else empty(tensor_parallel(self.shapes, "bfloat16", RANKS, RANKS), rank)
         self.end: End | None = None
 
-    def _held(self) -> dict[str, Pieces]:
+    def _held(self) -> dict[str, TensorViews]:
         layout = sharded(self.shapes, "bfloat16", [Cut(range(RANKS), RANKS)]).of(self.rank)
         parts = {name: [(box, _part(weight(name, held.shape), box).clone()) for box in held.boxes] for name, held in layout.items()}
-        return {name: Pieces(layout[name].shape, "bfloat16", tuple(Piece(*part) for part in mine)) for name, mine in parts.items()}
+        return {name: TensorViews(layout[name].shape, "bfloat16", tuple(ShardView(*part) for part in mine)) for name, mine in parts.items()}
 
     def passing(self, role: str, step: str, *told: Any) -> Any:
         """As of a run's worker."""

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -41,11 +41,11 @@ from rlflow.reshard.exchange import exchange
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.gather import Gather
 from rlflow.reshard.kinds import Cut, flat, replicated, row_parallel, sharded, tensor_parallel
-from rlflow.reshard.layout import HELD, Layout, join
+from rlflow.reshard.layout import HELD, WeightLayout, join
 from rlflow.reshard.plan import readable
 from rlflow.reshard.planner import BUCKET, make_plan
 from rlflow.reshard.segment import Segment
-from rlflow.reshard.shards import Piece, Pieces, from_flat, held, pieces_of
+from rlflow.reshard.shards import ShardView, TensorViews, from_flat, held, pieces_of
 from rlflow.reshard.transport import AllToAll
 
 CELLS = ("FSDP2 → TP", "FSDP2 matched → TP", "FSDP2 → DP", "ZeRO-3 → TP", "TP → TP1")
@@ -85,7 +85,7 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.randint(-(1 << 15), 1 << 15, shape, generator=chance, dtype=torch.int16).view(torch.bfloat16).nan_to_num(0.0)
 
 
-def trainer(cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int) -> tuple[dict[str, Tensor], dict[str, Pieces]]:
+def trainer(cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int) -> tuple[dict[str, Tensor], dict[str, TensorViews]]:
     wholes = {name: weight(name, shape) for name, shape in shapes.items()}
     mesh = init_device_mesh("cpu", (ranks,))
     if cell.startswith("FSDP2"):
@@ -103,19 +103,21 @@ def trainer(cell: str, shapes: dict[str, tuple[int, ...]], rank: int, ranks: int
     return parts, {name: from_flat(name, parts[name], shapes[name], rank, ranks) for name in shapes}
 
 
-def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> Layout:
+def rollout(cell: str, shapes: dict[str, tuple[int, ...]], ranks: int) -> WeightLayout:
     return tensor_parallel(shapes, "bfloat16", ranks, ranks) if cell.endswith("TP") else replicated(shapes, "bfloat16", ranks)
 
 
-def empty(layout: Layout, rank: int) -> dict[str, Pieces]:
-    return {name: Pieces(mine.shape, mine.dtype, tuple(Piece(box, torch.empty(lengths(box), dtype=torch.bfloat16)) for box in mine.boxes))
-            for name, mine in layout.of(rank).items()}  # fmt: skip
+def empty(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
+    def view(box: Sequence[tuple[int, int]]) -> ShardView:
+        return ShardView(box, torch.empty(lengths(box), dtype=torch.bfloat16))
+
+    return {name: TensorViews(mine.shape, mine.dtype, tuple(map(view, mine.boxes))) for name, mine in layout.of(rank).items()}
 
 
 class FullTensors:
     """The trainer's own gather of each parameter, and a copy of what the rank needs."""
 
-    def __init__(self, live: dict[str, Tensor], views: dict[str, Pieces]) -> None:
+    def __init__(self, live: dict[str, Tensor], views: dict[str, TensorViews]) -> None:
         self.live, self.views = live, views
 
     def run(self, version: int) -> None:
@@ -134,13 +136,13 @@ def timed(act: Callable[[], Any]) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def copier(views: dict[str, Pieces]) -> Callable[[], None]:
+def copier(views: dict[str, TensorViews]) -> Callable[[], None]:
     into = [piece.view for mine in views.values() for piece in mine.pieces]
     out_of = [torch.ones_like(view) for view in into]
     return lambda: torch._foreach_copy_(into, out_of)
 
 
-def exact(views: dict[str, Pieces]) -> bool:
+def exact(views: dict[str, TensorViews]) -> bool:
     for name, mine in views.items():
         whole = weight(name, mine.shape)
         for piece in mine.pieces:

@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 
 from rlflow.data import gym
-from rlflow.data.scorer import MATCH, Scorer
+from rlflow.data.scorer import MATCH, ScorerSpec
 from rlflow.rewards import RewardPool
 
 CALLS = 10  # timed calls of a process
 
 
-def measured(scorer: Scorer, names: list[str], row: list[str], rows: int) -> float:
+def measured(scorer: ScorerSpec, names: list[str], row: list[str], rows: int) -> float:
     """Milliseconds a row, after a call that starts the process."""
     with RewardPool(1) as pool:
         seconds = []

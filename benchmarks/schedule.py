@@ -26,7 +26,7 @@ from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.passes.prune import prune
 from rlflow.passes.rank import rank
 from rlflow.plan import Plan
-from rlflow.schedule import Finish, Scheduler, Start
+from rlflow.schedule import Finish, Scheduler, StartNode
 
 READS = 3
 LAYERS = 5
@@ -76,7 +76,7 @@ def drive(plan: Plan, room: dict[str, int], taken: list[float]) -> tuple[int, fl
     instructions = scheduler.begin()
     while True:
         for instruction in instructions:
-            if isinstance(instruction, Start):
+            if isinstance(instruction, StartNode):
                 heapq.heappush(ends, (now + taken[instruction.node], instruction.node))
                 events += 1
             over |= isinstance(instruction, Finish)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlflow.graph.model import Column, Graph, Node, Op
-from rlflow.memory.schedule import Course
+from rlflow.memory.schedule import MemorySchedule
 from rlflow.placement import Placement
 from rlflow.trace.compile import Program
 
@@ -16,7 +16,7 @@ FORWARDS = (Op.LOGPROBS, Op.VALUES)
 
 
 @dataclass(frozen=True)
-class Did:
+class PassNote:
     """What a pass did, in one line."""
 
     name: str
@@ -66,13 +66,13 @@ class Plan:
     lane: Mapping[int, str] = field(default_factory=dict)
     ahead: Mapping[int, float] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)
-    did: tuple[Did, ...] = ()
+    did: tuple[PassNote, ...] = ()
     placement: Placement | None = None
     home: Mapping[int, str] = field(default_factory=dict)
     streaming: Streaming = Streaming()
     chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     pieces: Mapping[int, Piece] = field(default_factory=dict)
-    residency: tuple[Course, ...] = ()
+    residency: tuple[MemorySchedule, ...] = ()
     turns: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property

@@ -19,7 +19,7 @@ from rlflow.plan import Plan
 
 
 @dataclass(frozen=True)
-class Start:
+class StartNode:
     """Run this node now."""
 
     node: int
@@ -39,7 +39,7 @@ class Finish:
     failed: bool = False
 
 
-Instruction = Start | Free | Finish
+Instruction = StartNode | Free | Finish
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class Scheduler:
             while lane.ready and lane.used < lane.limit:
                 _, node = heapq.heappop(lane.ready)
                 self._running.add(node)
-                started.append(Start(node))
+                started.append(StartNode(node))
                 lane.used += 1
         return started
 

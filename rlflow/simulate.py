@@ -13,7 +13,7 @@ from rlflow.errors import PlanError, listed
 from rlflow.graph.model import Node, Op
 from rlflow.passes.rank import remaining
 from rlflow.plan import Plan
-from rlflow.schedule import Finish, Instruction, Scheduler, Start
+from rlflow.schedule import Finish, Instruction, Scheduler, StartNode
 from rlflow.spans import Span, busy, chain, critical_path
 
 Seconds = Mapping[int, float] | Callable[[Node], float]
@@ -22,7 +22,7 @@ INSTANT = (Op.DATA, Op.STATE)  # columns that are there when an iteration begins
 
 
 @dataclass(frozen=True)
-class Step:
+class CriticalNode:
     """A node on the critical path. ``after``: the node that it waited for, None for the first; ``why``: ``node`` where it reads what
     that one wrote, ``lane`` where it only took its place."""
 
@@ -58,12 +58,12 @@ class Simulation:
         return busy(self.spans, self.makespan, self.room)
 
     @cached_property
-    def critical(self) -> tuple[Step, ...]:
+    def critical(self) -> tuple[CriticalNode, ...]:
         """The chain of nodes that decides the makespan, and what each of them waited for."""
         path = critical_path(self.spans, self.room)
-        first = (Step(span.node) for span in path[:1])
+        first = (CriticalNode(span.node) for span in path[:1])
         pairs = zip(path, path[1:], strict=False)
-        return (*first, *(Step(b.node, a.node, "node" if a.node in b.waits_for else "lane") for a, b in pairs))
+        return (*first, *(CriticalNode(b.node, a.node, "node" if a.node in b.waits_for else "lane") for a, b in pairs))
 
     @property
     def decided_by(self) -> list[str]:
@@ -128,7 +128,7 @@ class _Clock:
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
         """Whether the iteration is over."""
         for instruction in instructions:
-            if isinstance(instruction, Start):
+            if isinstance(instruction, StartNode):
                 self._start(instruction.node)
         return any(isinstance(instruction, Finish) for instruction in instructions)
 

@@ -19,7 +19,7 @@ from rlflow.author.load import load
 from rlflow.cli.main import main
 from rlflow.config.options import Options
 from rlflow.execution import health
-from rlflow.runs.bounds import Totals
+from rlflow.runs.bounds import RunTotals
 from rlflow.runs.resume import MAY_CHANGE
 
 pytestmark = pytest.mark.slow
@@ -91,7 +91,7 @@ def test_the_table_of_metrics_is_that_of_the_source() -> None:
 
 
 def test_the_table_of_bounds_is_that_of_the_source() -> None:
-    assert set(first_column("`--json` has the same under `bounds`")) == set(Totals().as_json())
+    assert set(first_column("`--json` has the same under `bounds`")) == set(RunTotals().as_json())
 
 
 def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

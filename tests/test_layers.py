@@ -46,19 +46,21 @@ MAY_IMPORT = {
     "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard memory "
                  "deadline watchdog seeds",
     "backends": "errors extras pretrained columns author batch seeds training checkpoints reshard",
-    "cluster": "errors columns dispatch author batch graph trace execution training data config roles placement spans reshard "
+    "cluster": "errors columns dispatch author batch graph trace execution training data config binding placement spans reshard "
                "memory copy_on_write process watch deadline watchdog interfaces",
     "data": "errors columns extras batch pretrained isolation",
     "rewards": "errors columns extras batch data deadline watchdog isolation",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
-    "roles": "errors extras pretrained columns author batch graph trace execution data rewards training config",
-    "memory.footprint": "errors graph placement config roles rewards memory.sizes",
-    "memory.inputs": "errors placement plan passes.residency config roles memory memory.footprint",
-    "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency memory memory.sizes memory.footprint memory.inputs spans "
-            "training execution data rewards tasks checkpoints watch config roles cluster explain durable logs watchdog seeds",
-    "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch config roles runs memory memory.sizes watchdog",
+    "binding": "errors extras pretrained columns author batch graph trace execution data rewards training config",
+    "memory.footprint": "errors graph placement config binding rewards memory.sizes",
+    "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
+    "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency memory memory.sizes "
+            "memory.footprint memory.inputs spans "
+            "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds",
+    "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch config binding runs "
+           "memory memory.sizes watchdog",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",

@@ -14,7 +14,7 @@ from rlflow.passes.prune import prune
 from rlflow.passes.rank import rank
 from rlflow.passes.reuse import reuse
 from rlflow.plan import Plan
-from rlflow.schedule import Finish, Free, Scheduler, Start
+from rlflow.schedule import Finish, Free, Scheduler, StartNode
 
 ROOM = {"model": 1, "cpu": 2, "io": 8}
 OPS = {"s": Op.STAGE, "l": Op.LOGPROBS, "g": Op.GENERATE, "r": Op.REWARD, "u": Op.UPDATE}
@@ -47,7 +47,7 @@ def said(plan: Plan, instructions) -> str:
     """Instructions as a line: +start -freed ., and ! after a failure."""
     words = []
     for instruction in instructions:
-        if isinstance(instruction, Start):
+        if isinstance(instruction, StartNode):
             words.append("+" + plan.graph.nodes[instruction.node].name)
         elif isinstance(instruction, Free):
             words += ["-" + plan.graph.nodes[column.node].name for column in instruction.columns]
@@ -260,7 +260,7 @@ def simulated(plan, room, durations, fails=None):
     instructions = scheduler.begin()
     while True:
         for instruction in instructions:
-            if isinstance(instruction, Start):
+            if isinstance(instruction, StartNode):
                 node = plan.graph.nodes[instruction.node]
                 assert {item.column for item in node.inputs} <= stored, "a node starts with its inputs in store"
                 assert plan.waits_for[node.id] <= ended, "never before what it waits for"

@@ -12,9 +12,9 @@ from rlflow.passes import plan
 from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement
 from rlflow.plan import Streaming
-from rlflow.schedule import Finish, Free, Scheduler, Start
+from rlflow.schedule import Finish, Free, Scheduler, StartNode
 from rlflow.simulate import simulate
-from rlflow.trace.compile import Options, compile_flow
+from rlflow.trace.compile import TraceOptions, compile_flow
 
 ROLES = ("actor", "critic", "reference", "reward", "rewards")
 EXACT = frozenset(ROLES)
@@ -117,7 +117,7 @@ def test_pieces_start_with_their_chunks_and_what_follows_with_the_last():
     def told(instructions):
         scheduler.validate()
         seen[:] = [made.node(i.node).name + (f" {made.pieces[i.node].chunk}" if i.node in made.pieces else "")
-                   for i in instructions if isinstance(i, Start)]  # fmt: skip
+                   for i in instructions if isinstance(i, StartNode)]  # fmt: skip
         return seen
 
     def pieces():
@@ -158,7 +158,7 @@ def rated(prompts, actor, reward):
 def test_a_piece_waits_for_what_else_it_reads(tmp_path):
     """A reward that reads how hard a prompt is: its chunk is there before that is rated."""
     (tmp_path / "rated.py").write_text(RATED)
-    reads = Options(1, ("completion", "answer", "hard"))
+    reads = TraceOptions(1, ("completion", "answer", "hard"))
     made = plan(compile_flow(load_flow(str(tmp_path / "rated.py")), None, reads), POOLS, Streaming(2, EXACT, frozenset({"reward"})))
     names = {node.name: node.id for node in made.graph.nodes}
     scheduler = Scheduler(made, room_of(POOLS))
@@ -168,7 +168,7 @@ def test_a_piece_waits_for_what_else_it_reads(tmp_path):
     (chunk,) = made.chunks[names["actor.generate"]]
     assert scheduler.released(chunk) == []
     scheduler.validate()
-    assert {made.pieces[i.node].chunk for i in scheduler.done(names["rate"]) if isinstance(i, Start)} == {0}
+    assert {made.pieces[i.node].chunk for i in scheduler.done(names["rate"]) if isinstance(i, StartNode)} == {0}
     scheduler.validate()
 
 
@@ -183,7 +183,7 @@ def test_whatever_ends_first_every_piece_runs_once_after_its_chunk_and_everythin
     while True:
         scheduler.validate()
         for instruction in instructions:
-            if isinstance(instruction, Start):
+            if isinstance(instruction, StartNode):
                 assert made.waits_for[instruction.node] <= there
                 started.append(instruction.node)
             elif isinstance(instruction, Free):

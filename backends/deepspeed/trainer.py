@@ -36,8 +36,8 @@ from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.local.trainer import stored
 from rlflow.batch import Batch
 from rlflow.errors import listed
-from rlflow.reshard.shards import Pieces, pieces_of
-from rlflow.training.learning import Step
+from rlflow.reshard.shards import TensorViews, pieces_of
+from rlflow.training.learning import OptimizerStep
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
 
@@ -132,7 +132,7 @@ class Trainer(local.Trainer):
     def backward(self, objective: Tensor) -> None:
         self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)  # it takes the mean over ranks; a step wants the sum
 
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         """Clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
         lr = self.schedule.rate(self.steps)
         for group in self.optimizer.param_groups:
@@ -143,7 +143,7 @@ class Trainer(local.Trainer):
             self.engine.optimizer.grad_partitions_flat_buffer.zero_()  # a layer that no token reaches would find an older gradient
         taken = bool(self.engine.was_step_applied())
         self.steps += taken
-        return Step(taken, float(self.engine.get_global_grad_norm()), lr)
+        return OptimizerStep(taken, float(self.engine.get_global_grad_norm()), lr)
 
     def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
         """Flat token quantities [entries] and scores [rows], where weights are brought together as layers need them."""
@@ -173,7 +173,7 @@ class Trainer(local.Trainer):
             layer = self.network.adapted.get(name.removesuffix(".weight"))
             yield name, whole(tensor) if layer is None else lora.merged(layer, whole(tensor), whole)
 
-    def pieces(self) -> dict[str, Pieces] | None:
+    def pieces(self) -> dict[str, TensorViews] | None:
         """What this rank holds of each tensor of ``weights``, nothing gathered; None with adapters, which ``weights`` merges."""
         return None if self.network.adapted else pieces_of(self._own())
 

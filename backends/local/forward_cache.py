@@ -10,7 +10,7 @@ from rlflow.batch import Batch
 READ = ("prompt_tokens", "tokens", "temperature")  # what a forward pass depends on besides the weights
 
 
-class Held:
+class CachedForward:
     """One micro-batch at a time. Whoever changes the weights calls ``drop``."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.loss import Loss, Quantity
-from rlflow.backends.local.forward_cache import Held
+from rlflow.backends.local.forward_cache import CachedForward
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
 from rlflow.backends.local.network import Network, checkpoint_layers, load_network
@@ -21,8 +21,8 @@ from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.batch import Batch, Data, pad, ramp
 from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError
-from rlflow.reshard.shards import Pieces, pieces_of
-from rlflow.training.learning import Learned, Passes, Share, Step, learn, learn_shares
+from rlflow.reshard.shards import TensorViews, pieces_of
+from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
@@ -52,7 +52,7 @@ class Trainer:
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = self._schedule() if spec.trained else Schedule(self.settings.lr)
         self.steps = 0
-        self.held = Held()
+        self.held = CachedForward()
         self.away = Away()
         self.optimizer = self._optimizer() if spec.trained else None
         if spec.trained and self.settings.gradient_checkpointing:
@@ -123,7 +123,7 @@ class Trainer:
         passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens)
         return {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
 
-    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[Share], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Mean, settings: Mapping[str, Any]) -> Learned:
         """One rank's part of an update; see ``rlflow.training.learning``."""
         return learn_shares(self, batch, loss, settings, Passes(mean=mean, micro_tokens=self.settings.micro_tokens), shares)
 
@@ -140,7 +140,7 @@ class Trainer:
         """Take part in a micro-batch of other ranks, for sharded weights."""
         self.backward(sum(x.sum() for x in self._compute(ONE_TOKEN, want).values()) * 0.0)
 
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         """Add up the ranks' gradients, clip and step, or, where the gradient is not finite, drop it. Clears the gradient."""
         self._check_optimizer()
         norm = self._clip(list(self.network.parameters().values()))
@@ -152,7 +152,7 @@ class Trainer:
             self.steps += 1
         self.optimizer.zero_grad()
         self.held.drop()
-        return Step(finite, norm, lr)
+        return OptimizerStep(finite, norm, lr)
 
     def _clip(self, learning: list[torch.nn.Parameter]) -> float:
         """Add up the ranks' gradients and cut their sum to the length that is allowed. Gives its length before."""
@@ -163,7 +163,7 @@ class Trainer:
         """(Hugging Face name, tensor) of the model, tied weights once; views of what is trained, not copies."""
         return self.network.tensors()
 
-    def pieces(self) -> dict[str, Pieces] | None:
+    def pieces(self) -> dict[str, TensorViews] | None:
         """What this rank holds of each tensor of ``weights``, nothing gathered; None with adapters, which ``weights`` merges."""
         return None if self.network.adapted else pieces_of((names[0], tensor) for names, tensor in self.network.own())
 
@@ -251,7 +251,7 @@ class Trainer:
         return list(parameter.shape)
 
     def sleep(self, *parts: str) -> None:
-        """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file (``rlflow.backends.local.offload``). What is
+        """Free the memory of these of ``movable``, or of all: to host memory, on a CPU to a file (``backends/local/offload.py``). What is
         asleep cannot be used, and each tensor stays the tensor that it is. Raises OSError where there is no room."""
         for part in parts or self.movable(self.settings, self.spec.device):
             if part == "weights":

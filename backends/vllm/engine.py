@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlflow.backends.vllm.chance import installed, told
-from rlflow.backends.vllm.parallel import Seat
+from rlflow.backends.vllm.parallel import EngineRank
 from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.backends.vllm.surroundings import imported, keep_groups, keep_weights_live, know, leave_memory, prepared
 from rlflow.errors import PlanError, listed
@@ -50,11 +50,11 @@ class Row:
         return False
 
 
-class Engine:
+class VllmEngine:
     """One rank's worker of an engine."""
 
     def __init__(self, spec: ModelSpec, settings: GeneratorSettings, architectures: Iterable[str]) -> None:
-        self.seat = Seat.taken(settings.tensor_parallel, spec.outer)
+        self.seat = EngineRank.taken(settings.tensor_parallel, spec.outer)
         with prepared(spec.device, **self.seat.variables(spec.device)):
             self.vllm = imported(spec.device)
             keep_groups()

@@ -16,7 +16,7 @@ from rlflow.backends.local.endings import eos_of, text_stops
 from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
-from rlflow.backends.vllm.engine import CPU_CACHE, Engine, Row, settled, whole
+from rlflow.backends.vllm.engine import CPU_CACHE, Row, VllmEngine, settled, whole
 from rlflow.backends.vllm.settings import GeneratorSettings
 from rlflow.batch import Axis, Batch
 from rlflow.reshard.layout import Spread
@@ -47,7 +47,7 @@ class Generator:
         self.asleep: set[str] = set()
         generation, config = _configs(spec.folder)
         self.positions = positions(config)
-        self.engine = Engine(spec, self.settings, config.architectures or ())
+        self.engine = VllmEngine(spec, self.settings, config.architectures or ())
         self.eos = eos_of((generation, config, config.get_text_config()), self.engine.vocabulary, self.tokenizer)
 
     @staticmethod

@@ -22,7 +22,7 @@ SHARED_MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True)
-class Seat:
+class EngineRank:
     """This rank among those of the pool. Of n engines, which know nothing of each other, engine k is shared by the ranks
     [k·size, (k+1)·size), or with ``outer`` by k, k + n, k + 2n, … Their parts of the model are in this order."""
 
@@ -33,7 +33,7 @@ class Seat:
     run: str  # the same on all ranks of the pool, and of no other
 
     @staticmethod
-    def taken(size: int, outer: bool = False) -> Seat:
+    def taken(size: int, outer: bool = False) -> EngineRank:
         """From torch's default group; every rank of the pool has to ask. Raises PlanError where engines of that size do not fill it."""
         grouped = dist.is_available() and dist.is_initialized()
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
@@ -42,7 +42,7 @@ class Seat:
                                found=f"--tensor_parallel {size}", expected="a number that divides the ranks of the pool",
                                remedy="change --pools or --ROLE.tensor_parallel")
         name = secrets.token_hex(8)
-        return Seat(rank, ranks, size, outer, exchange(name, TEXT)[0] if ranks > 1 else name)
+        return EngineRank(rank, ranks, size, outer, exchange(name, TEXT)[0] if ranks > 1 else name)
 
     @property
     def launcher(self) -> str:

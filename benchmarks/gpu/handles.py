@@ -21,7 +21,7 @@ from rlflow.reshard.execute import Resharder
 from rlflow.reshard.handles import Handles
 from rlflow.reshard.kinds import flat, replicated
 from rlflow.reshard.planner import make_plan
-from rlflow.reshard.shards import Piece, Pieces, from_flat
+from rlflow.reshard.shards import ShardView, TensorViews, from_flat
 from rlflow.reshard.transport import AllToAll
 from rlflow.training.peers import Peers
 
@@ -107,9 +107,9 @@ def transfers(rank: int, ranks: int, ground: Ground, way: str) -> tuple[bool, fl
     return right, seconds, copy, came
 
 
-def whole(tensor: torch.Tensor) -> Pieces:
+def whole(tensor: torch.Tensor) -> TensorViews:
     box = tuple((0, size) for size in tensor.shape)
-    return Pieces(tuple(tensor.shape), "bfloat16", (Piece(box, tensor),))
+    return TensorViews(tuple(tensor.shape), "bfloat16", (ShardView(box, tensor),))
 
 
 def timed(ground: Ground, call: Any) -> float:

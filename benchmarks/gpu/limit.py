@@ -38,11 +38,11 @@ def sizes(ground: Ground) -> dict[str, int]:
     from rlflow.config.flags import flat
     from rlflow.runs.api import resolved
     from rlflow.runs.preview import planned
-    from rlflow.trace.compile import Options
+    from rlflow.trace.compile import TraceOptions
 
     flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))
     given, hp = resolved(flow, None, flat(chosen(ground)))
-    found = planned(flow, hp, given, Options(1, ("completion", "answer")))
+    found = planned(flow, hp, given, TraceOptions(1, ("completion", "answer")))
     return {f"{held.role}.{held.half} {held.what}": held.bytes or 0 for held in found.memory}
 
 

@@ -9,7 +9,7 @@ import torch
 from gpu.models import relative
 from rlflow import loss
 from rlflow.backends.local import Trainer
-from rlflow.training.learning import Step
+from rlflow.training.learning import OptimizerStep
 
 
 @loss(new=("logprobs", "entropy"))
@@ -27,11 +27,11 @@ def squares(new: Any, advantages: Any) -> Any:
 class Recorder(Trainer):
     """Keeps the gradient of its last step, by name, and takes no step."""
 
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         self.gradients = {name: p.grad.detach().clone() for name, p in self.network.parameters().items() if p.grad is not None}
         self.optimizer.zero_grad()
         self.held.drop()
-        return Step(True, float(torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm()), 0.0)
+        return OptimizerStep(True, float(torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm()), 0.0)
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:

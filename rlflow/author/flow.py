@@ -27,7 +27,7 @@ class Parameters:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """A flow; made by ``@flow``. Calling it runs one iteration on real batches with the objects of ``rlflow.roles``."""
+    """A flow; made by ``@flow``. Calling it runs one iteration on real batches with the objects of ``rlflow.binding``."""
 
     function: Callable[..., Any]
     data: Mapping[str, Kind] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.settings import override, variants
 from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
-from rlflow.trace.compile import Options, Program, trace
+from rlflow.trace.compile import Program, TraceOptions, trace
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Report:
         return not self.errors
 
 
-def check(flow: Flow, hp: Any = None, options: Options | None = None, *, staleness: int = 0, with_variants: bool = True) -> Report:
+def check(flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, staleness: int = 0, with_variants: bool = True) -> Report:
     """All problems of a flow, errors first."""
     problems: list[Problem] = []
     try:
@@ -50,7 +50,7 @@ def check(flow: Flow, hp: Any = None, options: Options | None = None, *, stalene
     return Report(traced.program, tuple(sorted(problems, key=lambda p: (rank[p.severity], p.place.line if p.place else 0))))
 
 
-def variant_problems(flow: Flow, hp: Any, options: Options | None, known: list[Problem]) -> Iterator[Problem]:
+def variant_problems(flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]) -> Iterator[Problem]:
     """Columns that are read and not given when one setting has another value. Any other failure drops the variant: such a value is
     not meant."""
     seen = {(problem.code, problem.message) for problem in known}

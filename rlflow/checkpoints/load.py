@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlflow import durable
 from rlflow.checkpoints import folder, names
-from rlflow.checkpoints.manifest import LARGEST, Entry, Manifest, decode
+from rlflow.checkpoints.manifest import LARGEST, FileEntry, Manifest, decode
 from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.errors import PlanError, Problem
 
@@ -162,7 +162,7 @@ def _listing(path: Path, prefix: str = "") -> Iterator[str]:
                 yield from _listing(path / entry.name, entry.name + "/")
 
 
-def _content(path: Path, entry: Entry, *, keep: bool) -> bytes:
+def _content(path: Path, entry: FileEntry, *, keep: bool) -> bytes:
     """The bytes of a file whose size and digest are right; nothing of them unless ``keep``. They are read once, so that what was
     checked is what is used. Raises ValueError and OSError."""
     if path.parent.is_symlink():

@@ -19,7 +19,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 
 
-class Entry(BaseModel):
+class FileEntry(BaseModel):
     """A file: how long it is and what it hashes to."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -34,7 +34,7 @@ class Manifest(BaseModel):
     format: Literal["rlflow-checkpoint"] = "rlflow-checkpoint"
     version: Literal[1] = 1
     iteration: Count
-    files: dict[str, Entry]
+    files: dict[str, FileEntry]
     groups: dict[str, dict[str, list[str]]]
     state: dict[str, Any]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rlflow import durable
 from rlflow.checkpoints import folder, names, tensors
 from rlflow.checkpoints.load import verify
-from rlflow.checkpoints.manifest import Entry, Manifest, encode
+from rlflow.checkpoints.manifest import FileEntry, Manifest, encode
 from rlflow.checkpoints.snapshot import Snapshot
 
 SHARD = 2 << 30  # bytes of a file of tensors
@@ -186,7 +186,7 @@ class Writer:
 def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
     """A new folder with a checkpoint, all of it on the disk, the manifest last. Returns the manifest's digest. Raises OSError."""
     os.mkdir(path)
-    files: dict[str, Entry] = {}
+    files: dict[str, FileEntry] = {}
     groups: dict[str, dict[str, list[str]]] = {}
     for group, members in snapshot.tensors.items():
         parts = tensors.shards(members, shard_bytes)
@@ -206,5 +206,5 @@ def write_folder(path: Path, snapshot: Snapshot, shard_bytes: int) -> str:
     return digest
 
 
-def _entry(written: durable.Written) -> Entry:
-    return Entry(bytes=written.bytes, sha256=written.sha256)
+def _entry(written: durable.Written) -> FileEntry:
+    return FileEntry(bytes=written.bytes, sha256=written.sha256)

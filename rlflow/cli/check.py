@@ -10,14 +10,14 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.check.check import Report, check
-from rlflow.config.flags import Given, parse_flags, read_toml, refuse_stray, sorted_out
+from rlflow.config.flags import RunConfig, parse_flags, read_toml, refuse_stray, sorted_out
 from rlflow.config.names import role_types, unfit_values, unknown_names
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.graph.model import HALVES
 from rlflow.rewards.spec import RewardSpec, parse_reward, readers
 from rlflow.rewards.text import reads
-from rlflow.trace.compile import Options, role_names
+from rlflow.trace.compile import TraceOptions, role_names
 from rlflow.watch.secrets import remember
 
 MODEL_READS = ("prompt_tokens", "tokens")
@@ -46,11 +46,11 @@ def judged(file: str, arguments: Sequence[str]) -> Report:
     return check(flow, hp, trace_options(given), staleness=given.options.staleness)
 
 
-def roles_of(flow: Flow, given: Given) -> list[str]:
+def roles_of(flow: Flow, given: RunConfig) -> list[str]:
     return [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names]
 
 
-def given_flags(flow: Flow, flags: Mapping[str, Any]) -> Given:
+def given_flags(flow: Flow, flags: Mapping[str, Any]) -> RunConfig:
     """Flags and the configuration file that they name, flags first."""
     values = dict(flags)
     config = values.pop("config", None)
@@ -71,11 +71,11 @@ def settings(flow: Flow, given: Mapping[str, Any]) -> Any:
     return found
 
 
-def trace_options(given: Given) -> Options:
+def trace_options(given: RunConfig) -> TraceOptions:
     """What of the flags shapes the graph, without importing what they name. Raises PlanError for a reward that is not there."""
     rewards = [parse_reward(reward) for reward in given.options.reward]
     found = [name for reward in rewards for name in reward_reads(reward)]
-    return Options(max(len(rewards), 1), tuple(dict.fromkeys(found)) or Options().reward_reads,
+    return TraceOptions(max(len(rewards), 1), tuple(dict.fromkeys(found)) or TraceOptions().reward_reads,
                    reward_places=readers(rewards))  # fmt: skip
 
 
@@ -83,10 +83,10 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
     """The columns that a reward reads: of a function its required parameters, from its source."""
     if reward.kind == "function":
         return reads(reward.path, reward.function).required
-    return MODEL_READS if reward.kind == "model" else Options().reward_reads
+    return MODEL_READS if reward.kind == "model" else TraceOptions().reward_reads
 
 
-def check_names(given: Given, roles: Iterable[str]) -> None:
+def check_names(given: RunConfig, roles: Iterable[str]) -> None:
     """Flags of backends and their values, by the sources of their settings, and their packages: `check` loads no backend. Raises
     PlanError."""
     problems: list[Problem] = []

@@ -12,12 +12,12 @@ from rich.table import Table
 
 from rlflow.author.load import load_flow
 from rlflow.cli.check import trace_options
-from rlflow.config.flags import Given, parse_flags, read_toml
+from rlflow.config.flags import RunConfig, parse_flags, read_toml
 from rlflow.explain.explanation import Explanation
 from rlflow.explain.sizes import LETTERS
 from rlflow.graph.model import HALVES
-from rlflow.memory.sizes import Held
-from rlflow.trace.compile import Options
+from rlflow.memory.sizes import MemoryItem
+from rlflow.trace.compile import TraceOptions
 from rlflow.watch.tables import output, plain
 
 TRANSPORTS = {"segment": "by shared memory", "handles": "by shared handles", "alltoall": "by all-to-all",
@@ -43,10 +43,10 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def options_of(given: Given) -> Options:
+def options_of(given: RunConfig) -> TraceOptions:
     """As for `check`; the reward of the null backend reads nothing."""
     options = trace_options(given)
-    return Options(options.rewards, ()) if given.options.backend == "null" and not given.options.reward else options
+    return TraceOptions(options.rewards, ()) if given.options.backend == "null" and not given.options.reward else options
 
 
 def printed(found: Explanation) -> Iterator[RenderableType]:
@@ -137,7 +137,7 @@ def together(found: Explanation) -> Iterator[str]:
             yield f"{name} takes turns with {', '.join(taking)} in {lane}"
 
 
-def memory(entries: Sequence[Held]) -> Table:
+def memory(entries: Sequence[MemoryItem]) -> Table:
     made = table("pool", "role", "holds", "bytes", right=("bytes",))
     for pool in dict.fromkeys(held.pool for held in entries):
         mine = [held for held in entries if held.pool == pool]
@@ -175,7 +175,7 @@ def amount(size: int | None) -> str:
     return "not known" if size is None else decimal(size)
 
 
-def total(parts: Sequence[Held]) -> str:
+def total(parts: Sequence[MemoryItem]) -> str:
     """What is known of the sum."""
     known = [held.bytes for held in parts if held.bytes is not None]
     return (decimal(sum(known)) if known else "not known") + (" and more" if known and len(known) < len(parts) else "")

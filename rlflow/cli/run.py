@@ -16,7 +16,7 @@ from rlflow.config.options import Options
 from rlflow.trace.compile import role_names
 
 if TYPE_CHECKING:
-    from rlflow.runs.loop import Result
+    from rlflow.runs.loop import RunResult
     from rlflow.watch.reporter import Reporter
 
 
@@ -63,7 +63,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     return 0
 
 
-def told(result: Result, reporter: Reporter) -> None:
+def told(result: RunResult, reporter: Reporter) -> None:
     """The summary, line by line, where the reporter tells it."""
     from rlflow.runs.report import summary
 
@@ -90,7 +90,7 @@ def help_text(file: str, flow: Flow) -> str:
 
 
 def _backends() -> list[str]:
-    from rlflow.roles.backends import backend
+    from rlflow.binding.backends import backend
 
     local, vllm = backend("local"), backend("vllm")
     return [*_described("ROLE.", local.Trainer.Settings), *_described("ROLE.", local.Generator.Settings),

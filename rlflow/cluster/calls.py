@@ -19,12 +19,12 @@ from rlflow.cluster.rpc.actor import Payload, packed
 from rlflow.cluster.rpc.message import Answer, Call, pickled
 from rlflow.cluster.rpc.pool import Future, Pool
 from rlflow.cluster.sharding.route import Request, Routes
-from rlflow.cluster.sharding.shard_map import Layout, Shard, Sharded, Where, row_tokens
+from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, units_of_rows
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, used
 from rlflow.cluster.worker import Worker
 from rlflow.columns import Level
-from rlflow.execution.engine import Terms
+from rlflow.execution.engine import CallOptions
 from rlflow.placement import Parallel
 from rlflow.spans import RankSpan
 
@@ -36,17 +36,17 @@ class Ledger:
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
         self._keys = itertools.count(1)
-        self._gone: dict[Where, deque[int]] = {pool.at(rank): deque() for pool in pools for rank in range(len(pool))}
+        self._gone: dict[WorkerId, deque[int]] = {pool.at(rank): deque() for pool in pools for rank in range(len(pool))}
         self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
 
     def key(self) -> int:
         return next(self._keys)
 
-    def gone(self, at: Where, key: int) -> None:
+    def gone(self, at: WorkerId, key: int) -> None:
         """Nobody knows of a key any more."""
         self._gone[at].append(key)
 
-    def forgotten(self, at: Where) -> list[int]:
+    def forgotten(self, at: WorkerId) -> list[int]:
         """Keys that this worker is to forget, told once."""
         held, gone = self._gone[at], list[int]()
         with contextlib.suppress(IndexError):  # several threads ask
@@ -78,22 +78,23 @@ class Calls:
     # -- operations --------------------------------------------------------------------------------------------------------------
 
     def on_one(
-        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], terms: Terms,
+        self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], terms: CallOptions,
         group: str = "cpu",
     ) -> Answer:
         """An operation on one rank."""
         return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[rank]
 
     def on_each(
-        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: Terms, group: str = "cpu"
+        self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: CallOptions,
+        group: str = "cpu",
     ) -> dict[int, Answer]:
         """An operation on several ranks side by side, each with a batch of its own."""
         requests = {rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()}
         return self._on(pool, op, requests, arguments, terms, group)
 
     def run(
-        self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: Terms, group: str,
-        lies: Parallel = PLAIN,
+        self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: CallOptions,
+        group: str, lies: Parallel = PLAIN,
     ) -> dict[int, Answer]:
         """The operation on each rank that has rows (on rank 0 where there are none at all) and on those that compute with it; the answers
         of the former by rank."""
@@ -110,7 +111,7 @@ class Calls:
         return {rank: answers[rank] for rank in kept}
 
     def _on(
-        self, pool: Pool[Worker], op: str, requests: Mapping[int, Request], arguments: Mapping[str, Any], terms: Terms, group: str
+        self, pool: Pool[Worker], op: str, requests: Mapping[int, Request], arguments: Mapping[str, Any], terms: CallOptions, group: str
     ) -> dict[int, Answer]:
         """The operation on some ranks. What needs no model, and whose columns are there already, is a short call."""
         told = pickled(arguments)
@@ -132,22 +133,24 @@ class Calls:
         frame = self._frame(pool.at(rank), op, request, arguments)
         return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request), group)
 
-    def answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: Terms) -> dict[int, Answer]:
+    def answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: CallOptions) -> dict[int, Answer]:
         """What the ranks answer to what they were asked."""
         return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
 
-    def _answers(self, pool: Pool[Worker], op: str, ranks: Iterable[int], future: Future[list[Any]], terms: Terms) -> dict[int, Answer]:
+    def _answers(
+        self, pool: Pool[Worker], op: str, ranks: Iterable[int], future: Future[list[Any]], terms: CallOptions
+    ) -> dict[int, Answer]:
         answers = dict(zip(ranks, map(Answer.unpacked, future.result()), strict=True))
         self.remember(pool, op, answers, terms)
         return answers
 
-    def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: Terms) -> None:
+    def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions) -> None:
         """When each rank ran, by this process's own clock."""
         shift = time.monotonic() - time.time()
         self.ledger.remember(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, self.iteration, op)
                              for rank, answer in answers.items())  # fmt: skip
 
-    def _frame(self, at: Where, op: str, request: Request, arguments: bytes) -> bytes:
+    def _frame(self, at: WorkerId, op: str, request: Request, arguments: bytes) -> bytes:
         return Call(op, self.ledger.key(), request.inputs, self.iteration, {}, self.ledger.forgotten(at)).packed(arguments)
 
     def _sent(self, request: Request) -> list[Any]:
@@ -159,7 +162,8 @@ class Calls:
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
         """The driver's columns on a pool; those that are there already, and scalars, as they are."""
-        here = {name: data for name, data in batch.data.items() if not isinstance(data, Sharded) and data.kind.level is not Level.SCALAR}
+        columns = {name: data for name, data in batch.data.items() if data.kind.level is not Level.SCALAR}
+        here = {name: data for name, data in columns.items() if not isinstance(data, RemoteColumn)}
         if not here or pool is None:
             return batch
         own, chosen = Batch(batch.axis, here), self.pools[pool]
@@ -178,10 +182,11 @@ class Calls:
                 shards.append(self._shard(pool.at(rank), key, len(rows)))
                 used.append(rows)
         pool.future("put", refs, 300.0, list).result()
-        layout = Layout.of(shards, used, len(batch), batch.axis)
-        return Batch(batch.axis, {name: Sharded(data.kind, layout, data.lengths, name, data.nbytes) for name, data in batch.data.items()})
+        rows_at = ShardMap.of(shards, used, len(batch), batch.axis)
+        columns = {name: RemoteColumn(data.kind, rows_at, data.lengths, name, data.nbytes) for name, data in batch.data.items()}
+        return Batch(batch.axis, columns)
 
-    def _shard(self, at: Where, key: int, rows: int) -> Shard:
+    def _shard(self, at: WorkerId, key: int, rows: int) -> Shard:
         return Shard(at, key, rows, self.ledger.gone)
 
     def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
@@ -192,12 +197,12 @@ class Calls:
         first = answers[ranks[0]]
         columns: dict[str, Data] = dict(first.scalars)
         if len(split) >= len(ranks):
-            layout = Layout.of(shards, [split[rank] for rank in ranks], len(axis), axis)
+            layout = ShardMap.of(shards, [split[rank] for rank in ranks], len(axis), axis)
             held = {level: [(split[rank], answers[rank].lengths[level]) for rank in ranks] for level in first.lengths}
             lengths = {level: _lengths(parts, len(axis)) for level, parts in held.items()}
             for name, (kind, _) in first.columns.items():
                 size = sum(answers[rank].columns[name][1] for rank in ranks)
-                columns[name] = Sharded(kind, layout, lengths.get(kind.level.value), name, size)
+                columns[name] = RemoteColumn(kind, layout, lengths.get(kind.level.value), name, size)
         return Batch(axis, columns)
 
 

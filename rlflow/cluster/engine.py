@@ -23,7 +23,7 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.streams import Streams, chunks_of
 from rlflow.cluster.sharding.custom_dispatch import by_own_mode
 from rlflow.cluster.sharding.route import Routes
-from rlflow.cluster.sharding.shard_map import Sharded, joined, row_tokens
+from rlflow.cluster.sharding.shard_map import RemoteColumn, joined, row_tokens
 from rlflow.cluster.sharding.split import SLACK, balanced, keep_or_balance, off_balance, units_of_rows
 from rlflow.cluster.sharding.steps import rank_steps
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, first_ranks, teams
@@ -32,9 +32,9 @@ from rlflow.cluster.worker import Worker
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
-from rlflow.execution.engine import HERE, Chunks, Engine, Terms, whole
-from rlflow.execution.summary import Summary
-from rlflow.execution.tally import Tallies, known, merged
+from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
+from rlflow.execution.summary import IterationSummary
+from rlflow.execution.tally import PartialMetrics, known, merged
 from rlflow.placement import Parallel, Placement
 from rlflow.spans import RankSpan
 from rlflow.training.learning import together
@@ -67,11 +67,11 @@ class ClusterEngine(Engine):
 
     # -- calls of the contract ---------------------------------------------------------------------------------------------------
 
-    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms = HERE) -> Batch:
+    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
         with self._sampling:  # a generator has one set of weights at a time
             return self._sample(role, prompts, sampling, seed, terms)
 
-    def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms) -> Batch:
+    def _sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions) -> Batch:
         pool, prompts = self._ready(role, prompts, terms)
         axis = prompts.axis.repeat(sampling.samples)
         arguments = {"role": role, "sampling": sampling, "seed": seed}
@@ -80,7 +80,7 @@ class ClusterEngine(Engine):
         answers = self.calls.run(pool, "generate", prompts, split, arguments, terms, "model", lies)
         return whole(self.calls.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
 
-    def _ready(self, role: str, prompts: Batch, terms: Terms) -> tuple[Pool[Worker], Batch]:
+    def _ready(self, role: str, prompts: Batch, terms: CallOptions) -> tuple[Pool[Worker], Batch]:
         """The pool that samples, with its weights, and what it reads, there."""
         model, pool = self.models[role], self.pools[self.placement.generators[role]]
         if (frozen := self.weights.get(role)) is not None:
@@ -90,7 +90,7 @@ class ClusterEngine(Engine):
         return pool, self.spread(prompts.select("prompt_tokens"), pool.name)
 
     def sample_chunks(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: Terms = HERE
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
     ) -> Iterator[Batch]:
         """A chunk is what the ranks give as their chunk of this number, when all have; at last every rank has its rows as ``sample`` would
         leave them there."""
@@ -105,20 +105,20 @@ class ClusterEngine(Engine):
             answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self.calls.remember(pool, "generate", there, terms))
             yield from chunks_of(self.calls, answers, into, _repeated(split, sampling.samples), axis)
 
-    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
+    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
         pool, lies = self.pools[self.placement.trainers[role]], self.placement.lies(role, "trainer")
         split, ahead = self._split(batch, pool, lies=lies), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
         answers = self.calls.run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model", lies)
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
-    def score(self, role: str, batch: Batch, terms: Terms = HERE) -> Batch:
+    def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
         self.models[role].synchronise(terms.seconds)
         pool, lies = self.pools[self.placement.generators[role]], self.placement.lies(role, "generator")
         split = self._split(batch, pool, lies=lies)
         answers = self.calls.run(pool, "score", batch, split, {"role": role}, terms, "model", lies)
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
 
-    def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
+    def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
         lies = self.placement.lies(role, "trainer")
@@ -127,7 +127,9 @@ class ClusterEngine(Engine):
         tallies = merged([answer.tallies for answer in answers.values()])
         return self.calls.kept(pool, answers, split, batch.axis), tallies
 
-    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
+    def stage(
+        self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+    ) -> tuple[Batch, PartialMetrics]:
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
         arguments = {"function": self.names[id(stage)], "settings": dict(settings), "seed": self.seed_of(call)}
         if stage.dispatch.split is not None:
@@ -143,7 +145,9 @@ class ClusterEngine(Engine):
             result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
         return result, merged([answer.tallies for answer in answers.values()])
 
-    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Tallies:
+    def update(
+        self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+    ) -> PartialMetrics:
         settings = dict(settings)
         if self.iteration < settings.pop("after"):
             return {}
@@ -197,10 +201,10 @@ class ClusterEngine(Engine):
 
     def fetch(self, batch: Batch) -> Batch:
         """Small columns. Raises ValueError for one that is larger than the driver looks into."""
-        large = [name for name, data in batch.data.items() if isinstance(data, Sharded) and data.nbytes > FETCHED]
+        large = [name for name, data in batch.data.items() if isinstance(data, RemoteColumn) and data.nbytes > FETCHED]
         if large:
             raise ValueError(f"fetch: found column '{large[0]}' of {batch.data[large[0]].nbytes} bytes, expected at most {FETCHED}")
-        there = Batch(batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, Sharded)})
+        there = Batch(batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)})
         if not there.data:
             return batch
         return Batch(batch.axis, batch.data | opened(self._gathered(there)).data)
@@ -210,11 +214,11 @@ class ClusterEngine(Engine):
         payload: Payload = self.calls.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
         return payload
 
-    def summarise(self, records: Mapping[str, Batch]) -> Summary:
+    def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
         """By one worker, on the columns that are recorded: the driver sees the result alone."""
         whole_records = _on_common_axes(records)
         if not whole_records:
-            return Summary()
+            return IterationSummary()
         largest = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))
         pool = self._nearest(largest, HERE)
         keys: dict[int, tuple[str, ...]] = {}
@@ -222,7 +226,7 @@ class ClusterEngine(Engine):
             held = self.calls.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
             keys[held.key] = tuple(batch.data)
         nothing = Batch(Axis.fresh(0), {})
-        summary: Summary = self.calls.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
+        summary: IterationSummary = self.calls.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
     def moved(self) -> dict[str, Any]:
@@ -251,20 +255,20 @@ class ClusterEngine(Engine):
 
     # -- splits ------------------------------------------------------------------------------------------------------------------
 
-    def _nearest(self, batch: Batch, terms: Terms, among: Collection[str] | None = None) -> Pool[Worker]:
+    def _nearest(self, batch: Batch, terms: CallOptions, among: Collection[str] | None = None) -> Pool[Worker]:
         """The pool that was planned, else of some or all the one that holds most of the bytes."""
         if terms.pool is not None:
             return self.pools[terms.pool]
         held = dict.fromkeys(self.pools, 0)
         for data in batch.data.values():
-            for shard in data.layout.shards[:1] if isinstance(data, Sharded) else ():
+            for shard in data.layout.shards[:1] if isinstance(data, RemoteColumn) else ():
                 held[shard.at.pool] += data.nbytes
         return self.pools[max((name for name in held if among is None or name in among), key=lambda name: held[name])]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
         """The split of the largest column that lies on the pool."""
         for data in sorted(batch.data.values(), key=lambda data: -data.nbytes):
-            if isinstance(data, Sharded) and (split := data.layout.split(pool.name, len(pool))) is not None:
+            if isinstance(data, RemoteColumn) and (split := data.layout.split(pool.name, len(pool))) is not None:
                 return split
         return None
 

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup
 
 from rlflow.cluster import launch
 from rlflow.cluster.health.controllers import Controllers
-from rlflow.cluster.health.monitor import Ward, Watch, end
+from rlflow.cluster.health.monitor import Watch, WatchedWorker, end
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
@@ -43,7 +43,7 @@ class Fleet:
     placed: Callable[[Collection[str]], Placement]
     controllers: Controllers = field(default_factory=Controllers)
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
-    wards: list[Ward] = field(default_factory=list)
+    wards: list[WatchedWorker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.heartbeat, self.controllers)

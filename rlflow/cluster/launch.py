@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rlflow.cluster.health.controllers import Controllers
-from rlflow.cluster.health.monitor import Newcomers, Ward, end
+from rlflow.cluster.health.monitor import Newcomers, WatchedWorker, end
 from rlflow.cluster.rpc.pool import Pool, make_pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
@@ -274,7 +274,7 @@ def ray_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[Ward]) -> None:
+def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[WatchedWorker]) -> None:
     """End what was started here: rewards' processes, workers, placement groups. A worker that Ray cannot end is killed."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
     for pool in pools.values():

@@ -16,13 +16,13 @@ import rlflow
 from rlflow.author.flow import Flow
 from rlflow.author.load import algorithms_folder, flows_of, load, load_text
 from rlflow.columns import Kind
-from rlflow.config.flags import Given
-from rlflow.data.scorer import Scorer
+from rlflow.config.flags import RunConfig
+from rlflow.data.scorer import ScorerSpec
 from rlflow.errors import PlanError
 from rlflow.graph.wire import identity
-from rlflow.memory.schedule import Course
+from rlflow.memory.schedule import MemorySchedule
 from rlflow.placement import Placement
-from rlflow.trace.compile import Options, Program, compile_flow
+from rlflow.trace.compile import Program, TraceOptions, compile_flow
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class DataShape:
     """What rewards need to know of the data set, without its records."""
 
     columns: Mapping[str, Kind]
-    scorer: Scorer | None
+    scorer: ScorerSpec | None
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Setup:
     version: str
     flow: FlowSource
     hp: Mapping[str, Any] | None
-    given: Given
-    options: Options
+    given: RunConfig
+    options: TraceOptions
     graph: str
     data: DataShape
     placement: Placement
@@ -95,7 +95,7 @@ class Setup:
     updates: Mapping[str, int]
     threads: int
     meeting: str
-    course: Course | None = None
+    course: MemorySchedule | None = None
 
     def program(self) -> Program:
         """The flow traced here. Raises PlanError where this is not what the driver has."""

@@ -14,6 +14,10 @@ import torch
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
+from rlflow.binding.backends import device_of
+from rlflow.binding.models import make_models
+from rlflow.binding.rewards import ModelScore, Rewards
+from rlflow.binding.roles import BoundRole, Halves, bound
 from rlflow.cluster.group import LOOPBACK, join
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.actor import Payload, opened, own_interface, packed
@@ -25,20 +29,16 @@ from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import Moving, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
-from rlflow.execution.engine import JUDGE, Engine, Terms
+from rlflow.execution.engine import JUDGE, CallOptions, Engine
 from rlflow.execution.summary import summarise
-from rlflow.execution.tally import Tally
+from rlflow.execution.tally import PartialMetric
 from rlflow.execution.threads import others_alone
-from rlflow.memory.mover import Keeper
+from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
 from rlflow.placement import judging
-from rlflow.roles.backends import device_of
-from rlflow.roles.bound import BoundRole, Halves, bound
-from rlflow.roles.models import make_models
-from rlflow.roles.rewards import ModelScore, Rewards
 from rlflow.trace.compile import all_nodes
-from rlflow.training.learning import Share
-from rlflow.training.objective import Totals
+from rlflow.training.learning import RankShare
+from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_rows, group_of, mask_counts, token_counts
 from rlflow.watch.secrets import guard, remember
@@ -73,7 +73,7 @@ class Worker:
         device = device_of(setup.given.options.device)
         dims = {name: setup.placement.lies(name, "trainer").dims for name in roles}
         outer = [name for name in roles if setup.placement.lies(name, "generator").outer]
-        keeper = Keeper(setup.course)
+        keeper = MemoryMover(setup.course)
         made = make_models(roles.values(), setup.given.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
@@ -140,7 +140,7 @@ class Worker:
                 yield answer._replace(ran=(start, start := time.time())).packed()
             yield self._keep(call, next(rows))._replace(ran=(start, time.time())).packed()
 
-    def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, Tally] | None = None) -> Answer:
+    def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, PartialMetric] | None = None) -> Answer:
         """The answer for a batch that stays here; scalars go along."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         kept = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
@@ -156,7 +156,7 @@ class Worker:
 
     def forward(self, call: Call, batch: Batch) -> Answer:
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
-        return self._keep(call, self.engine.forward(role, want, batch, Terms(ahead=ahead)))
+        return self._keep(call, self.engine.forward(role, want, batch, CallOptions(ahead=ahead)))
 
     def score(self, call: Call, batch: Batch) -> Answer:
         return self._keep(call, self.engine.score(call.arguments["role"], batch))
@@ -212,18 +212,18 @@ class Worker:
     def update(self, call: Call, batch: Batch) -> Answer:
         """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""
         loss, role = self._loss(call), call.arguments["role"]
-        shares = [self._share(batch, loss, torch.tensor(rows), Totals(*totals)) for rows, totals in call.arguments["steps"]]
+        shares = [self._share(batch, loss, torch.tensor(rows), MinibatchTotals(*totals)) for rows, totals in call.arguments["steps"]]
         trainer = self._trainer(role, learning(role))
         learned = trainer.update_shares(batch, loss, shares, call.arguments["mean"], call.arguments["settings"])
         self.engine.models[role].version += 1
         return Answer(value=learned)
 
-    def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: Totals) -> Share:
+    def _share(self, batch: Batch, loss: Loss, rows: torch.Tensor, totals: MinibatchTotals) -> RankShare:
         """Rows in the order in which the step takes them, whole groups for a loss over groups."""
         if loss.rows != "group" or not len(rows):
-            return Share(list(torch.split(rows, 1)) if len(rows) else [], totals)
+            return RankShare(list(torch.split(rows, 1)) if len(rows) else [], totals)
         groups = group_of(batch)[rows]
-        return Share(list(torch.split(rows, torch.unique_consecutive(groups, return_counts=True)[1].tolist())), totals)
+        return RankShare(list(torch.split(rows, torch.unique_consecutive(groups, return_counts=True)[1].tolist())), totals)
 
     def _loss(self, call: Call) -> Loss:
         loss = self.program.functions[call.arguments["function"]]

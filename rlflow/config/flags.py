@@ -96,7 +96,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Given:
+class RunConfig:
     """Values by where they belong: the run, the algorithm's settings, the data, each role, and all roles; and all as they came. ``own``:
     names of the flow's settings, whether they are given or not."""
 
@@ -117,7 +117,7 @@ class Given:
         return str(self.role(role).get(half) or self.options.backend)
 
 
-def sorted_out(values: Mapping[str, Any], roles: Iterable[str], settings: Any = None) -> Given:
+def sorted_out(values: Mapping[str, Any], roles: Iterable[str], settings: Any = None) -> RunConfig:
     """Each name to where it belongs. ``settings``: those of the flow, as it has them by default. Raises PlanError for names that belong
     nowhere; backend settings are judged by the backend."""
     own = {f.name for f in fields(Options)}
@@ -146,11 +146,11 @@ def sorted_out(values: Mapping[str, Any], roles: Iterable[str], settings: Any = 
         raise PlanError(*problems)
     if pools:
         options["pools"] = ",".join(pools)
-    return Given(override(Options(), options, ""), hp, data, by_role, every, dict(values),
+    return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(values),
                  tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ())  # fmt: skip
 
 
-def refuse_stray(roles: Iterable[str], given: Given) -> None:
+def refuse_stray(roles: Iterable[str], given: RunConfig) -> None:
     """Without pools. Raises PlanError for flags that only mean something with them: the run would not be what they say."""
     names = ("pool", "trainer.pool", "generator.pool")
     stray = [f"--{name}" for name in names if name in given.every_role]

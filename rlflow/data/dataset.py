@@ -14,7 +14,7 @@ from rlflow.data import rows
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.faults import Fault, Room, faults
 from rlflow.data.fields import Record, Shape
-from rlflow.data.scorer import MATCH, Scorer
+from rlflow.data.scorer import MATCH, ScorerSpec
 from rlflow.errors import PlanError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Dataset:
     encoder: Encoder
     wording: Wording = Wording()
     declared: Mapping[str, Kind] = field(default_factory=dict)
-    task: Scorer | None = None
+    task: ScorerSpec | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
     dropped: int = 0
     doubles: int = 0
@@ -71,7 +71,7 @@ class Dataset:
         return rows.kinds(self._like, self.declared)
 
     @property
-    def scorer(self) -> Scorer | None:
+    def scorer(self) -> ScorerSpec | None:
         """What the reward ``task`` uses: the task's own scorer, else a comparison with the answer; None where there is neither."""
         return self.task or (MATCH if "answer" in self.columns else None)
 

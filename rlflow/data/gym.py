@@ -10,7 +10,7 @@ from typing import Any
 from rlflow.columns import Kind, text
 from rlflow.data.fields import Record
 from rlflow.data.frozen import frozen
-from rlflow.data.scorer import Scorer
+from rlflow.data.scorer import ScorerSpec
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.extras import require
 
@@ -19,10 +19,10 @@ SIZE = 1000  # items drawn where the task's parameters name no size
 COLUMNS: dict[str, Kind] = {"entry": text}
 
 
-def scorer(task: str, parameters: Mapping[str, Any]) -> Scorer:
+def scorer(task: str, parameters: Mapping[str, Any]) -> ScorerSpec:
     """The task's ``score_answer``, which reads the whole entry of a row."""
     settings = {"task": task, "parameters": {**parameters, "size": 1, "seed": 0}}
-    return Scorer("reasoning_gym", ("completion", "entry"), (), settings)
+    return ScorerSpec("reasoning_gym", ("completion", "entry"), (), settings)
 
 
 def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[list[Record], int]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scorer:
+class ScorerSpec:
     """What judges a row. kind: how (match, math, reasoning_gym, function); reads: the row columns it needs; optional: those it
     takes where they are there; settings: all else, of plain values."""
 
@@ -34,7 +34,7 @@ class Scorer:
         return hashlib.sha256(msgpack.packb(self.packed, unicode_errors="surrogatepass")).hexdigest()[:16]
 
 
-MATCH = Scorer("match")
+MATCH = ScorerSpec("match")
 
 
 class Judged(Protocol):
@@ -44,4 +44,4 @@ class Judged(Protocol):
     def columns(self) -> Mapping[str, Kind]: ...
 
     @property
-    def scorer(self) -> Scorer | None: ...
+    def scorer(self) -> ScorerSpec | None: ...

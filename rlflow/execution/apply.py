@@ -18,13 +18,15 @@ from rlflow.batch import DTYPES, Axis, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
-from rlflow.execution.tally import Tally, as_kind, merged
+from rlflow.execution.tally import PartialMetric, as_kind, merged
 from rlflow.seeds import derived, generator, row_seeds
 
 _ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
 
 
-def apply_stage(stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None) -> tuple[Batch, dict[str, Tally]]:
+def apply_stage(
+    stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
+) -> tuple[Batch, dict[str, PartialMetric]]:
     """The stage's columns, under the names it gives, over the batch's rows; and its metrics.
 
     ``batch`` holds the columns that the stage reads; an optional one may be absent. Raises ValueError where a result does not fit
@@ -48,7 +50,7 @@ def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
 
 def apply_piece(
     stage: Stage, batch: Batch, settings: Mapping[str, Any], seed: int, trainer: Any = None
-) -> tuple[Batch, dict[str, Tally]]:
+) -> tuple[Batch, dict[str, PartialMetric]]:
     """The stage's function on one batch."""
     columns = [(batch[name] if name in batch else None) for name in stage.signature.column_names]  # noqa: SIM401
     settings = dict(settings)
@@ -164,10 +166,10 @@ def _equal_in_groups(tensor: Tensor, axis: Axis) -> bool:
     return bool(torch.all((tensor == heads) | (tensor != tensor) & (heads != heads)))
 
 
-def metric(name: str, value: Any, batch: Batch) -> Tally:
+def metric(name: str, value: Any, batch: Batch) -> PartialMetric:
     """A stage's metric: the mean of what is there, under the mask for token values; the maximum for ``_max``."""
     tensor = torch.as_tensor(value).detach().cpu().double()
-    return Tally.of(tensor[_counted(name, tensor, batch)], as_kind(name))
+    return PartialMetric.of(tensor[_counted(name, tensor, batch)], as_kind(name))
 
 
 def _counted(name: str, value: Tensor, batch: Batch) -> Tensor:

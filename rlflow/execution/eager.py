@@ -19,7 +19,7 @@ from rlflow.columns import fits
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.engine import Engine, Metrics, model_reads, reads
-from rlflow.execution.tally import Tallies, settled
+from rlflow.execution.tally import PartialMetrics, settled
 from rlflow.execution.threads import alone
 from rlflow.trace import rules
 
@@ -107,7 +107,7 @@ class Session:
         self.calls += 1
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
-    def log(self, node: str, metrics: Tallies) -> None:
+    def log(self, node: str, metrics: PartialMetrics) -> None:
         self.metrics |= settled(metrics, f"{node}/")
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:

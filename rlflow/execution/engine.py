@@ -19,9 +19,9 @@ from rlflow.batch import Axis, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution.apply import apply_stage
-from rlflow.execution.summary import Summary, summarise
-from rlflow.execution.tally import Tallies, Tally, known
-from rlflow.memory.mover import Keeper
+from rlflow.execution.summary import IterationSummary, summarise
+from rlflow.execution.tally import PartialMetric, PartialMetrics, known
+from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import computing, learning, sampling, syncing
 from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
@@ -55,12 +55,12 @@ class Model:
 class Scorer(Protocol):
     """Something bound to a reward role."""
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
         """Scores [rows], float32 or in a float64 run float64, NaN for missing; and metrics."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class CallOptions:
     """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; of a forward
     whether the role's next update takes all of its rows in its first step; and the node that it is, for who asks what ran."""
 
@@ -70,7 +70,7 @@ class Terms:
     node: str = ""
 
 
-HERE = Terms()
+HERE = CallOptions()
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Engine:
     reward_timeout: float = 60.0  # seconds for each row of a reward
     grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
     weights: Mapping[str, Any] = field(default_factory=dict)
-    keeper: Keeper = field(default_factory=Keeper)
+    keeper: MemoryMover = field(default_factory=MemoryMover)
     dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
@@ -107,11 +107,11 @@ class Engine:
     def seed_of(self, call: int) -> int:
         return derived(self.seed, self.iteration, call)
 
-    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Batch:
+    def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE) -> Batch:
         """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
         return self.sample(role, prompts, Sampling(**settings), self.seed_of(call), terms)
 
-    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: Terms = HERE) -> Batch:
+    def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
         """The same from a seed, with the newest weights."""
         model = self._synchronised(role)
         assert model.generator is not None
@@ -120,13 +120,13 @@ class Engine:
         return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
     def chunks(
-        self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, into: Chunks, terms: Terms = HERE
+        self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, into: Chunks, terms: CallOptions = HERE
     ) -> Iterator[Batch]:
         """What ``generate`` gives, in chunks as rows end, and at last all of it."""
         yield from self.sample_chunks(role, prompts, Sampling(**settings), self.seed_of(call), into, terms)
 
     def sample_chunks(
-        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: Terms = HERE
+        self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
     ) -> Iterator[Batch]:
         """The same from a seed. A chunk's axis was taken from that of all rows."""
         model = self._synchronised(role)
@@ -152,29 +152,31 @@ class Engine:
         joined = self.joined([piece for piece in pieces if len(piece)] or [pieces[0]])
         return Batch(axis, joined.rows(taken.argsort()).data)
 
-    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: Terms = HERE) -> Batch:
+    def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
         trainer = self.models[role].trainer
         assert trainer is not None
         self.keeper.settle(computing(role))
         forward = getattr(trainer, "forward_ahead", trainer.forward) if terms.ahead else trainer.forward
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
-    def score(self, role: str, batch: Batch, terms: Terms = HERE) -> Batch:
+    def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
         """`logprobs` of given tokens by the role's generator, with the trainer's newest weights."""
         rows = self._synchronised(role).generator.logprobs(batch)  # type: ignore[union-attr]
         return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
 
-    def reward(self, role: str, batch: Batch, terms: Terms = HERE) -> tuple[Batch, Tallies]:
+    def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
         """``scores``, and how many are missing."""
         scores, metrics = self.scorers[role](batch)
         if tuple(scores.shape) != (len(batch),):
             raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(batch)}], one per row")
         scores = scores if scores.dtype is torch.float64 else scores.float()
         data = Data(Kind(Level.ROW, str(scores.dtype).removeprefix("torch.")), scores)
-        metrics = {"mean": Tally.of(scores), **metrics, "missing": Tally.sum(float(scores.isnan().sum()))}
+        metrics = {"mean": PartialMetric.of(scores), **metrics, "missing": PartialMetric.sum(float(scores.isnan().sum()))}
         return Batch(batch.axis, {"scores": data}), metrics
 
-    def update(self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> Tallies:
+    def update(
+        self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+    ) -> PartialMetrics:
         settings = dict(settings)
         if self.iteration < settings.pop("after"):
             return {}
@@ -185,7 +187,9 @@ class Engine:
         model.version += 1
         return known(metrics)
 
-    def stage(self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: Terms = HERE) -> tuple[Batch, Tallies]:
+    def stage(
+        self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
+    ) -> tuple[Batch, PartialMetrics]:
         trainer = self.models[stage.on].trainer if stage.on else None
         if stage.on:
             self.keeper.settle(learning(stage.on))
@@ -215,7 +219,7 @@ class Engine:
         """The rows of all, one after another."""
         return Batch.concat(batches)
 
-    def summarise(self, records: Mapping[str, Batch]) -> Summary:
+    def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
         return summarise(records)
 
     def fetch(self, batch: Batch) -> Batch:
@@ -251,7 +255,7 @@ class Engine:
         """A number of the state as a column."""
         return Data(Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype))
 
-    def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, Tallies]:
+    def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, PartialMetrics]:
         """Kept groups of ``body`` in prompt order, at most ``groups``. Raises SkipIteration where none is kept."""
         fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
         kept, metrics = self.kept_groups(body, itertools.chain([prompts], fresh), groups)
@@ -260,7 +264,7 @@ class Engine:
 
     def kept_groups(
         self, body: Callable[[Batch], Batch], draws: Iterator[Batch], groups: int, opening: Sequence[Batch] = ()
-    ) -> tuple[list[Batch], Tallies]:
+    ) -> tuple[list[Batch], PartialMetrics]:
         """Batches of whole groups in prompt order, first those of ``opening``, then what ``body`` keeps of each draw of prompts, until
         there are ``groups`` or no more draws; the last may bring more. Raises SkipIteration where there is none."""
         kept, count = list(opening), sum(batch.axis.groups for batch in opening)

@@ -16,15 +16,15 @@ from rlflow.batch import Batch, Data
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import StageError, Stopped
 from rlflow.execution.apply import failing, shapes
-from rlflow.execution.engine import Engine, Metrics, Terms
+from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store, spread
-from rlflow.execution.summary import Summary
-from rlflow.execution.tally import Tallies, settled
+from rlflow.execution.summary import IterationSummary
+from rlflow.execution.tally import PartialMetrics, settled
 from rlflow.graph.model import Column, Node, Op
 from rlflow.plan import Plan
-from rlflow.schedule import Finish, Free, Instruction, Scheduler, Start
+from rlflow.schedule import Finish, Free, Instruction, Scheduler, StartNode
 from rlflow.spans import RankSpan, Span
 from rlflow.watchdog.board import Board
 from rlflow.watchdog.kin import here_alone
@@ -40,7 +40,7 @@ class Outcome:
     ranks: list[RankSpan] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
-    summary: Summary = field(default_factory=Summary)
+    summary: IterationSummary = field(default_factory=IterationSummary)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Run:
         if over and self._failure is None:
             self._record()
         for instruction in instructions:
-            if isinstance(instruction, Start):
+            if isinstance(instruction, StartNode):
                 self._start(instruction.node)
             elif isinstance(instruction, Free):
                 self.store.free(instruction.columns)
@@ -268,14 +268,14 @@ class _Run:
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
 
-    def _terms(self, node: Node, batch: Batch | None = None) -> Terms:
+    def _terms(self, node: Node, batch: Batch | None = None) -> CallOptions:
         ahead = batch is not None and len(batch) <= self.plan.ahead.get(node.id, -1)
-        return Terms(self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead, node=node.name)
+        return CallOptions(self.plan.home.get(node.id), self._seconds(node, len(batch or ())), ahead, node=node.name)
 
     def _settings(self, node: Node) -> Mapping[str, Any]:
         return self.plan.program.settings[node.name]
 
-    def generate(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+    def generate(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         if node.id in self.plan.chunks:
             return self._streamed(node, batch), {}
         rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
@@ -292,18 +292,18 @@ class _Run:
         self._pieces.add(node, into.count - 1, next(rows))
         return next(rows)
 
-    def forward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+    def forward(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         return self.engine.forward(node.role or "", tuple(output.source for output in node.outputs), batch, self._terms(node, batch)), {}
 
-    def reward(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+    def reward(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         return self.engine.reward(node.role or "", batch, self._terms(node, batch))
 
-    def update(self, node: Node, batch: Batch) -> tuple[None, Tallies]:
+    def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
         return None, self.engine.update(node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
 
-    def stage(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+    def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         stage = self.plan.program.functions[node.name]
         assert isinstance(stage, Stage)
         result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call, self._terms(node))
@@ -316,7 +316,7 @@ class _Run:
             if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
                 result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
 
-    def repeat(self, node: Node, batch: Batch) -> tuple[Batch, Tallies]:
+    def repeat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         body = self.plan.bodies[node.id]
         names = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
         state = {name: batch.data[name] for name in names}
@@ -328,7 +328,7 @@ class _Run:
         return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"])
 
 
-PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, Tallies]]] = {
+PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, PartialMetrics]]] = {
     Op.GENERATE: _Run.generate,
     Op.LOGPROBS: _Run.forward,
     Op.VALUES: _Run.forward,

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from rlflow.batch import Axis, Batch
 from rlflow.errors import SkipIteration
-from rlflow.execution.engine import Engine, Terms
+from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
-from rlflow.execution.surplus import Piece, Surplus, Versions, divided, groups_of
+from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, divided, groups_of
 from rlflow.execution.tally import known, settled
 from rlflow.graph.model import Node, Op
 from rlflow.plan import Plan
@@ -43,7 +43,7 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SampledIteration:
     """An iteration that is sampled: the stream before its prompts were taken, and what came of it."""
 
     cursor: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Ahead:
     staleness: int
     iterations: int
     prompts: int
-    queue: dict[int, Future[Entry]] = field(default_factory=dict)
+    queue: dict[int, Future[SampledIteration]] = field(default_factory=dict)
     began: dict[int, Versions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class Ahead:
 
     # -- in the thread -----------------------------------------------------------------------------------------------------------
 
-    def _sample(self, number: int, weights: Mapping[str, Any], made: Versions, oldest: Versions) -> Entry:
+    def _sample(self, number: int, weights: Mapping[str, Any], made: Versions, oldest: Versions) -> SampledIteration:
         """``made``: versions of the weights; ``oldest``: versions that rows of this iteration must have at least."""
         engine = self._bodies.engine = self.engine.at(number, weights)
         cursor, outcome, prompts = self.stream.state(), Outcome(), _Prompts(self, engine)
@@ -120,16 +120,16 @@ class Ahead:
             for node in self.nodes:
                 start = time.monotonic()
                 if node.op is Op.GENERATE:
-                    settings, terms = self.plan.program.settings[node.name], Terms(None, node.timeout, node=node.name)
+                    settings, terms = self.plan.program.settings[node.name], CallOptions(None, node.timeout, node=node.name)
                     rows[node.id] = engine.generate(str(node.role), prompts.given(), settings, node.call, terms)
                 else:
                     rows[node.id] = self._repeat(engine, node, prompts, (made, oldest), outcome)
                 outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
         except SkipIteration as skip:
-            return Entry(cursor, Sampled(prompts.so_far(), skipped=str(skip)))
+            return SampledIteration(cursor, Sampled(prompts.so_far(), skipped=str(skip)))
         given = prompts.given() if self.always_reads else prompts.so_far()
         outcome.metrics |= self.stream.left_out(cursor)
-        return Entry(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans)))
+        return SampledIteration(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans)))
 
     def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:
         """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
@@ -141,14 +141,14 @@ class Ahead:
             return self._bodies.run_body(self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data)
 
         kept, metrics = engine.kept_groups(body, prompts.draws(settings["tries"]), groups, [piece.rows for piece in opening])
-        fresh = [Piece(rows, made) for rows in kept[len(opening) :]]
+        fresh = [SurplusGroups(rows, made) for rows in kept[len(opening) :]]
         first, rest = divided([*opening, *fresh], groups)
         later = self.engine.at(engine.iteration + 1)
-        surplus.pieces = [Piece(later.held(piece.rows, home), piece.made) for piece in rest]
+        surplus.pieces = [SurplusGroups(later.held(piece.rows, home), piece.made) for piece in rest]
         metrics = {**metrics, **known({"carried": float(groups_of(opening)), "dropped": float(surplus.told())})}
         outcome.metrics |= settled(metrics, f"{node.name}/")
         if opening:  # shards of several origins may call a column by several names
-            first = [Piece(engine.held(piece.rows, home), piece.made) for piece in first]
+            first = [SurplusGroups(engine.held(piece.rows, home), piece.made) for piece in first]
         return engine.joined([piece.rows for piece in first])
 
     # -- checkpoints -------------------------------------------------------------------------------------------------------------
@@ -174,25 +174,25 @@ class Ahead:
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Go on from what ``saved`` gave."""
         for number, entry in state["entries"].items():
-            ready: Future[Entry] = Future()
+            ready: Future[SampledIteration] = Future()
             ready.set_result(self._again(int(number), entry, files))
             self.queue[int(number)] = ready
         later = self.engine.at(state["next"])
         for node, left in self.surplus.items():
             home, made = self.plan.home.get(node), state["surplus"].get(str(node), ())
-            left.pieces = [Piece(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each) for i, each in enumerate(made)]
+            left.pieces = [SurplusGroups(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each) for i, each in enumerate(made)]
             left.dropped = state["dropped"].get(str(node), 0)
         self.began = {int(number): versions for number, versions in state["began"].items()}
         self.stream.load(state["stream"])
 
-    def _again(self, number: int, entry: Mapping[str, Any], files: Mapping[str, bytes]) -> Entry:
+    def _again(self, number: int, entry: Mapping[str, Any], files: Mapping[str, bytes]) -> SampledIteration:
         self.stream.load(entry["cursor"])
         engine, rows = self.engine.at(number), {}
         prompts = engine.spread(self.stream.take(entry["prompts"]), self.home)
         for node in self.nodes if not entry["skipped"] else ():
             axis = self._axis(node, prompts)
             rows[node.id] = engine.unpacked(files[f"{number}.{node.id}"], axis, self.plan.home.get(node.id))
-        return Entry(entry["cursor"], Sampled(prompts, rows, dict(entry["metrics"]), skipped=entry["skipped"]))
+        return SampledIteration(entry["cursor"], Sampled(prompts, rows, dict(entry["metrics"]), skipped=entry["skipped"]))
 
     def _axis(self, node: Node, prompts: Batch) -> Axis | None:
         """The rows that a node samples from the prompts; None for a repeat, whose rows are its own."""
@@ -224,7 +224,7 @@ class _Prompts:
         return self._engine.spread(self._ahead.stream.take(count), self._ahead.home)
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _plain(entry: SampledIteration) -> dict[str, Any]:
     sampled = entry.sampled
     return {"cursor": dict(entry.cursor), "prompts": len(sampled.prompts), "metrics": dict(sampled.metrics), "skipped": sampled.skipped}
 

@@ -7,7 +7,7 @@ import threading
 from rlflow.batch import Axis, Batch, Data
 from rlflow.execution.engine import Chunks, Engine
 from rlflow.execution.store import Store, spread
-from rlflow.execution.tally import Tallies, merged
+from rlflow.execution.tally import PartialMetrics, merged
 from rlflow.graph.model import Node
 from rlflow.plan import Piece, Plan
 
@@ -19,7 +19,7 @@ class Pieces:
         self._plan = plan
         self._chunks: dict[tuple[int, int], Batch] = {}
         self._unread: dict[tuple[int, int], int] = {}
-        self._made: dict[int, dict[int, tuple[Batch, Tallies]]] = {}
+        self._made: dict[int, dict[int, tuple[Batch, PartialMetrics]]] = {}
         self._lock = threading.Lock()
 
     def into(self, source: Node) -> Chunks:
@@ -51,7 +51,7 @@ class Pieces:
                 found[item.parameter] = spread(item.parameter, data, store.axes[source.rows_axis], chunk.axis)
         return Batch(chunk.axis, found)
 
-    def put(self, piece: Piece, result: Batch | None, metrics: Tallies) -> None:
+    def put(self, piece: Piece, result: Batch | None, metrics: PartialMetrics) -> None:
         """What a piece gave. Raises ValueError where rows are missing."""
         chunk = self.axis(piece)
         if result is None or len(result) != len(chunk):
@@ -62,7 +62,7 @@ class Pieces:
             if not self._unread[piece.source, piece.chunk]:
                 del self._chunks[piece.source, piece.chunk]
 
-    def joined(self, engine: Engine, node: Node) -> tuple[Batch, Tallies]:
+    def joined(self, engine: Engine, node: Node) -> tuple[Batch, PartialMetrics]:
         """What all pieces of a node gave, over all rows and in their order, and its metrics."""
         made = self._made.pop(node.id)
         parts = [made[number] for number in sorted(made)]

@@ -18,7 +18,7 @@ WATCHED = ("scores", "logprobs", "ref_logprobs", "sampled_logprobs", "values", "
 
 
 @dataclass(frozen=True)
-class Summary:
+class IterationSummary:
     """health: metrics; rows: the first rows as plain values; broken: rows with a number that is not finite, as
     ``position.sample``; scored: rows that have scores, missing ones included."""
 
@@ -28,10 +28,10 @@ class Summary:
     scored: int = 0
 
 
-def summarise(records: Mapping[str, Batch]) -> Summary:
+def summarise(records: Mapping[str, Batch]) -> IterationSummary:
     """Of the columns that an iteration recorded."""
     scored = len(records["scores"]) if "scores" in records else 0
-    return Summary(health(records), sample_rows(records, SAMPLES), broken_rows(records), scored)
+    return IterationSummary(health(records), sample_rows(records, SAMPLES), broken_rows(records), scored)
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:

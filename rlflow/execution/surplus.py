@@ -11,7 +11,7 @@ Versions = Mapping[str, int]  # role → how many updates are behind its weights
 
 
 @dataclass(frozen=True)
-class Piece:
+class SurplusGroups:
     """Whole groups that were sampled with the same weights."""
 
     rows: Batch
@@ -22,10 +22,10 @@ class Piece:
 class Surplus:
     """The surplus of one `repeat`, in prompt order. ``dropped``: groups that were too old, as long as no metrics have told of them."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[SurplusGroups] = field(default_factory=list)
     dropped: int = 0
 
-    def opening(self, oldest: Versions) -> list[Piece]:
+    def opening(self, oldest: Versions) -> list[SurplusGroups]:
         """Take out what an iteration opens with: what was sampled with weights no older than these; what is older goes."""
         pieces, self.pieces = self.pieces, []
         young = [piece for piece in pieces if all(piece.made[role] >= version for role, version in oldest.items())]
@@ -38,17 +38,17 @@ class Surplus:
         return dropped
 
 
-def groups_of(pieces: Iterable[Piece]) -> int:
+def groups_of(pieces: Iterable[SurplusGroups]) -> int:
     return sum(piece.rows.axis.groups for piece in pieces)
 
 
-def divided(pieces: Iterable[Piece], groups: int) -> tuple[list[Piece], list[Piece]]:
+def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
     """The first ``groups`` groups, or as many as there are, and the rest."""
-    first: list[Piece] = []
-    rest: list[Piece] = []
+    first: list[SurplusGroups] = []
+    rest: list[SurplusGroups] = []
     for piece in pieces:
         wanted = piece.rows.axis.slots < groups - groups_of(first)
         for part, where in ((first, wanted), (rest, ~wanted)):
             if where.any():
-                part.append(piece if where.all() else Piece(piece.rows.rows(where), piece.made))
+                part.append(piece if where.all() else SurplusGroups(piece.rows.rows(where), piece.made))
     return first, rest

@@ -16,7 +16,7 @@ Kind = Literal["mean", "max", "sum"]
 
 
 @dataclass(frozen=True)
-class Tally:
+class PartialMetric:
     """Of ``count`` values: their sum and the highest, and which of mean, maximum or sum is the metric."""
 
     total: Fraction | float
@@ -25,17 +25,17 @@ class Tally:
     kind: Kind = "mean"
 
     @staticmethod
-    def of(values: Tensor, kind: Kind = "mean") -> Tally:
+    def of(values: Tensor, kind: Kind = "mean") -> PartialMetric:
         """Over the values that are not NaN."""
         present = values.double()[~values.isnan()]
         if not present.numel():
-            return Tally(Fraction(0), 0, -math.inf, kind)
-        return Tally(exact_sum(present), present.numel(), float(present.max()), kind)
+            return PartialMetric(Fraction(0), 0, -math.inf, kind)
+        return PartialMetric(exact_sum(present), present.numel(), float(present.max()), kind)
 
     @staticmethod
-    def sum(value: float) -> Tally:
+    def sum(value: float) -> PartialMetric:
         """A count, which adds up over ranks."""
-        return Tally(float(value), 1, float(value), "sum")
+        return PartialMetric(float(value), 1, float(value), "sum")
 
     @property
     def value(self) -> float:
@@ -46,11 +46,11 @@ class Tally:
             return math.nan
         return self.highest if self.kind == "max" else float(self.total / self.count)
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.total + other.total, self.count + other.count, max(self.highest, other.highest), self.kind)
+    def __add__(self, other: PartialMetric) -> PartialMetric:
+        return PartialMetric(self.total + other.total, self.count + other.count, max(self.highest, other.highest), self.kind)
 
 
-Tallies = Mapping[str, Tally]
+PartialMetrics = Mapping[str, PartialMetric]
 DIGITS = 53  # binary digits of a float64
 LOW = 26  # of them the lower ones: up to 2^26 values, sums of either half are exact in float64
 
@@ -69,23 +69,23 @@ def exact_sum(values: Tensor) -> Fraction | float:
     return Fraction(total, 1 << DIGITS - lowest) if lowest <= DIGITS else Fraction(total << lowest - DIGITS)
 
 
-def merged(parts: Sequence[Tallies]) -> dict[str, Tally]:
+def merged(parts: Sequence[PartialMetrics]) -> dict[str, PartialMetric]:
     """Those of all ranks as one."""
-    found: dict[str, Tally] = {}
+    found: dict[str, PartialMetric] = {}
     for part in parts:
         for name, tally in part.items():
             found[name] = found[name] + tally if name in found else tally
     return found
 
 
-def settled(tallies: Tallies, prefix: str = "") -> dict[str, float]:
+def settled(tallies: PartialMetrics, prefix: str = "") -> dict[str, float]:
     """Name → value."""
     return {f"{prefix}{name}": tally.value for name, tally in tallies.items()}
 
 
-def known(metrics: Mapping[str, float]) -> dict[str, Tally]:
+def known(metrics: Mapping[str, float]) -> dict[str, PartialMetric]:
     """Numbers that are the same on every rank."""
-    return {name: Tally(value, 1, value) for name, value in metrics.items()}
+    return {name: PartialMetric(value, 1, value) for name, value in metrics.items()}
 
 
 def as_kind(name: str) -> Kind:

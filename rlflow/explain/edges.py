@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rlflow.explain.layouts import Layout, Layouts, alike, on_one_rank
+from rlflow.explain.layouts import Layouts, RowLayout, alike, on_one_rank
 from rlflow.explain.sizes import Sizes, setting
 from rlflow.explain.transfers import passage, savings, transfer
 from rlflow.graph.model import Graph, Input, Node, Op
-from rlflow.memory.sizes import Kept
+from rlflow.memory.sizes import ModelFootprint
 from rlflow.placement import Placement
 from rlflow.plan import Plan
-from rlflow.reshard.plan import Plan as Transfer
+from rlflow.reshard.plan import TransferPlan as Transfer
 from rlflow.trace.compile import all_nodes
 
 
@@ -32,7 +32,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightEdge:
     """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: over all ranks, None
     where the number of parameters is not known. transport: ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else
     ``whole``. By a plan, each: the most that a rank receives, which no plan can go below; extra: the most that a transfer takes on a rank
@@ -54,7 +54,7 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
     """In program order, those within repeats after the repeat's own; without layouts for one process."""
     for i in plan.live:
         node = plan.graph.nodes[i]
-        together: dict[tuple[int, Layout | None], list[Input]] = {}
+        together: dict[tuple[int, RowLayout | None], list[Input]] = {}
         for item in node.inputs:
             if sizes.read(node, item):
                 held = layouts.held.get(item.column) if layouts else None
@@ -76,7 +76,7 @@ def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: 
     return Edge(source, node.name, names, size, moved, held.pool, needed.pool, why)
 
 
-def copies(held: Layout, needed: Layout, ranks: Mapping[str, int], epochs: int) -> float:
+def copies(held: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:
     """How often a row is expected to go to a rank that does not hold it. Splits that differ have nothing to do with one another. An
     update has its rows on its own pool once, to leave out those that are not finite, and then draws their ranks anew in each epoch."""
     count, elsewhere = ranks[needed.pool], held.pool != needed.pool
@@ -90,7 +90,7 @@ def copies(held: Layout, needed: Layout, ranks: Mapping[str, int], epochs: int) 
     return elsewhere + (count - 1) * reached
 
 
-def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept], ways: tuple[str, str]) -> Iterator[Weights]:
+def weights(graph: Graph, placement: Placement, models: Mapping[str, ModelFootprint], ways: tuple[str, str]) -> Iterator[WeightEdge]:
     """For each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one. ways: the transports on one pool
     and between two, or ``gather``."""
     for role, source in placement.trainers.items():
@@ -100,7 +100,7 @@ def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept], ways
             continue
         before = tuple(node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role)
         kept, ranks = models[role], placement.pools
-        moved = Weights(role, after[-1], before, source, target, None)
+        moved = WeightEdge(role, after[-1], before, source, target, None)
         transport = ways[source != target]
         if (plan := _planned(kept, ranks, source, target)) is not None and transport != "gather":
             inbound = plan.stats.inbound
@@ -110,5 +110,5 @@ def weights(graph: Graph, placement: Placement, models: Mapping[str, Kept], ways
             yield replace(moved, bytes=None if kept.weight_bytes is None else kept.weight_bytes * ranks[target])
 
 
-def _planned(kept: Kept, ranks: Mapping[str, int], source: str, target: str) -> Transfer | None:
+def _planned(kept: ModelFootprint, ranks: Mapping[str, int], source: str, target: str) -> Transfer | None:
     return transfer(kept, ranks[target]) if source == target else passage(kept, ranks[source], ranks[target])

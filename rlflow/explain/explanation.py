@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlflow.errors import Problem
-from rlflow.explain.edges import Edge, Weights, edges, weights
+from rlflow.explain.edges import Edge, WeightEdge, edges, weights
 from rlflow.explain.layouts import Layouts
 from rlflow.explain.sizes import Assumed, Sizes
-from rlflow.explain.waves import Pair, Step, pairs, steps
+from rlflow.explain.waves import Pair, WaveNode, pairs, steps
 from rlflow.graph.model import Graph
-from rlflow.memory.schedule import Course
-from rlflow.memory.sizes import Held, Kept
+from rlflow.memory.schedule import MemorySchedule
+from rlflow.memory.sizes import MemoryItem, ModelFootprint
 from rlflow.passes.lanes import room_of
 from rlflow.passes.rank import COST
 from rlflow.placement import Placement
-from rlflow.plan import Did, Plan
+from rlflow.plan import PassNote, Plan
 from rlflow.simulate import Simulation, simulate
 
 PROCESS = "this process"  # where everything is without pools
@@ -40,18 +40,18 @@ class Explanation:
     placement: Placement | None
     assumed: Assumed
     rows: int
-    steps: tuple[Step, ...]
+    steps: tuple[WaveNode, ...]
     edges: tuple[Edge, ...]
-    weights: tuple[Weights, ...]
+    weights: tuple[WeightEdge, ...]
     pairs: tuple[Pair, ...]
     recorded: int
-    memory: tuple[Held, ...]
-    did: tuple[Did, ...]
+    memory: tuple[MemoryItem, ...]
+    did: tuple[PassNote, ...]
     time: Simulation
     warnings: tuple[Problem, ...] = ()
     response_tokens: int = 0
     commits: Commits | None = None
-    residency: tuple[Course, ...] = ()
+    residency: tuple[MemorySchedule, ...] = ()
 
     @property
     def moved(self) -> int:
@@ -85,7 +85,7 @@ def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:
 
 
 def explain(
-    plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, Kept], frozen: Sequence[tuple[str, str, Kept]],
+    plan: Plan, where: Placement, assumed: Assumed, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]],
     warnings: Sequence[Problem] = (), commit_every: int = 0, ways: tuple[str, str] = ("segment", "segment"),
 ) -> Explanation:
     """``where``: the plan's placement, or that of one process; ``models``: how each role that is a model is kept; ``frozen``: of reward
@@ -101,7 +101,7 @@ def explain(
         commits(plan, models, commit_every), plan.residency)
 
 
-def _resident(course: Course) -> dict[str, Any]:
+def _resident(course: MemorySchedule) -> dict[str, Any]:
     moments = ({"step": moment.step, "bytes": course.held(moment, awake), "there": [str(part) for part in sorted(awake)],
                 "passing": {str(part): size for part, size in moment.passing.items()}}
                for moment, awake in zip(course.moments, course.awake, strict=True))  # fmt: skip
@@ -111,25 +111,27 @@ def _resident(course: Course) -> dict[str, Any]:
             "always": sum(course.fixed.values()), "moments": list(moments), "moves": moves}
 
 
-def commits(plan: Plan, models: Mapping[str, Kept], every: int) -> Commits | None:
+def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Commits | None:
     """None where a run recovers from nothing: in one process, and where it is told not to."""
     trained = [use.name for use in plan.graph.roles if use.trained and use.name in models]
     return Commits(every, {role: models[role].commit_bytes for role in trained}) if plan.placement and every else None
 
 
-def passes(plan: Plan) -> Iterator[Did]:
+def passes(plan: Plan) -> Iterator[PassNote]:
     """What each pass did, those over the bodies of repeats too."""
     yield from plan.did
     for i, body in plan.bodies.items():
-        yield from (Did(f"{did.name} of {plan.graph.nodes[i].name}", did.what) for did in passes(body))
+        yield from (PassNote(f"{did.name} of {plan.graph.nodes[i].name}", did.what) for did in passes(body))
 
 
-def memory(where: Placement, models: Mapping[str, Kept], frozen: Sequence[tuple[str, str, Kept]]) -> Iterator[Held]:
+def memory(
+    where: Placement, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]]
+) -> Iterator[MemoryItem]:
     """By pool, in the order of the roles; each entry is held by each rank."""
     for pool in where.pools:
         for role, kept in models.items():
             if where.trainers.get(role) == pool:
-                yield from (Held(pool, role, "trainer", name, size) for name, size in kept.trainer().items())
+                yield from (MemoryItem(pool, role, "trainer", name, size) for name, size in kept.trainer().items())
             if where.generators.get(role) == pool:
-                yield from (Held(pool, role, "generator", name, size) for name, size in kept.generator().items())
-        yield from (Held(pool, name, "reward", "weights", kept.weight_bytes) for at, name, kept in frozen if at == pool)
+                yield from (MemoryItem(pool, role, "generator", name, size) for name, size in kept.generator().items())
+        yield from (MemoryItem(pool, name, "reward", "weights", kept.weight_bytes) for at, name, kept in frozen if at == pool)

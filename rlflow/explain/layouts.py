@@ -15,7 +15,7 @@ SPREAD = ("prompts", "rows", "groups")  # each row on one rank, tokens even
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Rows over the ranks of a pool. by: ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``; split: equal
     where rows lie alike; of: the node for which the split was made."""
 
@@ -34,19 +34,19 @@ class Layouts:
 
     plan: Plan
     sizes: Sizes
-    needed: dict[int, Layout] = field(default_factory=dict)
-    held: dict[Column, Layout] = field(default_factory=dict)
+    needed: dict[int, RowLayout] = field(default_factory=dict)
+    held: dict[Column, RowLayout] = field(default_factory=dict)
     bodies: dict[int, Layouts] = field(default_factory=dict)
 
     @staticmethod
-    def of(plan: Plan, sizes: Sizes, data: Mapping[str, Layout] | None = None) -> Layouts:
+    def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
         """``data``: where the columns of the data lie already, for the body of a repeat."""
         made = Layouts(plan, sizes)
         for i in plan.live:
             made._add(plan.graph.nodes[i], data or {})
         return made
 
-    def _add(self, node: Node, data: Mapping[str, Layout]) -> None:
+    def _add(self, node: Node, data: Mapping[str, RowLayout]) -> None:
         if node.op is Op.STATE:
             return
         if node.op is Op.REPEAT:
@@ -68,20 +68,20 @@ class Layouts:
             if item.column in inner.held:
                 self.held[Column(node.id, item.parameter)] = inner.held[item.column]
 
-    def _need(self, node: Node) -> Layout:
+    def _need(self, node: Node) -> RowLayout:
         pool = self.plan.home[node.id]
         if node.op is Op.UPDATE:
-            return Layout(pool, "minibatch", (pool, node.name), node.name)
+            return RowLayout(pool, "minibatch", (pool, node.name), node.name)
         if node.op is Op.STAGE and node.dispatch != "DP_COMPUTE":
             by = "all ranks" if node.dispatch == "ALL" else "rank 0"  # a mode of the author's own splits and merges there
-            return Layout(pool, by, (pool, by), node.name)
+            return RowLayout(pool, by, (pool, by), node.name)
         whole = node.op is Op.STAGE and node.rows == "group"
         home = self._home(node, pool)
         if home is not None and home.by in SPREAD and not (whole and home.by == "rows"):
             return home
         return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
 
-    def _home(self, node: Node, pool: str) -> Layout | None:
+    def _home(self, node: Node, pool: str) -> RowLayout | None:
         """That of the largest column that lies on the pool."""
         here = [item for item in self._read(node) if item.column in self.held and self.held[item.column].pool == pool]
         largest = max(here, key=lambda item: self.sizes.read(node, item), default=None)
@@ -90,12 +90,12 @@ class Layouts:
     def _read(self, node: Node) -> tuple[Input, ...]:
         return tuple(item for item in node.inputs if node.op is not Op.GENERATE or item.parameter == "prompt_tokens")
 
-    def _fresh(self, node: Node, by: str) -> Layout:
+    def _fresh(self, node: Node, by: str) -> RowLayout:
         """Rows spread evenly by what of their lengths the node knows: two nodes that know the same spread them alike."""
         pool, columns = self.plan.home[node.id], [output.name for output in node.outputs] if node.op is Op.DATA else []
         names = {*columns, *(item.parameter for item in self._read(node))}
         lengths = tuple(name for name in ("tokens", "prompt_tokens") if name in names) or self._first_ragged(node)
-        return Layout(pool, by, (pool, node.axis, by == "groups", lengths), node.name)
+        return RowLayout(pool, by, (pool, node.axis, by == "groups", lengths), node.name)
 
     def _first_ragged(self, node: Node) -> tuple[str, ...]:
         for item in self._read(node):
@@ -105,10 +105,10 @@ class Layouts:
         return ()
 
 
-def alike(one: Layout, other: Layout) -> bool:
+def alike(one: RowLayout, other: RowLayout) -> bool:
     return one.split == other.split
 
 
-def on_one_rank(layouts: Layout, ranks: Mapping[str, int]) -> Layout:
+def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
     """With one rank all splits are the same."""
     return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

@@ -14,7 +14,7 @@ from rlflow.simulate import INSTANT
 
 
 @dataclass(frozen=True)
-class Step:
+class WaveNode:
     """A node of the plan. wave: the number of those before it on the longest chain, within its repeat; split_of: the node for which
     its split was made; within: the repeat that it belongs to; chunks: how many it works on."""
 
@@ -40,7 +40,7 @@ class Pair:
     lane: str | None = None
 
 
-def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[Step]:
+def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Iterator[WaveNode]:
     """Wave by wave, each in program order; the body of a repeat after it."""
     for wave, nodes in enumerate(waves(plan)):
         for node in nodes:
@@ -49,11 +49,11 @@ def steps(plan: Plan, layouts: Layouts | None, within: str | None = None) -> Ite
                 yield from steps(plan.bodies[node.id], layouts.bodies[node.id] if layouts else None, node.name)
 
 
-def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: str | None) -> Step:
+def _step(plan: Plan, layouts: Layouts | None, node: Node, wave: int, within: str | None) -> WaveNode:
     layout = layouts.needed.get(node.id) if layouts else None
     dispatch = {Op.UPDATE: "UPDATE", Op.REPEAT: ""}.get(node.op, node.dispatch)
     pool = plan.home.get(node.id) if node.op is not Op.REPEAT else None
-    return Step(node.name, node.op.value, wave, pool, plan.works_in(node.id), dispatch, str(layout or ""),
+    return WaveNode(node.name, node.op.value, wave, pool, plan.works_in(node.id), dispatch, str(layout or ""),
                 layout.of if layout and layout.of != node.name else None, within, len(plan.in_pieces.get(node.id, ())) or 1)
 
 

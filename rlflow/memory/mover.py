@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from rlflow.errors import PlanError
-from rlflow.memory.schedule import Course, Moment, Part, Parts
+from rlflow.memory.schedule import MemorySchedule, MemoryStep, ModelPart, Parts
 
 
 class Half(Protocol):
@@ -17,7 +17,7 @@ class Half(Protocol):
     def wake(self, *parts: str) -> None: ...
 
 
-class Keeper:
+class MemoryMover:
     """Of one process. With no course, or one in which everything fits, everything stays.
 
     What is called follows the course of an iteration; between two iterations, or where a rank had no rows, a call may come out of turn. It
@@ -25,17 +25,17 @@ class Keeper:
     takes the moves that were planned, and none of them ever exceeds the limit.
     """
 
-    def __init__(self, course: Course | None = None) -> None:
+    def __init__(self, course: MemorySchedule | None = None) -> None:
         self.course = course if course is not None and course.moving else None
-        self.there: set[Part] = set()
+        self.there: set[ModelPart] = set()
         self._halves: dict[tuple[str, str], Half] = {}
         self._at = 0
         self._moves = self._bytes = 0
 
     @staticmethod
-    def of(courses: Iterable[Course]) -> Keeper:
+    def of(courses: Iterable[MemorySchedule]) -> MemoryMover:
         """Of a run in one process, which has one course at most."""
-        return Keeper(next(iter(courses), None))
+        return MemoryMover(next(iter(courses), None))
 
     def loaded(self, role: str, half: str, made: Half) -> None:
         """A half of a role is there: what of it can be elsewhere goes until something needs it. Raises PlanError where there is no room."""
@@ -67,10 +67,10 @@ class Keeper:
         self._moves = self._bytes = 0
         return found
 
-    def _passing(self, course: Course) -> set[Part]:
+    def _passing(self, course: MemorySchedule) -> set[ModelPart]:
         return {part for moment in (*course.moments, *course.beside) for part in moment.passing}
 
-    def _target(self, course: Course, needs: Parts) -> set[Part]:
+    def _target(self, course: MemorySchedule, needs: Parts) -> set[ModelPart]:
         movable, passing = needs & course.sizes.keys(), needs & self._passing(course)
         count = len(course.moments)
         for step in range(count):
@@ -79,9 +79,9 @@ class Keeper:
             if moment.needs == movable and set(moment.passing) == passing:
                 self._at = at
                 return set(course.awake[at])
-        return self._beside(course, next((moment for moment in course.beside if moment.needs == movable), Moment("", movable)))
+        return self._beside(course, next((moment for moment in course.beside if moment.needs == movable), MemoryStep("", movable)))
 
-    def _beside(self, course: Course, moment: Moment) -> set[Part]:
+    def _beside(self, course: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
         """For what is no part of an iteration: what it needs, and of the rest what is there and fits, the next to be used first."""
         target = set(moment.needs)
         for part in sorted(self.there - target, key=lambda part: (self._next(course, part), part)):
@@ -89,12 +89,12 @@ class Keeper:
                 target.add(part)
         return target
 
-    def _next(self, course: Course, part: Part) -> int:
+    def _next(self, course: MemorySchedule, part: ModelPart) -> int:
         """How many moments on a part is needed."""
         count = len(course.moments)
         return next((step for step in range(count) if part in course.moments[(self._at + step) % count].needs), count)
 
-    def _move(self, course: Course, parts: set[Part], away: bool) -> None:
+    def _move(self, course: MemorySchedule, parts: set[ModelPart], away: bool) -> None:
         for role, half in sorted({(part.role, part.half) for part in parts}):
             mine = sorted(part for part in parts if (part.role, part.half) == (role, half))
             one = self._halves[role, half]

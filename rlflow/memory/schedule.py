@@ -19,7 +19,7 @@ from rlflow.errors import PlanError, Problem
 
 
 @dataclass(frozen=True, order=True)
-class Part:
+class ModelPart:
     """A part of what a half of a role holds on a rank. what: weights, gradient, optimizer or cache."""
 
     role: str
@@ -30,11 +30,11 @@ class Part:
         return f"{self.role}.{self.half} {self.what}"
 
 
-Parts = frozenset[Part]
+Parts = frozenset[ModelPart]
 
 
 def parts(role: str, half: str, *what: str) -> Parts:
-    return frozenset(Part(role, half, each) for each in what)
+    return frozenset(ModelPart(role, half, each) for each in what)
 
 
 def computing(role: str) -> Parts:
@@ -63,13 +63,13 @@ def syncing(role: str) -> Parts:
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemoryStep:
     """What computes with parts: a node, or a part of one. needs: parts that have to be there and could be elsewhere. passing: parts that
     are there just as long, by their bytes."""
 
     step: str
     needs: Parts
-    passing: Mapping[Part, int] = field(default_factory=dict)
+    passing: Mapping[ModelPart, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class Move:
     """Before a moment. ``away`` frees bytes of each rank; else they are taken again."""
 
     before: str
-    part: Part
+    part: ModelPart
     bytes: int
     away: bool
 
 
 @dataclass(frozen=True)
-class Course:
+class MemorySchedule:
     """What happens on each rank of a pool in an iteration, and what is there meanwhile.
 
     sizes: bytes of the parts that can be elsewhere; fixed: of those that cannot. limit: bytes that a rank may hold. awake: for each moment
@@ -91,14 +91,14 @@ class Course:
     """
 
     pool: str
-    moments: tuple[Moment, ...]
-    sizes: Mapping[Part, int]
-    fixed: Mapping[Part, int]
+    moments: tuple[MemoryStep, ...]
+    sizes: Mapping[ModelPart, int]
+    fixed: Mapping[ModelPart, int]
     limit: int
     awake: tuple[Parts, ...] = ()
-    beside: tuple[Moment, ...] = ()
+    beside: tuple[MemoryStep, ...] = ()
 
-    def held(self, moment: Moment, awake: Iterable[Part]) -> int:
+    def held(self, moment: MemoryStep, awake: Iterable[ModelPart]) -> int:
         """Bytes on a rank at a moment with these parts there."""
         return sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
 
@@ -135,12 +135,12 @@ class Course:
 class Gap:
     """Moments, by number, through which a part is not needed. unused: no moment needs it, so that it may stay away for free."""
 
-    part: Part
+    part: ModelPart
     over: frozenset[int]
     unused: bool = False
 
 
-def gaps(course: Course) -> Iterator[Gap]:
+def gaps(course: MemorySchedule) -> Iterator[Gap]:
     """Between each use of a part and the next one, round the end of the iteration too."""
     count = len(course.moments)
     for part in sorted(course.sizes):
@@ -155,7 +155,7 @@ def gaps(course: Course) -> Iterator[Gap]:
 Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts that stay away
 
 
-def fewest(course: Course) -> tuple[Parts, ...]:
+def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
     """For each moment the parts that are there, so that the iteration takes the fewest moves and, of these, the fewest bytes. Every moment
     must fit by itself."""
     count, all_gaps = len(course.moments), list(gaps(course))
@@ -167,7 +167,7 @@ def fewest(course: Course) -> tuple[Parts, ...]:
 Way = tuple[Cost, frozenset[Gap]]  # what it costs so far, and the gaps that are dropped
 
 
-def _dropped(course: Course, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
+def _dropped(course: MemorySchedule, all_gaps: list[Gap], room: list[int]) -> frozenset[Gap]:
     """The gaps that are not kept. Moment by moment of those at which not all fit, each way on is a least set of gaps that makes it fit, of
     which none could be kept: a best solution has such a set for every moment, and to drop a gap is no worse for the moments before. A few
     ways alone first say what a solution costs at most."""
@@ -177,7 +177,9 @@ def _dropped(course: Course, all_gaps: list[Gap], room: list[int]) -> frozenset[
     return _search(course, tight, room, known[0])[1]
 
 
-def _search(course: Course, tight: Mapping[int, list[Gap]], room: list[int], most: tuple[float, int, int], few: int | None = None) -> Way:
+def _search(
+    course: MemorySchedule, tight: Mapping[int, list[Gap]], room: list[int], most: tuple[float, int, int], few: int | None = None
+) -> Way:
     """The best way of those that cost no more than ``most``; of ``few`` alone where they are limited. Ways that differ in nothing that a
     later moment still has to do with go on as the best of them."""
     ways: dict[frozenset[Gap], Way] = {frozenset(): ((0, 0, 0), frozenset())}
@@ -196,7 +198,7 @@ def _search(course: Course, tight: Mapping[int, list[Gap]], room: list[int], mos
     return min(ways.values(), key=lambda way: way[0])
 
 
-def _least(course: Course, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
+def _least(course: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tuple[Gap, ...]]:
     """Sets of gaps that free ``excess`` bytes and would not without any one of them."""
     sizes = [course.sizes[gap.part] for gap in there]
     for count in range(len(there) + 1):
@@ -206,7 +208,7 @@ def _least(course: Course, there: list[Gap], excess: int) -> Iterator[tuple[Gap,
                 yield tuple(there[i] for i in chosen)
 
 
-def _plus(course: Course, cost: Cost, gone: tuple[Gap, ...]) -> Cost:
+def _plus(course: MemorySchedule, cost: Cost, gone: tuple[Gap, ...]) -> Cost:
     moved = [course.sizes[gap.part] for gap in gone if not gap.unused]
     return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(gone) - len(moved)
 
@@ -214,7 +216,7 @@ def _plus(course: Course, cost: Cost, gone: tuple[Gap, ...]) -> Cost:
 # -- what does not fit, and that the rest does ---------------------------------------------------------------------------------------
 
 
-def too_large(course: Course) -> Iterator[Problem]:
+def too_large(course: MemorySchedule) -> Iterator[Problem]:
     """Moments that do not fit by themselves, the one that is farthest from it of those with the same needs."""
     seen: set[Parts] = set()
     over = [(course.held(moment, moment.needs) - course.limit, moment) for moment in (*course.moments, *course.beside)]
@@ -224,7 +226,7 @@ def too_large(course: Course) -> Iterator[Problem]:
             yield _too_large(course, moment, excess)
 
 
-def _too_large(course: Course, moment: Moment, excess: int) -> Problem:
+def _too_large(course: MemorySchedule, moment: MemoryStep, excess: int) -> Problem:
     at_once = {part: course.sizes[part] for part in moment.needs} | dict(moment.passing)
     parts = ", ".join(f"{part} {decimal(size)}" for part, size in sorted(at_once.items()))
     always = [f"always {part} {decimal(size)}" for part, size in sorted(course.fixed.items())]
@@ -238,10 +240,10 @@ def _too_large(course: Course, moment: Moment, excess: int) -> Problem:
                    remedy=f"--memory {course.limit + excess}; or {less}, or another pool for a half")
 
 
-def prove(course: Course) -> int:
+def prove(course: MemorySchedule) -> int:
     """Go through the iteration twice and count what is there; the most bytes. Raises PlanError where a part is missing that is needed,
     or more is there than fits, at whatever moment, moves included."""
-    there: set[Part] = set(course.awake[-1]) if course.awake else set()
+    there: set[ModelPart] = set(course.awake[-1]) if course.awake else set()
     most = 0
     for at in [*range(len(course.moments))] * 2:
         moment = course.moments[at]

@@ -17,7 +17,7 @@ ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hid
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryItem:
     """Something in the memory of each rank of a pool. bytes: None where they cannot be told from the folder."""
 
     pool: str
@@ -85,7 +85,7 @@ def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ModelFootprint:
     """How a role's halves keep a model: its folder's facts (None: no folder), the head, whether it is trained, the arithmetic's dtype,
     the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known).
 

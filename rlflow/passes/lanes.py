@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlflow.graph.model import Node, Op
 from rlflow.placement import Placement, homes
-from rlflow.plan import Did, Plan
+from rlflow.plan import PassNote, Plan
 
 LANES = {Op.GENERATE: "model", Op.LOGPROBS: "model", Op.VALUES: "model", Op.UPDATE: "model", Op.REWARD: "io", Op.REPEAT: "control"}
 ROOM = {"model": 1, "cpu": 2, "io": 8}  # nodes that a lane runs at once: model stages of one process share its cores
@@ -19,7 +19,7 @@ def lanes(plan: Plan) -> Plan:
     lane = {i: _lane(plan.graph.nodes[i], home.get(i)) for i in plan.live}
     counts = {name: sum(1 for used in lane.values() if used == name) for name in sorted(set(lane.values()))}
     what = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return replace(plan, lane=lane, home=home, did=(*plan.did, Did("lanes", what)))
+    return replace(plan, lane=lane, home=home, did=(*plan.did, PassNote("lanes", what)))
 
 
 def _lane(node: Node, pool: str | None) -> str:

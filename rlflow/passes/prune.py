@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlflow.graph.model import Column, Graph
-from rlflow.plan import FORWARDS, Did, Plan
+from rlflow.plan import FORWARDS, PassNote, Plan
 
 RECORDED = ("prompt", "answer", "completion", "finish", "scores", "tokens", "mask")
 WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")  # recorded where something reads them anyway
@@ -30,7 +30,7 @@ def prune(plan: Plan) -> Plan:
     what = f"{len(kept)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
     order = tuple(sorted(live))
     recorded |= _last(graph, WATCHED) & kept
-    return replace(plan, live=order, kept=kept, held_to_end=recorded, did=(*plan.did, Did("prune", what)))
+    return replace(plan, live=order, kept=kept, held_to_end=recorded, did=(*plan.did, PassNote("prune", what)))
 
 
 def _last(graph: Graph, names: tuple[str, ...]) -> set[Column]:

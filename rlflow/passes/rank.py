@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rlflow.graph.model import Op
 from rlflow.passes.lanes import room_of
-from rlflow.plan import Did, Plan
+from rlflow.plan import PassNote, Plan
 
 COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2}
 
@@ -20,7 +20,7 @@ def rank(plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[s
     taken = plan.shared(seconds or {i: COST.get(plan.graph.nodes[i].op, 0.0) for i in plan.live})
     after = remaining(plan, taken, room or room_of(plan.placement))
     longest = max(after, key=lambda i: after[i] + taken[i])
-    return replace(plan, priority=after, did=(*plan.did, Did("rank", f"the longest path starts at {plan.node(longest).name}")))
+    return replace(plan, priority=after, did=(*plan.did, PassNote("rank", f"the longest path starts at {plan.node(longest).name}")))
 
 
 def remaining(plan: Plan, seconds: Mapping[int, float], room: Mapping[str, int]) -> dict[int, float]:

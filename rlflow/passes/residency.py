@@ -14,15 +14,27 @@ from rich.filesize import decimal
 
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import Node, Op
-from rlflow.memory.schedule import Course, Moment, Part, computing, copying, fewest, learning, prove, sampling, syncing, too_large
+from rlflow.memory.schedule import (
+    MemorySchedule,
+    MemoryStep,
+    ModelPart,
+    computing,
+    copying,
+    fewest,
+    learning,
+    prove,
+    sampling,
+    syncing,
+    too_large,
+)
 from rlflow.passes.lanes import room_of
 from rlflow.passes.rank import COST
 from rlflow.placement import Placement
-from rlflow.plan import Did, Plan
+from rlflow.plan import PassNote, Plan
 from rlflow.simulate import INSTANT, simulate
 
 MODEL_LANE = "model"  # of a run in one process; on pools it is called like the pool
-Step = tuple[str, Iterable[Part]]  # what computes, and the parts that it needs
+Step = tuple[str, Iterable[ModelPart]]  # what computes, and the parts that it needs
 
 
 @dataclass(frozen=True)
@@ -31,13 +43,13 @@ class Holding:
     is used, or ``stays``."""
 
     pool: str
-    part: Part
+    part: ModelPart
     bytes: int | None
     how: Literal["moves", "passes", "stays"]
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryLimit:
     """limit: bytes that a rank may hold. committed: roles whose state is copied before each iteration. canaries: roles of which both halves
     then score fixed tokens. evaluated: the role that samples now and then."""
 
@@ -48,7 +60,7 @@ class Memory:
     evaluated: str | None = None
 
 
-def residency(plan: Plan, where: Placement, memory: Memory) -> Plan:
+def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
     """The fewest moves with which every pool keeps to the limit. ``where``: the plan's placement, or that of one process. Raises PlanError
     with all that cannot fit, or of which the size is not known."""
     courses = [_course(plan, pool, memory) for pool in where.pools]
@@ -57,12 +69,12 @@ def residency(plan: Plan, where: Placement, memory: Memory) -> Plan:
         raise PlanError(*problems)
     courses = [replace(course, awake=fewest(course)) for course in courses]
     peaks = [f"{decimal(prove(course))} on {course.pool} at {len(course.moments)} moments" for course in courses]
-    did = Did("residency", "; ".join(map(_told, courses))), Did("verify", "counted again, at most " + ", ".join(peaks))
+    did = PassNote("residency", "; ".join(map(_told, courses))), PassNote("verify", "counted again, at most " + ", ".join(peaks))
     lanes = {course.pool if plan.placement else MODEL_LANE for course in courses if course.moving}
     return replace(_settled(plan, lanes), residency=tuple(courses), did=(*plan.did, *did))
 
 
-def _told(course: Course) -> str:
+def _told(course: MemorySchedule) -> str:
     if not course.moving:
         return f"on {course.pool} everything fits at once, {decimal(course.peak_without)} of {decimal(course.limit)}"
     bytes_moved = sum(move.bytes for move in course.moves)
@@ -70,7 +82,7 @@ def _told(course: Course) -> str:
             f"{decimal(course.peak_without)} without")
 
 
-def _unknown(memory: Memory) -> Iterator[Problem]:
+def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
     for holding in memory.holdings:
         if holding.bytes is None:
             remedy = f"--{holding.part.role}.kv_cache_memory_bytes BYTES" if holding.part.what == "cache" else "a folder with safetensors"
@@ -81,30 +93,30 @@ def _unknown(memory: Memory) -> Iterator[Problem]:
 # -- the course of an iteration ------------------------------------------------------------------------------------------------------
 
 
-def _course(plan: Plan, pool: str, memory: Memory) -> Course:
+def _course(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
     """Not yet with what is there when."""
     mine = {held.part: held for held in memory.holdings if held.pool == pool}
     sizes, passing, fixed = ({part: held.bytes or 0 for part, held in mine.items() if held.how == how}
                              for how in ("moves", "passes", "stays"))  # fmt: skip
     regular, beside = ([_moment(step, frozenset(parts), sizes, passing) for step, parts in steps if mine.keys() & set(parts)]
                        for steps in (_steps(plan, memory), _now_and_then(plan, memory)))  # fmt: skip
-    return Course(pool, tuple(_joined(regular)), sizes, fixed, memory.limit, beside=tuple(beside))
+    return MemorySchedule(pool, tuple(_joined(regular)), sizes, fixed, memory.limit, beside=tuple(beside))
 
 
-def _moment(step: str, parts: frozenset[Part], sizes: Mapping[Part, int], passing: Mapping[Part, int]) -> Moment:
-    return Moment(step, parts.intersection(sizes), {part: passing[part] for part in sorted(parts.intersection(passing))})
+def _moment(step: str, parts: frozenset[ModelPart], sizes: Mapping[ModelPart, int], passing: Mapping[ModelPart, int]) -> MemoryStep:
+    return MemoryStep(step, parts.intersection(sizes), {part: passing[part] for part in sorted(parts.intersection(passing))})
 
 
-def _joined(moments: Iterable[Moment]) -> Iterator[Moment]:
+def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
     """Chunks of a node that follow each other are one moment."""
-    last: Moment | None = None
+    last: MemoryStep | None = None
     for moment in moments:
         if moment != last:
             yield moment
         last = moment
 
 
-def _steps(plan: Plan, memory: Memory) -> Iterator[Step]:
+def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
     """Of one iteration. Whoever was trained in the last one hands its weights over before it samples."""
     stale = {use.name for use in plan.graph.roles if use.trained}
     yield from ((f"the commit of {role}", copying(role)) for role in memory.committed)
@@ -134,7 +146,7 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
         yield node.name, learning(role) if node.op is Op.STAGE else computing(role)
 
 
-def _now_and_then(plan: Plan, memory: Memory) -> Iterator[Step]:
+def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
     """Between iterations."""
     for use in plan.graph.roles:
         if use.trained:

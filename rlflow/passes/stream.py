@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from rlflow.graph.model import Node, Op
-from rlflow.plan import FORWARDS, Did, Piece, Plan
+from rlflow.plan import FORWARDS, PassNote, Piece, Plan
 
 
 def stream(plan: Plan) -> Plan:
@@ -27,7 +27,7 @@ def stream(plan: Plan) -> Plan:
     what = "; ".join(said) if plan.streaming.chunks > 1 and said else "nothing is scored before all rows are sampled"
     lane = {**plan.lane, **{i: plan.lane[piece.node] for i, piece in pieces.items()}}
     lane |= {piece.node: "control" for piece in pieces.values()}
-    return replace(plan, chunks=chunks, pieces=pieces, lane=lane, did=(*plan.did, Did("stream", what)))
+    return replace(plan, chunks=chunks, pieces=pieces, lane=lane, did=(*plan.did, PassNote("stream", what)))
 
 
 def _scores(plan: Plan, source: Node) -> Iterator[Node]:

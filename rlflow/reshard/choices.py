@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from rlflow.reshard.boxes import lengths
 from rlflow.reshard.kinds import Cut, Dim, Shapes, row_parallel, sharded, tensor_parallel
-from rlflow.reshard.layout import Layout, Spread
-from rlflow.reshard.plan import Plan, readable
+from rlflow.reshard.layout import Spread, WeightLayout
+from rlflow.reshard.plan import TransferPlan, readable
 from rlflow.reshard.planner import make_plan
 
 
@@ -41,7 +41,7 @@ class Choices:
     found: tuple[Choice, ...]
 
     @staticmethod
-    def of(shapes: Shapes, size: int, matched: Mapping[str, int], sources: Mapping[str, Layout], targets: Mapping[str, Layout],
+    def of(shapes: Shapes, size: int, matched: Mapping[str, int], sources: Mapping[str, WeightLayout], targets: Mapping[str, WeightLayout],
            nodes: Sequence[int] | None = None) -> Choices:  # fmt: skip
         """Of each trainer's layout, by dims, to each of the rollout's, by order; the plainer ones first."""
         pairs = itertools.product(sources.items(), targets.items())
@@ -106,7 +106,7 @@ def choices(
     return Choices.of(shapes, size, matched, sources, targets, nodes)
 
 
-def _choice(dims: str, order: str, plan: Plan) -> Choice:
+def _choice(dims: str, order: str, plan: TransferPlan) -> Choice:
     return Choice(dims, order, int(plan.stats.inbound.max(initial=0)), int(plan.stats.inbound.sum()), plan.stats.across)
 
 
@@ -123,7 +123,7 @@ def shard_dims(shapes: Shapes, ranks: int, dim: Dim = row_parallel) -> dict[str,
     return {name: cut for name, cut in found.items() if cut and shapes[name][cut] % ranks == 0}
 
 
-def cut_dims(target: Layout) -> dict[str, int]:
+def cut_dims(target: WeightLayout) -> dict[str, int]:
     """Along which dimension a layout, as an engine's trace gives it, cuts each tensor; those that are whole are left out. A tensor cut
     along several counts with the first."""
     found = {name: _cut_dim(spread) for name, spread in target.tensors.items()}

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rlflow.errors import PlanError
 from rlflow.reshard.boxes import Box, lengths, volume
-from rlflow.reshard.layout import Held
-from rlflow.reshard.plan import Leg, Plan, Round
-from rlflow.reshard.shards import Pieces
+from rlflow.reshard.layout import TensorShard
+from rlflow.reshard.plan import Leg, Round, TransferPlan
+from rlflow.reshard.shards import TensorViews
 from rlflow.reshard.transport import TransferError, Transport
 from rlflow.reshard.verify import Verifier
 
@@ -45,7 +45,7 @@ class Resharder:
     """
 
     def __init__(
-        self, plan: Plan, rank: int, source: Mapping[str, Pieces], target: Mapping[str, Pieces], transport: Transport,
+        self, plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews], transport: Transport,
         *, buffers: int = 2, verify_every: int = 0,
     ) -> None:  # fmt: skip
         _check_bound(plan, rank, source, target)
@@ -128,7 +128,7 @@ class Resharder:
         parts = torch.split(self.transport.outbox(slot)[: sum(bucket.sent)], list(bucket.sent))
         return {peer: parts[peer] for peer in dict.fromkeys(bucket.first.values())}
 
-    def relocate(self, source: Mapping[str, Pieces]) -> None:
+    def relocate(self, source: Mapping[str, TensorViews]) -> None:
         """What this rank holds lies elsewhere from now on, in the same boxes."""
         _check_bound(self.plan, self.rank, source, self.target)
         self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
@@ -193,10 +193,10 @@ def _views(flat: Tensor, legs: Sequence[Leg]) -> Iterable[Tensor]:
     return (part.view(lengths(leg.box)) for part, leg in zip(torch.split(flat, sizes), legs, strict=True)) if legs else ()
 
 
-def _check_bound(plan: Plan, rank: int, source: Mapping[str, Pieces], target: Mapping[str, Pieces]) -> None:
+def _check_bound(plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews]) -> None:
     for side, layout, pieces in (("holds", plan.source, source), ("needs", plan.target, target)):
         for name, expected in layout.of(rank).items():
-            found = pieces[name].held() if name in pieces else Held(expected.shape, expected.dtype, ())
+            found = pieces[name].held() if name in pieces else TensorShard(expected.shape, expected.dtype, ())
             if found != expected:
                 raise PlanError.of(
                     "reshard-bound", f"rank {rank} {side} {name!r} otherwise than it said when the plan was made",

@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlflow.reshard.boxes import Box, lengths, volume, within
-from rlflow.reshard.layout import Layout, check_tiles
+from rlflow.reshard.layout import WeightLayout, check_tiles
 from rlflow.reshard.planner import wire
-from rlflow.reshard.shards import Pieces
+from rlflow.reshard.shards import TensorViews
 
 
 class Gather:
     """Called as a Resharder is. Its extra memory is that of the largest tensor, twice."""
 
     def __init__(
-        self, source: Layout, target: Layout, rank: int, pieces: Mapping[str, Pieces], views: Mapping[str, Pieces],
+        self, source: WeightLayout, target: WeightLayout, rank: int, pieces: Mapping[str, TensorViews], views: Mapping[str, TensorViews],
         group: dist.ProcessGroup | None = None, device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
         for name in target.tensors:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlflow.reshard.boxes import Box, chunk, flat_boxes, volume, whole
-from rlflow.reshard.layout import Layout, Spread
+from rlflow.reshard.layout import Spread, WeightLayout
 
 Shapes = Mapping[str, tuple[int, ...]]
 Dim = Callable[[str, tuple[int, ...]], int | None]
@@ -23,7 +23,7 @@ class Cut:
     dim: Dim = lambda name, shape: 0
 
 
-def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> Layout:
+def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> WeightLayout:
     """Each cut is made in what the one before has left: tensor parallel first, then FSDP, as on a 2-D mesh. No cut at all: replicated
     over ``ranks``."""
     ranks = len(cuts[0].place) if cuts else ranks
@@ -35,7 +35,7 @@ def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> 
             boxes = tuple(_boxes(shape, [(cut, dim, rank) for cut, dim in zip(cuts, dims, strict=True)]) for rank in range(ranks))
             made[shape, dims] = Spread(shape, dtype, boxes)
         tensors[name] = made[shape, dims]
-    return Layout(ranks, tensors)
+    return WeightLayout(ranks, tensors)
 
 
 def _boxes(shape: tuple[int, ...], cuts: Sequence[tuple[Cut, int | None, int]]) -> tuple[Box, ...]:
@@ -48,18 +48,18 @@ def _boxes(shape: tuple[int, ...], cuts: Sequence[tuple[Cut, int | None, int]]) 
     return (tuple(box),) if volume(tuple(box)) else ()
 
 
-def replicated(shapes: Shapes, dtype: str, ranks: int) -> Layout:
+def replicated(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
     return sharded(shapes, dtype, (), ranks)
 
 
-def flat(shapes: Shapes, dtype: str, ranks: int) -> Layout:
+def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
     """DeepSpeed ZeRO-3: each tensor flattened, ceil(numel / ranks) elements for each rank (Rajbhandari et al. 2020)."""
     made: dict[tuple[int, ...], Spread] = {}
     for shape in shapes.values():
         if shape not in made:
             spans = [chunk(math.prod(shape), rank, ranks) for rank in range(ranks)]
             made[shape] = Spread(shape, dtype, tuple(tuple(flat_boxes(shape, *span)) for span in spans))
-    return Layout(ranks, {name: made[shape] for name, shape in shapes.items()})
+    return WeightLayout(ranks, {name: made[shape] for name, shape in shapes.items()})
 
 
 def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
@@ -70,7 +70,7 @@ def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:
     return 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
 
 
-def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int, *, outer: bool = False, dim: Dim = row_parallel) -> Layout:
+def tensor_parallel(shapes: Shapes, dtype: str, size: int, ranks: int, *, outer: bool = False, dim: Dim = row_parallel) -> WeightLayout:
     """``ranks / size`` replicas of a model cut in ``size``. outer: the ranks of one cut are neighbours, not those of one replica."""
     copies = ranks // size
     return sharded(shapes, dtype, [Cut([rank // copies if outer else rank % size for rank in range(ranks)], size, dim)])

@@ -19,7 +19,7 @@ WIDTHS = {
 
 
 @dataclass(frozen=True)
-class Held:
+class TensorShard:
     """What one rank has of a tensor. shape: of the whole tensor; dtype: without ``torch.``; boxes: disjoint."""
 
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class Held:
     boxes: tuple[Box, ...]
 
 
-HELD = TypeAdapter(dict[str, Held])  # what ranks tell each other
+HELD = TypeAdapter(dict[str, TensorShard])  # what ranks tell each other
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """Every tensor by its Hugging Face name, in the order in which they are to move. Hashable: plans are kept by it."""
 
     ranks: int
@@ -71,29 +71,29 @@ class Layout:
         """Of one copy of the model."""
         return sum(spread.nbytes for spread in self.tensors.values())
 
-    def among(self, before: int, after: int) -> Layout:
+    def among(self, before: int, after: int) -> WeightLayout:
         """The same on the ranks of one pool, beside those of others, which have nothing."""
         made: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
         for spread in self.tensors.values():
             made.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
         wider = {name: Spread(spread.shape, spread.dtype, made[spread.boxes]) for name, spread in self.tensors.items()}
-        return Layout(before + self.ranks + after, wider)
+        return WeightLayout(before + self.ranks + after, wider)
 
-    def of(self, rank: int) -> dict[str, Held]:
-        return {name: Held(spread.shape, spread.dtype, spread.boxes[rank]) for name, spread in self.tensors.items()}
+    def of(self, rank: int) -> dict[str, TensorShard]:
+        return {name: TensorShard(spread.shape, spread.dtype, spread.boxes[rank]) for name, spread in self.tensors.items()}
 
 
-def join(ranks: Sequence[Mapping[str, Held]]) -> Layout:
+def join(ranks: Sequence[Mapping[str, TensorShard]]) -> WeightLayout:
     """One layout of what each rank says of itself. A rank may lack a name. Raises PlanError where ranks differ in shape or dtype."""
-    first: dict[str, tuple[int, Held]] = {}
+    first: dict[str, tuple[int, TensorShard]] = {}
     for rank, held in enumerate(ranks):
         for name, mine in held.items():
             _check_alike(name, rank, mine, *first.setdefault(name, (rank, mine)))
     boxes = {name: tuple(held[name].boxes if name in held else () for held in ranks) for name in first}
-    return Layout(len(ranks), {name: Spread(one.shape, one.dtype, boxes[name]) for name, (_, one) in first.items()})
+    return WeightLayout(len(ranks), {name: Spread(one.shape, one.dtype, boxes[name]) for name, (_, one) in first.items()})
 
 
-def _check_alike(name: str, rank: int, mine: Held, other: int, theirs: Held) -> None:
+def _check_alike(name: str, rank: int, mine: TensorShard, other: int, theirs: TensorShard) -> None:
     if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
         raise PlanError.of(
             "reshard-layout", f"ranks {other} and {rank} do not agree on tensor {name!r}",

@@ -19,7 +19,7 @@ from rlflow.reshard.segment import HEAD, ROOT, check_room, create, sweep
 from rlflow.reshard.transport import Parcels
 
 
-class Place(NamedTuple):
+class SharedFile(NamedTuple):
     """A file of shared memory."""
 
     path: str
@@ -31,14 +31,14 @@ class Mailbox(Parcels):
 
     def __init__(self, run: str, root: Path = ROOT) -> None:
         super().__init__()
-        self.run, self.root, self.place = re.sub(r"[^A-Za-z0-9]", "-", run), root, Place("", 0)
+        self.run, self.root, self.place = re.sub(r"[^A-Za-z0-9]", "-", run), root, SharedFile("", 0)
 
     def open(self, send: int, receive: int, slots: int) -> None:
         """Raises PlanError where shared memory is too small."""
         sweep(self.run, self.root)
         self.room = -(-send // HEAD) * HEAD
         path = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{os.getpid()}"
-        self.place = Place(str(path), max(slots * self.room, HEAD))
+        self.place = SharedFile(str(path), max(slots * self.room, HEAD))
         try:
             check_room({f"process {os.getpid()}": create(path, self.place.size)})
             self._out = opened(self.place)
@@ -63,6 +63,6 @@ class Mailbox(Parcels):
         super().close()
 
 
-def opened(place: Place) -> Tensor:
+def opened(place: SharedFile) -> Tensor:
     """[size] uint8, shared with all who open it."""
     return torch.from_file(place.path, shared=True, size=place.size, dtype=torch.uint8)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlflow.reshard.boxes import Box
-from rlflow.reshard.layout import Layout, width
+from rlflow.reshard.layout import WeightLayout, width
 
 Numbers = NDArray[np.int64]
 
@@ -130,7 +130,7 @@ class Round:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class TransferPlan:
     """ranks: of trainers and generators together; names: tensor to (template, dtype on the wire); limit: bytes of a bucket, for each
     rank and direction."""
 
@@ -139,8 +139,8 @@ class Plan:
     templates: tuple[Template, ...]
     names: Mapping[str, tuple[int, str]]
     buckets: tuple[Bucket, ...]
-    source: Layout
-    target: Layout
+    source: WeightLayout
+    target: WeightLayout
     unused: tuple[str, ...] = ()  # tensors of the trainer that nobody needs
     node_of: tuple[int, ...] = field(default=())
 
@@ -200,7 +200,7 @@ class Stats:
     largest: tuple[Numbers, Numbers]
 
     @staticmethod
-    def of(plan: Plan) -> Stats:
+    def of(plan: TransferPlan) -> Stats:
         zero, node = np.zeros(plan.ranks, np.int64), np.array(plan.node_of)
         inbound, outbound, local, bound = zero.copy(), zero.copy(), zero.copy(), zero.copy()
         sent, received, across = zero.copy(), zero.copy(), 0
@@ -245,7 +245,7 @@ def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
     return np.bincount(rank, elements, ranks).astype(np.int64)
 
 
-def summary(plan: Plan) -> dict[str, Any]:
+def summary(plan: TransferPlan) -> dict[str, Any]:
     """For machines: what ``describe`` says."""
     return {
         "tensors": len(plan.names), "model_bytes": plan.target.nbytes, "ranks": plan.ranks, "buckets": len(plan.buckets),
@@ -253,7 +253,7 @@ def summary(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: TransferPlan) -> str:
     """The same in words."""
     facts = summary(plan)
     size = {name: readable(value) for name, value in facts.items() if isinstance(value, int)}

@@ -15,18 +15,18 @@ import numpy as np
 
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.reshard.boxes import Box, overlap, volume
-from rlflow.reshard.layout import Layout, Spread, check_tiles, width
-from rlflow.reshard.plan import Bucket, Item, Moves, Numbers, Plan, Template, by_rank
+from rlflow.reshard.layout import Spread, WeightLayout, check_tiles, width
+from rlflow.reshard.plan import Bucket, Item, Moves, Numbers, Template, TransferPlan, by_rank
 
 BUCKET = 64 << 20  # bytes
 SHARE = 4  # a piece or part above 1 / SHARE of a bucket is cut, so that buckets fill well
 SPLIT = 1 << 20  # bytes: what several ranks could send is shared out among them in pieces of at least this
 KEPT = 8  # plans that are remembered
 
-_plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+_plans: OrderedDict[tuple[object, ...], TransferPlan] = OrderedDict()
 
 
-def make_plan(source: Layout, target: Layout, node_of: Sequence[int] | None = None, bucket: int = BUCKET) -> Plan:
+def make_plan(source: WeightLayout, target: WeightLayout, node_of: Sequence[int] | None = None, bucket: int = BUCKET) -> TransferPlan:
     """node_of: the machine of each rank (None: all on one); bucket: the most bytes that a rank sends, or receives, at once.
 
     Raises PlanError where a tensor that is needed is held by nobody, its shapes differ, or the shards do not make up the tensor.
@@ -41,7 +41,7 @@ def make_plan(source: Layout, target: Layout, node_of: Sequence[int] | None = No
     return _plans[key]
 
 
-def _made(source: Layout, target: Layout, nodes: tuple[int, ...], bucket: int) -> Plan:
+def _made(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...], bucket: int) -> TransferPlan:
     _check_ranks(source, target, nodes)
     _check_bucket(bucket, target)
     groups: dict[tuple[object, ...], list[str]] = {}
@@ -59,7 +59,8 @@ def _made(source: Layout, target: Layout, nodes: tuple[int, ...], bucket: int) -
         names |= dict.fromkeys(alike, (index, dtype))
     names = {name: names[name] for name in target.tensors}
     unused = tuple(name for name in source.tensors if name not in target.tensors)
-    return Plan(source.ranks, bucket, tuple(templates), names, tuple(_buckets(names, templates, bucket)), source, target, unused, nodes)
+    buckets = tuple(_buckets(names, templates, bucket))
+    return TransferPlan(source.ranks, bucket, tuple(templates), names, buckets, source, target, unused, nodes)
 
 
 def wire(held: str, wanted: str) -> str:
@@ -67,7 +68,7 @@ def wire(held: str, wanted: str) -> str:
     return held if width(held) < width(wanted) else wanted
 
 
-def _check_ranks(source: Layout, target: Layout, nodes: tuple[int, ...]) -> None:
+def _check_ranks(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...]) -> None:
     if not source.ranks == target.ranks == len(nodes):
         raise PlanError.of(
             "reshard-ranks", "the layouts are not over the same ranks",
@@ -76,7 +77,7 @@ def _check_ranks(source: Layout, target: Layout, nodes: tuple[int, ...]) -> None
         )  # fmt: skip
 
 
-def _check_bucket(bucket: int, target: Layout) -> None:
+def _check_bucket(bucket: int, target: WeightLayout) -> None:
     widest = max((width(spread.dtype) for spread in target.tensors.values()), default=1)
     if bucket < widest:
         raise PlanError.of(
@@ -85,7 +86,7 @@ def _check_bucket(bucket: int, target: Layout) -> None:
         )  # fmt: skip
 
 
-def _source(name: str, wanted: Spread, source: Layout) -> Spread:
+def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
     have = source.tensors.get(name)
     if have is None:
         raise PlanError.of(

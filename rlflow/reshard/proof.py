@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlflow.reshard.layout import Spread
-from rlflow.reshard.shards import Pieces, from_plain
+from rlflow.reshard.shards import TensorViews, from_plain
 from rlflow.reshard.trace import Traced
 
 Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
@@ -26,7 +26,7 @@ Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
 class Destinations:
     """What a Resharder writes to. staged: whole tensors that the engine then loads itself; why: the modules that need it."""
 
-    pieces: dict[str, Pieces]
+    pieces: dict[str, TensorViews]
     staged: dict[str, Tensor]
     why: dict[str, str]
     device: torch.device = torch.device("cpu")

@@ -15,11 +15,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from rlflow.errors import PlanError
 from rlflow.reshard.boxes import Box, chunk, contains, flat_boxes, lengths, volume, whole, within
-from rlflow.reshard.layout import Held
+from rlflow.reshard.layout import TensorShard
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class ShardView:
     """view: the elements of the box, of its shape and with any strides, in memory that stays where it is."""
 
     box: Box
@@ -31,32 +31,32 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class TensorViews:
     """What this rank has of one tensor of ``shape``."""
 
     shape: tuple[int, ...]
     dtype: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardView, ...]
 
-    def held(self) -> Held:
-        return Held(self.shape, self.dtype, tuple(piece.box for piece in self.pieces))
+    def held(self) -> TensorShard:
+        return TensorShard(self.shape, self.dtype, tuple(piece.box for piece in self.pieces))
 
-    def around(self, box: Box) -> list[Piece]:
+    def around(self, box: Box) -> list[ShardView]:
         return [piece for piece in self.pieces if contains(piece.box, box)]
 
 
-def held(pieces: Mapping[str, Pieces]) -> dict[str, Held]:
+def held(pieces: Mapping[str, TensorViews]) -> dict[str, TensorShard]:
     """What the ranks tell each other, once."""
     return {name: mine.held() for name, mine in pieces.items()}
 
 
-def pieces_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Pieces]:
+def pieces_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, TensorViews]:
     """Of parameters by Hugging Face name, as their trainer has them: sharded by FSDP2 or tensor parallelism (DTensor), by ZeRO-3, or
     whole. Tied parameters come under each of their names."""
     return {name: _pieces(name, tensor) for name, tensor in tensors}
 
 
-def _pieces(name: str, tensor: Tensor) -> Pieces:
+def _pieces(name: str, tensor: Tensor) -> TensorViews:
     if isinstance(tensor, DTensor):
         return from_dtensor(name, tensor)
     if hasattr(tensor, "ds_tensor"):
@@ -76,11 +76,11 @@ def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     return found
 
 
-def from_plain(tensor: Tensor) -> Pieces:
-    return Pieces(tuple(tensor.shape), dtype_name(tensor), (Piece(whole(tensor.shape), tensor.detach()),))
+def from_plain(tensor: Tensor) -> TensorViews:
+    return TensorViews(tuple(tensor.shape), dtype_name(tensor), (ShardView(whole(tensor.shape), tensor.detach()),))
 
 
-def from_dtensor(name: str, tensor: DTensor) -> Pieces:
+def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
     """This rank's own box by its local shape and offset, which holds for uneven and strided shards too. Raises PlanError for a tensor
     that is a sum over ranks."""
     if any(placement.is_partial() for placement in tensor.placements):
@@ -97,7 +97,7 @@ def from_dtensor(name: str, tensor: DTensor) -> Pieces:
             "reshard-shard", f"the shard of {name!r} is not one box", found=f"local shape {list(local.shape)}", expected=str(list(box)),
             remedy="shard it in contiguous ranges",
         )  # fmt: skip
-    return Pieces(tuple(tensor.shape), dtype_name(local), (Piece(box, local),) if volume(box) else ())
+    return TensorViews(tuple(tensor.shape), dtype_name(local), (ShardView(box, local),) if volume(box) else ())
 
 
 def _check_order(name: str, mesh: DeviceMesh) -> None:
@@ -110,14 +110,14 @@ def _check_order(name: str, mesh: DeviceMesh) -> None:
         )  # fmt: skip
 
 
-def from_zero3(name: str, parameter: Tensor) -> Pieces:
+def from_zero3(name: str, parameter: Tensor) -> TensorViews:
     """A parameter that DeepSpeed has partitioned: ``ds_tensor`` has this rank's part, ``ds_shape`` the shape."""
     group = getattr(parameter, "ds_process_group", None)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     return from_flat(name, parameter.ds_tensor.detach(), tuple(parameter.ds_shape), rank, ranks)  # type: ignore[attr-defined]
 
 
-def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: int) -> Pieces:
+def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: int) -> TensorViews:
     """part: 1-D, the elements from ``rank * ceil(numel / ranks)`` on. What lies behind the tensor's end is padding and never read."""
     start, stop = chunk(volume(whole(shape)), rank, ranks)
     if part.dim() != 1 or part.numel() < stop - start:
@@ -127,9 +127,9 @@ def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: i
         )  # fmt: skip
     made, done = [], 0
     for box in flat_boxes(shape, start, stop):
-        made.append(Piece(box, part[done : done + volume(box)].view(lengths(box))))
+        made.append(ShardView(box, part[done : done + volume(box)].view(lengths(box))))
         done += volume(box)
-    return Pieces(tuple(shape), dtype_name(part), tuple(made))
+    return TensorViews(tuple(shape), dtype_name(part), tuple(made))
 
 
 def dtype_name(tensor: Tensor) -> str:

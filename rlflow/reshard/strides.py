@@ -17,7 +17,7 @@ class Untraceable(Exception):
 
 
 @dataclass(frozen=True)
-class Axis:
+class StridedAxis:
     """One dimension of a copy: how far a step goes in the tensor that is read and in the one that is written, in elements."""
 
     size: int
@@ -26,7 +26,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Place:
+class CopiedBox:
     """A box of what is read, and where it is written: sizes are those of the box."""
 
     box: Box
@@ -34,16 +34,16 @@ class Place:
     offset: int
 
 
-def places(shape: Sequence[int], offset: int, axes: Sequence[Axis], written: int) -> Iterator[Place]:
+def places(shape: Sequence[int], offset: int, axes: Sequence[StridedAxis], written: int) -> Iterator[CopiedBox]:
     """Of a copy from elements ``offset`` on of a contiguous tensor of ``shape`` to elements ``written`` on of another one. A loader may
     have narrowed, transposed, split or joined dimensions, or repeated a tensor. Raises Untraceable."""
     rows = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     start = [offset // row % size for row, size in zip(rows, shape, strict=True)]
-    runs: list[Axis] = [Axis(1, row, 0) for row in rows]
-    outer: list[Axis] = []
+    runs: list[StridedAxis] = [StridedAxis(1, row, 0) for row in rows]
+    outer: list[StridedAxis] = []
     for dim, axis in _by_dimension(shape, rows, start, axes):
         if dim is not None and _continues(runs[dim], axis):
-            runs[dim] = Axis(runs[dim].size * axis.size, rows[dim], runs[dim].written if runs[dim].size > 1 else axis.written)
+            runs[dim] = StridedAxis(runs[dim].size * axis.size, rows[dim], runs[dim].written if runs[dim].size > 1 else axis.written)
         else:
             outer.append(axis)
     if math.prod(axis.size for axis in outer) > MOST:
@@ -52,26 +52,26 @@ def places(shape: Sequence[int], offset: int, axes: Sequence[Axis], written: int
         first = offset + sum(step * axis.read for step, axis in zip(steps, outer, strict=True))
         low = [first // row % size for row, size in zip(rows, shape, strict=True)]
         box = tuple((at, at + run.size) for at, run in zip(low, runs, strict=True))
-        yield Place(box, tuple(run.written for run in runs), written + sum(s * a.written for s, a in zip(steps, outer, strict=True)))
+        yield CopiedBox(box, tuple(run.written for run in runs), written + sum(s * a.written for s, a in zip(steps, outer, strict=True)))
 
 
-def _continues(run: Axis, axis: Axis) -> bool:
+def _continues(run: StridedAxis, axis: StridedAxis) -> bool:
     """Whether ``axis`` steps from one end of the run to the next beginning, on both sides."""
     return axis.read == run.read * run.size and (run.size == 1 or axis.written == run.written * run.size)
 
 
 def _by_dimension(
-    shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axes: Sequence[Axis]
-) -> Iterator[tuple[int | None, Axis]]:
+    shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axes: Sequence[StridedAxis]
+) -> Iterator[tuple[int | None, StridedAxis]]:
     """The axes, each within one dimension of the tensor, the short steps first; those that repeat a tensor have none."""
-    found: list[tuple[int | None, Axis]] = []
+    found: list[tuple[int | None, StridedAxis]] = []
     for axis in axes:
         if axis.size > 1:
             found += [(None, axis)] if not axis.read else _split(shape, rows, start, axis)
     yield from sorted(found, key=lambda pair: pair[1].read)
 
 
-def _split(shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: Axis) -> Iterator[tuple[int, Axis]]:
+def _split(shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: StridedAxis) -> Iterator[tuple[int, StridedAxis]]:
     """An axis that was made by joining dimensions, as one for each of them."""
     dim = next(dim for dim in range(len(shape)) if rows[dim] <= axis.read)
     step, rest = divmod(axis.read, rows[dim])
@@ -83,5 +83,5 @@ def _split(shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis
     whole = shape[dim] // step
     if start[dim] or shape[dim] % step or axis.size % whole:
         raise Untraceable(f"{axis.size} elements over the end of dimension {dim} of a tensor of shape {list(shape)}")
-    yield dim, Axis(whole, axis.read, axis.written)
-    yield from _split(shape, rows, start, Axis(axis.size // whole, axis.read * whole, axis.written * whole))
+    yield dim, StridedAxis(whole, axis.read, axis.written)
+    yield from _split(shape, rows, start, StridedAxis(axis.size // whole, axis.read * whole, axis.written * whole))

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlflow.errors import PlanError, listed
 from rlflow.reshard.boxes import overlap, volume
 from rlflow.reshard.layout import Spread
-from rlflow.reshard.shards import Piece, Pieces, dtype_name
-from rlflow.reshard.strides import Axis, Untraceable, places
+from rlflow.reshard.shards import ShardView, TensorViews, dtype_name
+from rlflow.reshard.strides import StridedAxis, Untraceable, places
 
 Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 
@@ -30,7 +30,7 @@ class Traced:
     that could not be followed, and why; fallback: modules that only the engine itself can load, and why;
     ties: tensors that go where another one goes later, which therefore have the same values in any checkpoint."""
 
-    pieces: dict[str, Pieces] = field(default_factory=dict)
+    pieces: dict[str, TensorViews] = field(default_factory=dict)
     modules: dict[str, set[str]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     fallback: dict[str, str] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept: list[Tensor] = []
         self.failed: dict[str, str] = {}
         self.ties: dict[str, str] = {}
-        self.copies: dict[tuple[Any, ...], tuple[str, Piece, str]] = {}
+        self.copies: dict[tuple[Any, ...], tuple[str, ShardView, str]] = {}
         self.parameters: dict[int, list[tuple[str, Tensor]]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.parameters.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
@@ -128,12 +128,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         view = out_of.expand(into.shape)
         start, end = int(view.storage_offset()), int(into.storage_offset())
-        axes = [Axis(*axis) for axis in zip(into.shape, view.stride(), into.stride(), strict=True)]
+        axes = [StridedAxis(*axis) for axis in zip(into.shape, view.stride(), into.stride(), strict=True)]
         try:
             for place in places(self.tensors[name].shape, start, axes, end) if into.numel() else ():
                 sizes = tuple(high - low for low, high in place.box)
                 key = (into.untyped_storage().data_ptr(), place.offset, sizes, place.strides)
-                piece = Piece(place.box, into.detach().as_strided(sizes, place.strides, place.offset))
+                piece = ShardView(place.box, into.detach().as_strided(sizes, place.strides, place.offset))
                 if key in self.copies and self.copies[key][0] != name:
                     self.ties[self.copies[key][0]] = name
                 self.copies[key] = (name, piece, engine)  # what comes later replaces what was there
@@ -150,7 +150,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _fill(traced: Traced, recorder: _Recorder, tensors: Mapping[str, Spread]) -> None:
-    found: dict[str, list[Piece]] = {}
+    found: dict[str, list[ShardView]] = {}
     for name, piece, engine in recorder.copies.values():
         found.setdefault(name, []).append(piece)
         traced.modules.setdefault(name, set()).add(engine.rpartition(".")[0])
@@ -158,14 +158,14 @@ def _fill(traced: Traced, recorder: _Recorder, tensors: Mapping[str, Spread]) ->
         dtypes = {dtype_name(piece.view) for piece in pieces}
         if len(dtypes) > 1 or _cross(pieces):
             traced.failed[name] = "its copies overlap in part, or are of several dtypes"
-        traced.pieces[name] = Pieces(tensors[name].shape, min(dtypes), tuple(pieces))
+        traced.pieces[name] = TensorViews(tensors[name].shape, min(dtypes), tuple(pieces))
     for name in traced.failed:
         for module in traced.modules.get(name, ()):
             traced.fallback[module] = f"{name}: {traced.failed[name]}"
         traced.pieces.pop(name, None)
 
 
-def _cross(pieces: list[Piece]) -> bool:
+def _cross(pieces: list[ShardView]) -> bool:
     boxes = list(dict.fromkeys(piece.box for piece in pieces))
     return any(volume(overlap(one, other)) for i, one in enumerate(boxes) for other in boxes[i + 1 :])
 

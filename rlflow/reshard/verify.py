@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlflow.reshard.boxes import Box, overlap, volume
 from rlflow.reshard.digest import digest, wrapped
-from rlflow.reshard.plan import Plan
-from rlflow.reshard.shards import Pieces
+from rlflow.reshard.plan import TransferPlan
+from rlflow.reshard.shards import TensorViews
 from rlflow.reshard.transport import TransferError
 
 
@@ -19,7 +19,7 @@ class Verifier:
     """For each distinct box that anybody needs, the digest of what the trainers hold of it, each element counted on one rank; every rank
     compares it with the digests of its own copies. So each replica is looked at, and what is sent is a number per box."""
 
-    def __init__(self, plan: Plan, rank: int, source: Mapping[str, Pieces], target: Mapping[str, Pieces]) -> None:
+    def __init__(self, plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews]) -> None:
         self.plan, self.rank, self.source, self.target = plan, rank, source, target
 
     @cached_property

@@ -33,7 +33,7 @@ def judged(judges: Sequence[Judge], closed: Sequence[int]) -> Iterator[Any]:
 class _Child:
     def __init__(self, judges: Sequence[Judge], closed: Sequence[int]) -> None:
         self._near, far = os.pipe()
-        self._reader = frames.Reader(frames.LIMIT)
+        self._reader = frames.FrameReader(frames.LIMIT)
         self._pid = os.fork()
         if self._pid == 0:
             _work(judges, far, (self._near, *closed))

@@ -26,7 +26,7 @@ def reply(number: int, place: int, body: Any) -> list[Any]:
     return [number, place, body]
 
 
-class Reader:
+class FrameReader:
     """Cuts a stream of bytes into messages. Raises ValueError for one longer than ``limit``."""
 
     def __init__(self, limit: int) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlflow.data.scorer import Scorer
+from rlflow.data.scorer import ScorerSpec
 from rlflow.errors import Place, PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
-from rlflow.rewards.process import Died, Hear, Late, WorkerProcess, in_worker
+from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess, in_worker
 from rlflow.rewards.scorers import BUILT_IN
 
 CHUNK = 32  # rows of one message at most
@@ -45,7 +45,7 @@ class Results:
 class _Call:
     """The rows of one request on their way: threads put results, one thread waits for all."""
 
-    scorer: Scorer
+    scorer: ScorerSpec
     names: tuple[str, ...]
     rows: Sequence[Sequence[Any]]
     timeout: float
@@ -93,12 +93,12 @@ class RewardPool:
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
-    def score(self, scorer: Scorer, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> Results:
+    def score(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> Results:
         """Score rows, each the values of ``names``, with ``timeout`` seconds for each. Raises PlanError where the scorer cannot
         be loaded."""
         return self.wait(self.submit(scorer, names, rows, timeout))
 
-    def submit(self, scorer: Scorer, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> _Call:
+    def submit(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> _Call:
         """Start scoring; ``wait`` gives the results."""
         self._start()
         call = _Call(scorer, tuple(names), rows, timeout, Results([NAN] * len(rows)), len(rows))
@@ -153,7 +153,7 @@ class RewardPool:
                 atexit.register(self.close)
                 self._add()
 
-    def _grow(self, scorer: Scorer) -> None:
+    def _grow(self, scorer: ScorerSpec) -> None:
         """One process more, where all that there are have been at work: one that still loads would only be slowed down."""
         with self._lock:
             if len(self._slots) < self.workers and not self._closed.is_set() and all(slot.has(scorer) for slot in self._slots):
@@ -194,7 +194,7 @@ class _Slot(threading.Thread):
             for process in self.processes.values():
                 process.signal_group()
 
-    def has(self, scorer: Scorer) -> bool:
+    def has(self, scorer: ScorerSpec) -> bool:
         """Whether its process has loaded the scorer; from another thread."""
         process = self.processes.get(_built_in(scorer))
         return process is not None and scorer.key in process.loaded
@@ -203,7 +203,7 @@ class _Slot(threading.Thread):
         try:
             process = self._ready(chunk.call.scorer)
             self._feed(process, chunk)
-        except (Died, Late) as stopped:
+        except (Died, RewardLate) as stopped:
             self._replace(_built_in(chunk.call.scorer))
             if chunk.tries + 1 >= TRIES or self.closed.is_set():
                 chunk.call.fail(_closed() if self.closed.is_set() else _cannot_start(chunk.call.scorer, stopped))
@@ -212,7 +212,7 @@ class _Slot(threading.Thread):
         except BaseException as error:  # into the thread that waits
             chunk.call.fail(error)
 
-    def _ready(self, scorer: Scorer) -> WorkerProcess:
+    def _ready(self, scorer: ScorerSpec) -> WorkerProcess:
         """The slot's process, with the scorer loaded."""
         with self.lock:
             if self.closed.is_set():
@@ -235,7 +235,7 @@ class _Slot(threading.Thread):
         for done, row in enumerate(chunk.rows):
             try:
                 call.put(row, _verdict(process.receive(call.timeout, done), process.built_in))
-            except (Died, Late) as stopped:
+            except (Died, RewardLate) as stopped:
                 self._replace(process.built_in)
                 if self.closed.is_set():
                     raise _closed() from None
@@ -252,7 +252,7 @@ class _Slot(threading.Thread):
             process.kill()
 
 
-def _built_in(scorer: Scorer) -> bool:
+def _built_in(scorer: ScorerSpec) -> bool:
     return scorer.kind in BUILT_IN
 
 
@@ -266,8 +266,8 @@ def _verdict(reply: Any, built_in: bool) -> Any:
     raise Died("the process sent what is no score")
 
 
-def _cause(stopped: Died | Late, timeout: float) -> tuple[str, str]:
-    if isinstance(stopped, Late):
+def _cause(stopped: Died | RewardLate, timeout: float) -> tuple[str, str]:
+    if isinstance(stopped, RewardLate):
         return "timeout", f"no score after {timeout:g} s; the process was killed"
     return "died", str(stopped)
 
@@ -276,20 +276,20 @@ def _closed() -> RuntimeError:
     return RuntimeError("the reward pool is closed")
 
 
-def _cannot_load(scorer: Scorer, reply: dict[str, Any]) -> PlanError:
+def _cannot_load(scorer: ScorerSpec, reply: dict[str, Any]) -> PlanError:
     file = scorer.settings.get("file")
     place = Place(file, reply["line"]) if file else None
     return PlanError.of("reward-load", f"the reward {_named(scorer)} cannot be loaded: {reply['failed']}", place=place,
                         remedy="its file must load by itself: python FILE")
 
 
-def _cannot_start(scorer: Scorer, stopped: Died | Late) -> PlanError:
+def _cannot_start(scorer: ScorerSpec, stopped: Died | RewardLate) -> PlanError:
     why = str(stopped) or f"no answer after {START:g} s"
     return PlanError.of("reward-load", f"the process for reward {_named(scorer)} does not start, {TRIES} times in a row: {why}",
                         expected="a process that loads the reward and answers")
 
 
-def _named(scorer: Scorer) -> str:
+def _named(scorer: ScorerSpec) -> str:
     name = scorer.settings.get("function") or scorer.settings.get("task") or scorer.kind
     return f"'{name}'"
 

@@ -29,7 +29,7 @@ class Died(Exception):
     """The process ended, or closed its end of the pipe."""
 
 
-class Late(Exception):
+class RewardLate(Exception):
     """The process did not answer by the deadline."""
 
 
@@ -63,7 +63,7 @@ class WorkerProcess:
         assert self.child.stdin is not None
         assert self.child.stdout is not None
         self._requests, self._output, self._replies = self.child.stdin.fileno(), self.child.stdout.fileno(), replies
-        self._reader, self._tail = frames.Reader(frames.LIMIT), b""
+        self._reader, self._tail = frames.FrameReader(frames.LIMIT), b""
         self.loaded: set[str] = set()  # keys of the scorers that it holds
         self._number = secrets.randbits(32)  # of the last request; the first one is nobody's guess
         self._events = selectors.DefaultSelector()
@@ -109,7 +109,7 @@ class WorkerProcess:
             if key.fd != self._requests:
                 self._take(key.fd)
         if not events and (left <= 0 or self.child.poll() is not None):
-            raise Late if left <= 0 else Died(self._last_words())
+            raise RewardLate if left <= 0 else Died(self._last_words())
 
     def _take(self, descriptor: int) -> None:
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlflow.columns import Kind, Level
-from rlflow.data.scorer import Judged, Scorer
+from rlflow.data.scorer import Judged, ScorerSpec
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.extras import require
 from rlflow.isolation import probe
@@ -42,7 +42,7 @@ class Reward:
 
     name: str
     weight: float
-    scorer: Scorer
+    scorer: ScorerSpec
     pool: RewardPool
     timeout: float = 60.0
 
@@ -118,21 +118,21 @@ def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = No
     return bound
 
 
-def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> Scorer:
+def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
     match spec.kind:
         case "math":
             require("math_verify", extra="tasks")
-            return Scorer("math")
+            return ScorerSpec("math")
         case "function":
             read = text.reads(spec.path, spec.function)
             settings = {"file": spec.path, "function": spec.function, "source": text.source(spec.path), "module": spec.module}
-            return Scorer("function", read.required, read.optional, settings)
+            return ScorerSpec("function", read.required, read.optional, settings)
         case "task":
             return _task(data, unsafe)
     raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")
 
 
-def _task(data: Judged | None, unsafe: bool) -> Scorer:
+def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
     if data is None or data.scorer is None:
         raise PlanError.of("reward-task", "the data has no scorer of its own, and no answer to compare with",
                            found=listed(data.columns) if data else "no data", expected="a column 'answer', or a reasoning-gym task",

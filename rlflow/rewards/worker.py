@@ -36,7 +36,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.set_inheritable(replies, False)
     confine(json.loads(sys.argv[3]))
-    Worker(requests, replies).serve()
+    RewardWorker(requests, replies).serve()
 
 
 def confine(words: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def confine(words: dict[str, Any]) -> None:
         walls.around_rewards([words["folder"], *words["folders"]], words["network"], words["memory"])
 
 
-class Worker:
+class RewardWorker:
     """Holds the scorers that were loaded, by key."""
 
     def __init__(self, requests: int, replies: int) -> None:
@@ -56,7 +56,7 @@ class Worker:
 
     def serve(self) -> None:
         """Answer requests until their end."""
-        reader = frames.Reader(limit=1 << 32)
+        reader = frames.FrameReader(limit=1 << 32)
         while data := os.read(self._requests, 1 << 20):
             reader.feed(data)
             while (body := reader.next()) is not None:

@@ -1,4 +1,4 @@
-"""Running from Python: ``rlflow.run`` and ``rlflow.roles``."""
+"""Running from Python: ``rlflow.run`` and ``rlflow.binding``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.batch import Batch
-from rlflow.config.flags import Given, flat, sorted_out
+from rlflow.config.flags import RunConfig, flat, sorted_out
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
 from rlflow.rewards.spec import from_function
 from rlflow.runs.directory import check_free
-from rlflow.runs.loop import Prepared, Result
+from rlflow.runs.loop import RunContext, RunResult
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import started
@@ -24,7 +24,7 @@ from rlflow.watch.reporter import make_reporter
 from rlflow.watch.secrets import remember
 
 
-def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> Result:
+def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> RunResult:
     """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr": 1e-5})``.
 
     Keywords are those of `rlflow run`; a role's settings go as a dict under its name. A reward may be a function of a file.
@@ -37,7 +37,7 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     return started(prepare(flow, hp, given, reporter.note), flow, given, reporter)
 
 
-def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[Given, Any]:
+def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[RunConfig, Any]:
     """What is given with the packaged task beneath it, and the flow's settings; from here on no text of ours repeats their secrets. Raises
     PlanError."""
     remember(values)
@@ -82,7 +82,7 @@ def suited(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str,
 class Roles(dict[str, Any]):
     """Role objects by name, for ``flow(batch, **roles)``; ``take(n)`` takes the next prompts, ``close()`` ends what was started."""
 
-    def __init__(self, prepared: Prepared, roles: Mapping[str, Any], hp: Any) -> None:
+    def __init__(self, prepared: RunContext, roles: Mapping[str, Any], hp: Any) -> None:
         super().__init__({**roles, **({"hp": hp} if hp is not None else {})})
         self.prepared = prepared
 

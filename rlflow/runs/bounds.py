@@ -13,7 +13,7 @@ PATH = "the longest path"  # what bounds where no lane has more work
 
 
 @dataclass
-class Share:
+class NodeTime:
     """Totals of one node over a run, in seconds: its own time, without that of nodes that ran in it; its part of the iterations' time,
     where of several nodes at once each has an even part; and its time on critical paths."""
 
@@ -65,12 +65,12 @@ class Bounds:
         return {lane: work / self.seconds if self.seconds else 0.0 for lane, work in self.work.items()}
 
 
-class Totals:
+class RunTotals:
     """Adds up iterations. ``room``: how many nodes each lane runs at once; ``staleness``: how many more iterations are under way beside
     the one that trains; ``within``: by node the one that it runs in (``Plan.within``)."""
 
     def __init__(self, room: Mapping[str, int] | None = None, staleness: int = 0, within: Mapping[str, str] | None = None) -> None:
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, NodeTime] = {}
         self.seconds, self.iterations = 0.0, 0
         self._room, self._under_way, self._within = room, staleness + 1, dict(within or {})
         self._work: dict[str, float] = dict.fromkeys(room or {}, 0.0)
@@ -93,8 +93,8 @@ class Totals:
             self._share(node).part += part
         self._decided([span for span in critical_path(own, self._room) if span.end > start], start, seconds)
 
-    def _share(self, node: str) -> Share:
-        return self.shares.setdefault(node, Share(node))
+    def _share(self, node: str) -> NodeTime:
+        return self.shares.setdefault(node, NodeTime(node))
 
     def _decided(self, path: Sequence[Span], start: float, seconds: float) -> None:
         """Count an iteration among those of the same critical path. Of a node that others ran in, what is left at its end follows them:
@@ -113,7 +113,7 @@ class Totals:
         for node in nodes:
             alike.nodes[node] += on_path[node]
 
-    def __iter__(self) -> Iterator[Share]:
+    def __iter__(self) -> Iterator[NodeTime]:
         return iter(sorted(self.shares.values(), key=lambda share: -share.seconds))
 
     @property

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from rlflow.batch import Batch
+from rlflow.binding.roles import Roles, has_canary
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import Engine
-from rlflow.roles.bound import Roles, has_canary
 
 ROWS = 4
 LONGEST = 64  # tokens of a canary

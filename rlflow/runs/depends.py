@@ -15,19 +15,19 @@ import torch
 
 import rlflow
 from rlflow.author.load import algorithms_folder
+from rlflow.binding.backends import device_of
+from rlflow.binding.dataset import tokenizer
+from rlflow.binding.rewards import specs_of
+from rlflow.binding.roles import Roles
 from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
-from rlflow.config.flags import Given
+from rlflow.config.flags import RunConfig
 from rlflow.config.names import SHIPPED, source_files
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
 from rlflow.rewards.spec import RewardSpec, parse_reward
-from rlflow.roles.backends import device_of
-from rlflow.roles.bound import Roles
-from rlflow.roles.dataset import tokenizer
-from rlflow.roles.rewards import specs_of
-from rlflow.runs.identity import Identity, Weights
+from rlflow.runs.identity import Identity, WeightFile
 from rlflow.runs.modules import Imports, imports, meaning, root_of
 from rlflow.runs.weights import stated
 
@@ -51,7 +51,7 @@ class Sources:
     held_out: Dataset
 
 
-def rewards_of(roles: Sequence[RoleUse], given: Given) -> dict[str, RewardSpec]:
+def rewards_of(roles: Sequence[RoleUse], given: RunConfig) -> dict[str, RewardSpec]:
     """The rewards of a run, each once, by a name that does not change where the same files are named by other paths."""
     if given.options.backend == "null" and not given.options.reward:
         return {}
@@ -65,18 +65,18 @@ def rewards_of(roles: Sequence[RoleUse], given: Given) -> dict[str, RewardSpec]:
 
 
 @dataclass(frozen=True)
-class Found:
+class Dependencies:
     """An identity as it is now, weights unread, and where the files of weights lie, by part."""
 
     identity: Identity
     paths: Mapping[str, Path]
 
 
-def found(sources: Sources, given: Given) -> Found:
+def found(sources: Sources, given: RunConfig) -> Dependencies:
     """All of it. Raises PlanError for a model folder that cannot be read."""
     kept: dict[str, str] = {}
     paths: dict[str, Path] = {}
-    weights: dict[str, Weights] = {}
+    weights: dict[str, WeightFile] = {}
     for folder, names in folders(sources, given).items():
         try:
             kept |= {f"{names}: {name}": value for name, value in _small(folder)}
@@ -89,7 +89,7 @@ def found(sources: Sources, given: Given) -> Found:
     kept |= dict(_code(sources, given, modules))
     data = f"data {Path(sources.training.name).name}"
     kept |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}"}
-    return Found(Identity(kept=kept, told=told(sources, given, modules), weights=weights), paths)
+    return Dependencies(Identity(kept=kept, told=told(sources, given, modules), weights=weights), paths)
 
 
 def unreadable(folder: Path | None, error: OSError) -> PlanError:
@@ -97,7 +97,7 @@ def unreadable(folder: Path | None, error: OSError) -> PlanError:
                         expected="a folder whose files can be read", remedy="name another folder with --model")
 
 
-def folders(sources: Sources, given: Given) -> dict[Path, str]:
+def folders(sources: Sources, given: RunConfig) -> dict[Path, str]:
     """Model folders that are read, each with those who read it."""
     readers: dict[Path, list[str]] = {}
     for name, role in sources.roles.items():
@@ -146,7 +146,7 @@ def _digest(data: bytes) -> str:
     return f"sha256 {hashlib.sha256(data).hexdigest()}"
 
 
-def _code(sources: Sources, given: Given, modules: Imports) -> Iterator[tuple[str, str]]:
+def _code(sources: Sources, given: RunConfig, modules: Imports) -> Iterator[tuple[str, str]]:
     """Python files that the graph does not know of: rewards, what they and the flow's file import from their own folders, and backends
     that are not rlflow's."""
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
@@ -175,7 +175,7 @@ def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[
         yield f"{name}: {path.relative_to(root_of(file, module)).as_posix()}", f"sha256 {meaning(path)}"
 
 
-def told(sources: Sources, given: Given, modules: Imports) -> dict[str, str]:
+def told(sources: Sources, given: RunConfig, modules: Imports) -> dict[str, str]:
     """Versions, and what the machine computes with."""
     options = given.options
     packages = [*ALWAYS, *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ()))]

@@ -13,7 +13,7 @@ from rlflow.checkpoints.models import CONFIG
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.memory.schedule import computing
-from rlflow.runs.loop import Prepared
+from rlflow.runs.loop import RunContext
 from rlflow.runs.state import trained
 from rlflow.watch import status
 
@@ -30,7 +30,7 @@ def finished(folder: Path, iterations: int, roles: Mapping[str, Model]) -> bool:
     return said is not None and said.state == "done" and said.iterations == iterations and there
 
 
-def write_models(prepared: Prepared, folder: Path) -> None:
+def write_models(prepared: RunContext, folder: Path) -> None:
     """``final/ROLE`` for each trained role: written aside, put on the disk, renamed, so that what is there is whole. Raises PlanError."""
     roles = trained(prepared)
     if not roles:
@@ -50,7 +50,7 @@ def write_models(prepared: Prepared, folder: Path) -> None:
                            expected=f"room in {folder}", remedy=f"make room, then: rlflow resume {folder}") from error
 
 
-def _write(prepared: Prepared, role: str, model: Model, folder: Path) -> None:
+def _write(prepared: RunContext, role: str, model: Model, folder: Path) -> None:
     """What the trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
     assert model.trainer is not None
     prepared.engine.keeper.settle(computing(role))

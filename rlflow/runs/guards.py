@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rlflow.config.options import Options
 from rlflow.errors import StageError, listed
-from rlflow.execution.summary import Summary
+from rlflow.execution.summary import IterationSummary
 from rlflow.plan import Plan
 
 
@@ -17,7 +17,7 @@ class Guard:
         self.options, self.reasons = options, reasons
         self.bad = 0  # iterations in a row in which an update could take no step
 
-    def check(self, iteration: int, metrics: Mapping[str, float], summary: Summary) -> None:
+    def check(self, iteration: int, metrics: Mapping[str, float], summary: IterationSummary) -> None:
         """Raises StageError where too many rewards are missing, or nothing finite was left to learn from for too long."""
         self._missing(iteration, metrics, summary)
         stuck = [name.removesuffix("/steps") for name, value in metrics.items() if name.endswith("/steps") and value == 0]
@@ -27,7 +27,7 @@ class Guard:
             raise StageError(stuck[0], iteration, len(rows), f"no finite step for {self.bad} iterations in a row (--max-bad). Rows that "
                              f"are not finite, as position.sample: {listed(rows) if rows else 'none: the gradient is not'}")
 
-    def _missing(self, iteration: int, metrics: Mapping[str, float], summary: Summary) -> None:
+    def _missing(self, iteration: int, metrics: Mapping[str, float], summary: IterationSummary) -> None:
         rate = metrics.get("reward/missing_rate", 0.0)
         if rate <= self.options.max_missing:
             return

@@ -21,7 +21,7 @@ UNSTEADY = "changed while it was read"
 SHOWN = 60  # letters of a value that are shown
 
 
-class Weights(BaseModel):
+class WeightFile(BaseModel):
     """A file of weights. While length, times and inode are the same nobody has written to it, so that it need not be read again; but not
     where it was changed so shortly before it was looked at that a later change may have the same time (``recent``). modified, changed:
     nanoseconds since the epoch, of its content and of its inode. sha256: of its bytes; None where it has not been read yet."""
@@ -34,11 +34,11 @@ class Weights(BaseModel):
     recent: bool = False
     sha256: Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNSTEADY})$")] | None = None
 
-    def same_file(self, other: Weights) -> bool:
+    def same_file(self, other: WeightFile) -> bool:
         """Whether nobody wrote to it in between, as far as that can be told without reading."""
         return (self.bytes, self.modified, self.changed, self.inode) == (other.bytes, other.modified, other.changed, other.inode)
 
-    def with_digest(self, digits: str | None) -> Weights:
+    def with_digest(self, digits: str | None) -> WeightFile:
         return self.model_copy(update={"sha256": digits})
 
 
@@ -51,7 +51,7 @@ class Identity(BaseModel):
     version: Literal[1] = 1
     kept: dict[str, str] = Field(default_factory=dict)
     told: dict[str, str] = Field(default_factory=dict)
-    weights: dict[str, Weights] = Field(default_factory=dict)
+    weights: dict[str, WeightFile] = Field(default_factory=dict)
 
     def encode(self) -> bytes:
         return f"{json.dumps(self.model_dump(), indent=1)}\n".encode()

@@ -8,13 +8,13 @@ from pathlib import Path
 from rlflow.errors import PlanError
 from rlflow.graph.model import Graph
 from rlflow.runs import identity
-from rlflow.runs.depends import Found, unreadable
+from rlflow.runs.depends import Dependencies, unreadable
 from rlflow.runs.identity import Change, Identity, differences
 from rlflow.runs.weights import compared
 from rlflow.watch.reporter import Reporter
 
 
-def same_inputs(folder: Path, name: str, reporter: Reporter, found: Found) -> Found:
+def same_inputs(folder: Path, name: str, reporter: Reporter, found: Dependencies) -> Dependencies:
     """What the run depends on, with the digests that are known of it. Raises PlanError with all that is another than the run was started
     with; of versions and the like a change is said."""
     before = recorded_identity(folder, reporter)
@@ -28,7 +28,7 @@ def same_inputs(folder: Path, name: str, reporter: Reporter, found: Found) -> Fo
     return found
 
 
-def other_inputs(folder: Path, reporter: Reporter, graph: Graph, found: Found) -> Found:
+def other_inputs(folder: Path, reporter: Reporter, graph: Graph, found: Dependencies) -> Dependencies:
     """The same for a fork, which takes what is there now: changes are said."""
     before = recorded_identity(folder, reporter)
     if before is None:
@@ -39,7 +39,7 @@ def other_inputs(folder: Path, reporter: Reporter, graph: Graph, found: Found) -
     return found
 
 
-def compared_inputs(before: Identity, found: Found, reporter: Reporter) -> tuple[Found, list[Change]]:
+def compared_inputs(before: Identity, found: Dependencies, reporter: Reporter) -> tuple[Dependencies, list[Change]]:
     """Raises PlanError for weights that cannot be read."""
     for change in differences(before.told, found.identity.told):
         reporter.note(f"since the run was started: {change}; numbers may differ from here on")

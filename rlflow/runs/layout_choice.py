@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from rlflow.binding.roles import BoundRole
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
 from rlflow.explain.transfers import least
 from rlflow.memory.footprint import kept
-from rlflow.memory.sizes import Kept
+from rlflow.memory.sizes import ModelFootprint
 from rlflow.placement import Placement
-from rlflow.roles.bound import BoundRole
 
 
 class Matched(NamedTuple):
@@ -33,11 +33,12 @@ def matched(role: BoundRole, options: Options, where: Placement | None, adjacent
     order = "inner" if order == "auto" and pool in adjacent else order
     shared = where.trainers.get(role.name) == pool and role.use.trained
     together = shared and options.weights != "gather" and ranks % generator.tensor == 0
-    return Matched(*least(_kept(role, options, where) if together else Kept(None), ranks, role.trainer.can.matches_sampler, order))
+    footprint = _kept(role, options, where) if together else ModelFootprint(None)
+    return Matched(*least(footprint, ranks, role.trainer.can.matches_sampler, order))
 
 
-def _kept(role: BoundRole, options: Options, where: Placement) -> Kept:
+def _kept(role: BoundRole, options: Options, where: Placement) -> ModelFootprint:
     try:
         return kept(role, options.dtype, where)
     except PlanError:  # of a folder that cannot be read, said where it is
-        return Kept(None)
+        return ModelFootprint(None)

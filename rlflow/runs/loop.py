@@ -20,9 +20,9 @@ from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.execution.lookahead import Ahead
 from rlflow.plan import Plan
-from rlflow.runs.bounds import Totals
+from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import Canary, strange
-from rlflow.runs.depends import Found
+from rlflow.runs.depends import Dependencies
 from rlflow.runs.evaluate import Accuracy, Evaluation, shown
 from rlflow.runs.guards import Guard, mismatched, too_few
 from rlflow.runs.records import Records
@@ -35,7 +35,7 @@ TOLD = 20  # records left out that are told with their places
 
 
 @dataclass
-class Prepared:
+class RunContext:
     """Everything that a run needs, made before its first iteration. ``files``: by trained role the small files of its model, by name.
     ``inputs``: what the run depends on beside its settings and its plan; None where that was not asked for. ``stop`` ends what was started,
     but for the watchdog. ``heard_by`` is told where what rewards print in this process's own pool of them goes."""
@@ -48,7 +48,7 @@ class Prepared:
     evaluation: Evaluation | None
     settings: Mapping[str, Any]
     files: Mapping[str, Mapping[str, bytes]]
-    inputs: Found | None
+    inputs: Dependencies | None
     reasons: Callable[[], Mapping[str, str]]
     stop: Callable[[], None]
     watchdog: Watchdog
@@ -66,7 +66,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """Where a run begins: at its first iteration, or where a checkpoint was taken. ``before`` and ``answers``: how the first weights
     did, known where the run was begun earlier; ``here``: how those do with which it begins, known where they were evaluated."""
 
@@ -77,7 +77,7 @@ class Start:
 
 
 @dataclass
-class Result:
+class RunResult:
     """What a run came to. ``before`` and ``after`` are None where there was nothing to evaluate. ``shown``: the folder, for people who are
     where the run was started."""
 
@@ -86,7 +86,7 @@ class Result:
     seconds: float
     before: Accuracy | None
     after: Accuracy | None
-    totals: Totals
+    totals: RunTotals
     answers: list[dict[str, str]] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
     skipped: int = 0
@@ -110,50 +110,50 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Account:
+class LoopTotals:
     """What a loop counts: where time went, the last metrics, iterations that were skipped, and those in a row that were bad."""
 
-    totals: Totals
+    totals: RunTotals
     last: dict[str, float]
     skipped: int
     bad: int
 
 
-TakeSnapshot = Callable[[Start, Mapping[str, Any]], Snapshot]
+TakeSnapshot = Callable[[RunStart, Mapping[str, Any]], Snapshot]
 
 
 class Loop:
     """One run, from its start to its end or to the request to stop. Raises Stopped after saving where it was stopped."""
 
     def __init__(
-        self, prepared: Prepared, records: Records, writer: Writer, reporter: Reporter, take: TakeSnapshot,
+        self, prepared: RunContext, records: Records, writer: Writer, reporter: Reporter, take: TakeSnapshot,
         look: Callable[[], object] = lambda: None,
     ) -> None:
         """``look`` is called between iterations and raises where the run's folder is no longer there."""
         self.prepared, self.records, self.writer, self.reporter, self.take, self.look = prepared, records, writer, reporter, take, look
         self.options = prepared.options
         self.guard = Guard(prepared.options, prepared.reasons)
-        self.totals = Totals(prepared.executor.lanes.room, prepared.options.staleness, prepared.plan.within)
-        self.start = Start()
+        self.totals = RunTotals(prepared.executor.lanes.room, prepared.options.staleness, prepared.plan.within)
+        self.start = RunStart()
         self.last: dict[str, float] = {}
         self.skipped = self.told = 0
         self.evaluated: dict[int, Accuracy] = {}
         self.done = 0  # iterations, at the last look at the folder
         self.recovery = Recovery(self)
 
-    def run(self, start: Start) -> Result:
+    def run(self, start: RunStart) -> RunResult:
         self.compute(threads.keep)
         with threads.alone():
             return self._run(start)
 
-    def _run(self, start: Start) -> Result:
+    def _run(self, start: RunStart) -> RunResult:
         began = time.monotonic()
         self.start = start
         if start.here:
             self.evaluated[start.iteration] = start.here
         after, compared = self.recovery.run(self.to_the_end, start.iteration)
         seconds = time.monotonic() - began
-        return Result(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
+        return RunResult(self.records.folder, self.options.iterations, seconds, self.start.before, after, self.totals, compared, self.last,
                       self.skipped)
 
     def to_the_end(self, first: int) -> tuple[Accuracy | None, list[dict[str, str]]]:
@@ -174,11 +174,11 @@ class Loop:
         self.records.answers(compared)
         return after, compared
 
-    def account(self) -> Account:
+    def account(self) -> LoopTotals:
         """What the loop itself has counted so far."""
-        return Account(deepcopy(self.totals), self.last, self.skipped, self.guard.bad)
+        return LoopTotals(deepcopy(self.totals), self.last, self.skipped, self.guard.bad)
 
-    def back_to(self, iteration: int, account: Account) -> None:
+    def back_to(self, iteration: int, account: LoopTotals) -> None:
         """Forget an iteration and those after it; ``account`` is from before."""
         self.totals, self.last, self.skipped, self.guard.bad = deepcopy(account.totals), account.last, account.skipped, account.bad
         self.evaluated = {number: accuracy for number, accuracy in self.evaluated.items() if number <= iteration}

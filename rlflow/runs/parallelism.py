@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from rlflow.binding.roles import BoundHalf, Roles
 from rlflow.config.options import Options
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import HALVES, Graph, Op
 from rlflow.placement import Parallel, Placement
-from rlflow.roles.bound import BoundHalf, Roles
 from rlflow.runs.layout_choice import Matched, matched
 from rlflow.trace.compile import all_nodes
 

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import rlflow
+from rlflow.binding.backends import numbers
+from rlflow.binding.roles import Roles, model_uses
 from rlflow.cluster import launch
 from rlflow.cluster.commit import Workers
 from rlflow.cluster.engine import ClusterEngine
@@ -21,7 +23,7 @@ from rlflow.cluster.setup import DataShape, FlowSource, Setup
 from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
 from rlflow.cluster.weights.transfer import Carrier
 from rlflow.cluster.worker import Worker
-from rlflow.config.flags import Given
+from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options as RunOptions
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
@@ -30,23 +32,21 @@ from rlflow.execution.lookahead import Ahead
 from rlflow.graph.model import Graph
 from rlflow.graph.wire import identity
 from rlflow.memory.footprint import decided, kept
-from rlflow.memory.schedule import Course
+from rlflow.memory.schedule import MemorySchedule
 from rlflow.passes.lanes import room_of
 from rlflow.placement import Placement, judging
 from rlflow.plan import Plan
-from rlflow.roles.backends import numbers
-from rlflow.roles.bound import Roles, model_uses
-from rlflow.runs.prepare import Made, make_plan, placed
-from rlflow.trace.compile import Options, Program
+from rlflow.runs.prepare import Runtime, make_plan, placed
+from rlflow.trace.compile import Program, TraceOptions
 from rlflow.watchdog.beside import Watchdog
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
 
 
 def on_pools(
-    program: Program, roles: Roles, given: Given, data: Judged, options: Options, prompts: Prompts, updates: Mapping[str, int],
+    program: Program, roles: Roles, given: RunConfig, data: Judged, options: TraceOptions, prompts: Prompts, updates: Mapping[str, int],
     evaluated: str | None, watchdog: Watchdog, note: Callable[[str], None],
-) -> Made:
+) -> Runtime:
     """Start the pools of ``--pools`` and load the models there, which takes some seconds, or minutes: ``note`` is told of it. Raises
     PlanError; what was started then is ended."""
     given = decided(given)
@@ -70,7 +70,7 @@ def on_pools(
 
 
 def _room(
-    memory: int, given: Given, placement: Placement, folder: Path, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
+    memory: int, given: RunConfig, placement: Placement, folder: Path, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
 ) -> tuple[launch.Groups, Controllers]:
     """Room for each pool, on a Ray that is started or joined. memory: bytes that its store needs for commits."""
     address = given.options.ray_address
@@ -81,7 +81,7 @@ def _room(
     return launch.place_pools(placement.pools, given.options.device == "cuda"), controllers
 
 
-def _made(plan: Plan, given: Given, prompts: Prompts, fleet: Fleet, started: ExitStack) -> Made:
+def _made(plan: Plan, given: RunConfig, prompts: Prompts, fleet: Fleet, started: ExitStack) -> Runtime:
     """What a run needs of pools that are up."""
     engine = engine_of(plan, given, prompts, fleet.pools)
     lanes = Lanes(room_of(fleet.placement))
@@ -91,10 +91,10 @@ def _made(plan: Plan, given: Given, prompts: Prompts, fleet: Fleet, started: Exi
         started.callback(ahead.close)
     started.callback(fleet.unwatch)  # first: lanes may be waiting for workers
     workers = Workers(fleet, engine, tuple(use.name for use in plan.graph.roles if use.trained), ahead)
-    return Made(plan, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
+    return Runtime(plan, engine, lanes, lambda: reasons(fleet.pools), started.pop_all().close, ahead, workers)
 
 
-def _placed(graph: Graph, roles: Roles, given: Given, evaluated: str | None, apart: Collection[str]) -> Placement:
+def _placed(graph: Graph, roles: Roles, given: RunConfig, evaluated: str | None, apart: Collection[str]) -> Placement:
     """apart: pools on several machines."""
     placement = placed(graph, roles, given, evaluated, apart)
     assert placement is not None
@@ -108,7 +108,7 @@ def room_for_commits(roles: Roles, options: RunOptions) -> int:
     return 2 * sum(kept(role, options.dtype).commit_bytes or 0 for role in roles.values() if role.use.trained)
 
 
-def sampling_ahead(made: Plan, engine: ClusterEngine, lanes: Lanes, given: Given, prompts: Prompts) -> Ahead | None:
+def sampling_ahead(made: Plan, engine: ClusterEngine, lanes: Lanes, given: RunConfig, prompts: Prompts) -> Ahead | None:
     """What samples ahead with ``--staleness`` above 0."""
     options = given.options
     return Ahead(made, engine, lanes, prompts, options.staleness, options.iterations, options.prompts) if options.staleness else None
@@ -123,8 +123,8 @@ def roles_of(placement: Placement) -> dict[str, str]:
 
 
 def setups(
-    program: Program, given: Given, data: Judged, options: Options, placement: Placement, updates: Mapping[str, int], threads: int,
-    meetings: Mapping[str, str], residency: Iterable[Course] = (),
+    program: Program, given: RunConfig, data: Judged, options: TraceOptions, placement: Placement, updates: Mapping[str, int], threads: int,
+    meetings: Mapping[str, str], residency: Iterable[MemorySchedule] = (),
 ) -> dict[str, list[Setup]]:
     """What each rank of each pool is told."""
     courses = {course.pool: course for course in residency}
@@ -141,7 +141,7 @@ def setups(
 
 
 def engine_of(
-    made: Plan, given: Given, prompts: Prompts, pools: Mapping[str, Pool[Worker]]
+    made: Plan, given: RunConfig, prompts: Prompts, pools: Mapping[str, Pool[Worker]]
 ) -> ClusterEngine:
     program, graph, placement = made.program, made.graph, made.placement
     assert placement is not None
@@ -161,7 +161,7 @@ def engine_of(
                          judging=judging(graph, placement), limited=[course.pool for course in made.residency if course.moving])
 
 
-def carrier(role: str, given: Given, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> Carrier | None:
+def carrier(role: str, given: RunConfig, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> Carrier | None:
     """What brings the weights of a role to another pool by a plan; None where they go otherwise, or nowhere."""
     source, target, options = placement.trainers.get(role), placement.generators.get(role), given.options
     if source is None or target is None or source == target or options.weights == "gather":

@@ -16,10 +16,16 @@ import torch
 import rlflow
 from rlflow import pretrained
 from rlflow.author.flow import Flow
+from rlflow.binding import rewards as bound
+from rlflow.binding.backends import device_of, numbers
+from rlflow.binding.dataset import open_dataset
+from rlflow.binding.models import Loaded, make_models
+from rlflow.binding.roles import BoundRole, Halves, Roles, folders, model_uses
+from rlflow.binding.roles import bound as bound_roles
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
-from rlflow.config.flags import Given, refuse_stray
+from rlflow.config.flags import RunConfig, refuse_stray
 from rlflow.config.options import Options as RunOptions
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
@@ -36,28 +42,22 @@ from rlflow.extras import ask
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
 from rlflow.memory.inputs import resident
-from rlflow.memory.mover import Keeper
+from rlflow.memory.mover import MemoryMover
 from rlflow.passes import plan
 from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
 from rlflow.rewards.spec import parse_reward, readers
-from rlflow.roles import rewards as bound
-from rlflow.roles.backends import device_of, numbers
-from rlflow.roles.bound import BoundRole, Halves, Roles, folders, model_uses
-from rlflow.roles.bound import bound as bound_roles
-from rlflow.roles.dataset import open_dataset
-from rlflow.roles.models import Loaded, make_models
 from rlflow.runs.canary import canary
-from rlflow.runs.depends import Found, Sources, found, rewards_of, unreadable
+from rlflow.runs.depends import Dependencies, Sources, found, rewards_of, unreadable
 from rlflow.runs.evaluate import Evaluation
-from rlflow.runs.loop import Prepared
+from rlflow.runs.loop import RunContext
 from rlflow.runs.parallelism import lying
 from rlflow.runs.recovery import Workers
 from rlflow.runs.screening import screened
 from rlflow.runs.streaming import streaming
 from rlflow.runs.trust import FILE_DIGEST, digest_of
-from rlflow.trace.compile import Options, Program, all_nodes, compile_flow, trace
+from rlflow.trace.compile import Program, TraceOptions, all_nodes, compile_flow, trace
 from rlflow.training.protocols import Sampling
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
@@ -67,7 +67,7 @@ QUIET = Quiet()
 
 
 @dataclass(frozen=True)
-class Made:
+class Runtime:
     """What carries a run out: here, or on pools. ``reasons``: why scores are missing."""
 
     plan: Plan
@@ -79,17 +79,17 @@ class Made:
     workers: Workers | None = None
 
 
-Judge = Callable[[Graph, Found], Found]
+Judge = Callable[[Graph, Dependencies], Dependencies]
 
 
-def as_it_is(graph: Graph, found: Found) -> Found:
+def as_it_is(graph: Graph, found: Dependencies) -> Dependencies:
     """The judge of a run that is new."""
     return found
 
 
 def prepare(
-    flow: Flow, hp: Any, given: Given, note: Callable[[str], None] = QUIET.note, judge: Judge | None = as_it_is, begun: bool = False
-) -> Prepared:
+    flow: Flow, hp: Any, given: RunConfig, note: Callable[[str], None] = QUIET.note, judge: Judge | None = as_it_is, begun: bool = False
+) -> RunContext:
     """``note`` is told what takes long. ``judge`` is shown the graph and what the run depends on before any model is loaded, and may add
     digests that it knows; None where there will be no run to go on with. begun: whether the run has begun before, so that no record stops
     it. Raises FlowError and PlanError, and what ``judge`` raises."""
@@ -97,7 +97,7 @@ def prepare(
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
     torch.set_num_threads(given.options.threads or torch.get_num_threads())
-    report = check(flow, hp, Options(max(len(given.options.reward), 1)), with_variants=False)
+    report = check(flow, hp, TraceOptions(max(len(given.options.reward), 1)), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
     if given.options.ray_address is None:  # a cluster may have GPUs where its driver has none
@@ -124,12 +124,12 @@ def prepare(
         raise
 
 
-def warnings(flow: Flow, hp: Any, options: Options) -> list[Problem]:
+def warnings(flow: Flow, hp: Any, options: TraceOptions) -> list[Problem]:
     """What `check` warns of in the flow."""
     return [problem for problem in trace(flow, hp, options).problems if problem.severity == "warning"]
 
 
-def check_fits(program: Program, roles: Roles, given: Given) -> list[Problem]:
+def check_fits(program: Program, roles: Roles, given: RunConfig) -> list[Problem]:
     """What can hardly be meant of pools. Raises PlanError for rows, pools, a staleness, chunks and memory that cannot be, before anything
     is loaded."""
     sizes = Sizes.of(program.graph, Assumed(given.options.prompts))
@@ -147,7 +147,7 @@ def check_fits(program: Program, roles: Roles, given: Given) -> list[Problem]:
     return [*idle_ranks(made, sizes), *unused_pools(placement), *(crowded(placement, os.cpu_count() or 1) if here_alone else ())]
 
 
-def make_plan(program: Program, roles: Roles, placement: Placement | None, given: Given, evaluated: str | None) -> Plan:
+def make_plan(program: Program, roles: Roles, placement: Placement | None, given: RunConfig, evaluated: str | None) -> Plan:
     """All passes. ``evaluated``: the role that samples to be evaluated. Raises PlanError for memory that does not do."""
     where = placement or here(needs(roles, evaluated))
     return resident(plan(program, placement, streaming(program.graph, roles, given)), roles, where, given, evaluated)
@@ -158,7 +158,7 @@ def needs(roles: Roles, evaluated: str | None) -> dict[str, Halves]:
     return {name: Halves(role.needs.trainer, role.needs.generator or name == evaluated) for name, role in roles.items()}
 
 
-def placed(graph: Graph, roles: Roles, given: Given, evaluated: str | None = None, apart: Collection[str] = ()) -> Placement | None:
+def placed(graph: Graph, roles: Roles, given: RunConfig, evaluated: str | None = None, apart: Collection[str] = ()) -> Placement | None:
     """Where the halves of the roles go, None for one process. apart: pools that are known to be on several machines."""
     if not given.options.pools:
         refuse_stray(list(roles), given)
@@ -167,20 +167,20 @@ def placed(graph: Graph, roles: Roles, given: Given, evaluated: str | None = Non
     return lying(placement, graph, roles, given.options, apart)
 
 
-def compiled(flow: Flow, hp: Any, given: Given, data: Dataset, rewards: bound.Rewards) -> Program:
+def compiled(flow: Flow, hp: Any, given: RunConfig, data: Dataset, rewards: bound.Rewards) -> Program:
     """The flow traced with the columns that the data really have."""
     return compile_flow(flow, hp, compile_options(given, data, rewards))
 
 
-def compile_options(given: Given, data: Judged, rewards: bound.Rewards) -> Options:
-    return Options(max(len(given.options.reward), 1), rewards.reads, data.columns,
+def compile_options(given: RunConfig, data: Judged, rewards: bound.Rewards) -> TraceOptions:
+    return TraceOptions(max(len(given.options.reward), 1), rewards.reads, data.columns,
                    readers(map(parse_reward, given.options.reward)))  # fmt: skip
 
 
 def _assembled(
-    program: Program, roles: Roles, given: Given, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, watchdog: Watchdog,
+    program: Program, roles: Roles, given: RunConfig, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards, watchdog: Watchdog,
     note: Callable[[str], None], judge: Judge | None,
-) -> Prepared:
+) -> RunContext:
     graph, options, training = program.graph, given.options, prompts.data
     inputs = judge(graph, depends_on(program, roles, given, training, held_out)) if judge else None
     files = {name: kept_files(role.folder) for name, role in roles.items() if role.use.trained}
@@ -201,13 +201,13 @@ def _assembled(
         rewards.close()  # first: a lane may be waiting for a score
         made.close()
 
-    return Prepared(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
+    return RunContext(made.plan, made.engine, Executor(made.engine, made.lanes), prompts, options,
                     evaluation(graph, roles, made.engine, held_out, rewards, given), recorded_settings(program, given), files, inputs,
                     made.reasons, stop, watchdog, made.ahead, made.workers, canary(roles, made.engine, training, options),
                     rewards.heard_by)  # fmt: skip
 
 
-def depends_on(program: Program, roles: Roles, given: Given, training: Dataset, held_out: Dataset) -> Found:
+def depends_on(program: Program, roles: Roles, given: RunConfig, training: Dataset, held_out: Dataset) -> Dependencies:
     """All that the run's numbers depend on beside its settings and its graph."""
     rewards = rewards_of([use for use in program.graph.roles if use.rewards], given)
     return found(Sources(Path(program.flow.place.path), roles, rewards, training, held_out), given)
@@ -223,9 +223,9 @@ def kept_files(folder: Path | None) -> dict[str, bytes]:
 
 
 def _here(
-    program: Program, roles: Roles, given: Given, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards,
+    program: Program, roles: Roles, given: RunConfig, prompts: Prompts, updates: Mapping[str, int], rewards: bound.Rewards,
     evaluated: str | None,
-) -> Made:
+) -> Runtime:
     """Everything in this process."""
     graph, options = program.graph, given.options
     used = {node.role for node in all_nodes(graph.nodes)}
@@ -233,17 +233,17 @@ def _here(
     scorers: dict[str, Scorer] = {name: rewards.scorer(name) for name in judges}
     device = device_of(options.device)
     made = make_plan(program, roles, None, given, evaluated)
-    keeper = Keeper.of(made.residency)
+    keeper = MemoryMover.of(made.residency)
     lanes = Lanes()  # a thread that ends, and its team with it, makes the models
     models = lanes.do("control", partial(make_models, roles.values(), options, device, updates, loaded=keeper.loaded))
     engine = Engine(models, scorers, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
                     reward_timeout=options.reward_timeout, keeper=keeper, dtype=numbers(options.dtype))
     scorers |= {name: bound.ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
     lanes.do("control", partial(rewards.load_models, device))
-    return Made(made, engine, lanes, rewards.reasons, lanes.close)
+    return Runtime(made, engine, lanes, rewards.reasons, lanes.close)
 
 
-def evaluated_role(graph: Graph, held_out: Dataset, rewards: bound.Rewards, given: Given) -> str | None:
+def evaluated_role(graph: Graph, held_out: Dataset, rewards: bound.Rewards, given: RunConfig) -> str | None:
     """The role that is evaluated: the first trained language model, where there are held-out prompts and something can judge them."""
     role = next((use for use in model_uses(graph) if use.trained and use.head == "logprobs"), None)
     if role is None or not len(held_out) or given.options.backend == "null" or rewards.judge() is None:
@@ -266,7 +266,7 @@ def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) ->
 
 
 def evaluation(
-    graph: Graph, roles: Roles, engine: Engine, held_out: Dataset, rewards: bound.Rewards, given: Given
+    graph: Graph, roles: Roles, engine: Engine, held_out: Dataset, rewards: bound.Rewards, given: RunConfig
 ) -> Evaluation | None:
     """Accuracy on held-out prompts, where there are any and something can judge them."""
     name = evaluated_role(graph, held_out, rewards, given)
@@ -301,7 +301,7 @@ def working_folder() -> str | None:
         return None
 
 
-def recorded_settings(program: Program, given: Given) -> Mapping[str, Any]:
+def recorded_settings(program: Program, given: RunConfig) -> Mapping[str, Any]:
     """What settings.json says: everything needed to go on with the run, or to run the same again. A secret that is a default of the flow's
     own file is left to that file."""
     default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}

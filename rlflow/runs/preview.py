@@ -7,9 +7,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rlflow.author.flow import Flow
+from rlflow.binding.backends import device_in
+from rlflow.binding.positions import room
+from rlflow.binding.roles import BoundRole, Halves, Roles, bound, model_uses
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
-from rlflow.config.flags import Given, refuse_stray
+from rlflow.config.flags import RunConfig, refuse_stray
 from rlflow.errors import FlowError, PlanError, Problem
 from rlflow.explain.explanation import Explanation, explain, here
 from rlflow.explain.fits import (
@@ -27,16 +30,13 @@ from rlflow.memory.footprint import kept, reward_models
 from rlflow.memory.inputs import resident
 from rlflow.passes import plan
 from rlflow.placement import Placement, parse_pools, place
-from rlflow.roles.backends import device_in
-from rlflow.roles.bound import BoundRole, Halves, Roles, bound, model_uses
-from rlflow.roles.positions import room
 from rlflow.runs.parallelism import lying
 from rlflow.runs.prepare import needs
 from rlflow.runs.streaming import streaming
-from rlflow.trace.compile import Options, Program
+from rlflow.trace.compile import Program, TraceOptions
 
 
-def planned(flow: Flow, hp: Any, given: Given, options: Options) -> Explanation:
+def planned(flow: Flow, hp: Any, given: RunConfig, options: TraceOptions) -> Explanation:
     """What a run of the flow would do. ``options``: what of the flags shapes the graph. Raises FlowError and PlanError for what a run
     would refuse, and for what cannot be meant."""
     report = check(flow, hp, options, with_variants=False)
@@ -73,7 +73,7 @@ def no_room(graph: Graph, roles: Roles, rewards: Iterable[str]) -> list[Problem]
     return []
 
 
-def ways(given: Given) -> tuple[str, str]:
+def ways(given: RunConfig) -> tuple[str, str]:
     """How weights go to generators on the trainer's pool and on another, as far as it can be told before anything is started: on one
     machine by shared memory, on its GPUs by shared handles and, to another pool, through the store."""
     options, gpus = given.options, device_in(given.options.device) == "cuda"
@@ -83,7 +83,7 @@ def ways(given: Given) -> tuple[str, str]:
 
 
 def placed(
-    program: Program, roles: Roles, sampling: Mapping[str, Halves], given: Given
+    program: Program, roles: Roles, sampling: Mapping[str, Halves], given: RunConfig
 ) -> tuple[Placement | None, list[Problem]]:
     """Where halves go, None for one process; and warnings. ``sampling``: what roles need with the one that is evaluated. Raises
     PlanError with everything that does not fit."""
@@ -105,7 +105,7 @@ def placed(
 
 
 def _placed(
-    graph: Graph, roles: Roles, sampling: Mapping[str, Halves], given: Given
+    graph: Graph, roles: Roles, sampling: Mapping[str, Halves], given: RunConfig
 ) -> tuple[Placement, list[Problem]]:
     """What is evaluated samples too, even where its flow never does; whether anything is, data and rewards tell a run."""
     pools, flags = parse_pools(given.options.pools or ""), {name: given.role(name) for name in roles}
@@ -121,7 +121,7 @@ def _placed(
                                    remedy=f"--{role}.generator.pool {next(iter(pools))}, or --held-out 0")]
 
 
-def evaluated(graph: Graph, given: Given) -> str | None:
+def evaluated(graph: Graph, given: RunConfig) -> str | None:
     """The role that a run evaluates where its data can be judged."""
     names = [use.name for use in model_uses(graph) if use.trained and use.head == "logprobs"]
     return names[0] if names and given.options.held_out and given.options.backend != "null" else None
@@ -133,5 +133,5 @@ def _owned(role: BoundRole) -> dict[str, set[str]]:
     return {half: own - other for half, own, other in zip(HALVES, names, reversed(names), strict=True)}
 
 
-def _prompt_tokens(given: Given) -> dict[str, int]:
+def _prompt_tokens(given: RunConfig) -> dict[str, int]:
     return {"prompt_tokens": int(given.data["max_prompt"])} if "max_prompt" in given.data else {}

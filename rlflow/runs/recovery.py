@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rlflow.errors import PlanError, RemoteError, StageError
 
 if TYPE_CHECKING:
-    from rlflow.runs.loop import Account, Loop
+    from rlflow.runs.loop import Loop, LoopTotals
 
 DEATHS = 3  # without a new iteration finished in between that end a run
 COPIED_SECONDS = 600.0  # how long state may take to be out of the workers
@@ -56,14 +56,14 @@ class Workers(Protocol):
 
 
 @dataclass(frozen=True)
-class Moment:
+class RecoveryPoint:
     """A run before an iteration: what is outside of the workers, and what the driver itself knew."""
 
     iteration: int
     commit: Commit
     cursor: Mapping[str, Any]
     state: dict[str, float]
-    account: Account
+    account: LoopTotals
 
 
 class Recovery:
@@ -72,8 +72,8 @@ class Recovery:
     def __init__(self, loop: Loop) -> None:
         self.loop, self.every = loop, loop.options.commit_every
         self.workers = loop.prepared.workers if self.every else None
-        self.last: Moment | None = None
-        self.next: Moment | None = None
+        self.last: RecoveryPoint | None = None
+        self.next: RecoveryPoint | None = None
         self._turn = threading.Lock()
         self.furthest = -1  # iteration that began
         self.deaths = 0  # since then
@@ -101,7 +101,7 @@ class Recovery:
         self._settle()
         prepared = self.loop.prepared
         commit = self.workers.commit(iteration)
-        self.next = Moment(iteration, commit, prepared.prompts.state(), dict(prepared.engine.state), self.loop.account())
+        self.next = RecoveryPoint(iteration, commit, prepared.prompts.state(), dict(prepared.engine.state), self.loop.account())
         commit.then(self._take_next)
 
     def _take_next(self) -> None:

@@ -9,14 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlflow.errors import printable
-from rlflow.runs.bounds import PATH, Bounds, Totals
-from rlflow.runs.loop import Result
+from rlflow.runs.bounds import PATH, Bounds, RunTotals
+from rlflow.runs.loop import RunResult
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
 
 
-def summary(result: Result) -> str:
+def summary(result: RunResult) -> str:
     """Learning before → after, and per node the time, its share and how much of it was on the critical path."""
     parts = []
     if result.before and result.after:
@@ -29,7 +29,7 @@ def summary(result: Result) -> str:
     return "\n".join(parts)
 
 
-def _learning(result: Result) -> Table:
+def _learning(result: RunResult) -> Table:
     assert result.before is not None
     assert result.after is not None
     table = Table("held-out accuracy", "before", "after", "change")
@@ -39,7 +39,7 @@ def _learning(result: Result) -> Table:
     return table
 
 
-def _answers(result: Result) -> Table:
+def _answers(result: RunResult) -> Table:
     table = Table("held-out prompt", "answer", "before", "after")
     for row in result.answers[:5]:
         table.add_row(*(escape(printable(_cut(row.get(name, ""), width))) for name, width in WIDTHS.items()))
@@ -52,7 +52,7 @@ def _cut(text: str, width: int) -> str:
     return line if len(line) <= width else "…" + line[1 - width :]
 
 
-def bounded(totals: Totals) -> str:
+def bounded(totals: RunTotals) -> str:
     """What bounded a run, as a table of its nodes and in words."""
     found = totals.bounds
     if not found.iterations:
@@ -72,7 +72,7 @@ def _chain(found: Bounds) -> str:
     return " → ".join(word for word, before in zip(words, ["", *words], strict=False) if (word, before) != ("…", "…"))
 
 
-def _stages(totals: Totals) -> Table:
+def _stages(totals: RunTotals) -> Table:
     table = Table("node", "calls", "seconds", "share", "on the critical path")
     for column in table.columns[1:]:
         column.justify = "right"

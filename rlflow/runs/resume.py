@@ -15,7 +15,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
-from rlflow.config.flags import Given
+from rlflow.config.flags import RunConfig
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.graph import wire
 from rlflow.graph.diff import diff
@@ -23,10 +23,10 @@ from rlflow.graph.model import Graph, Node
 from rlflow.rewards.spec import BUILT_IN
 from rlflow.runs import directory, final, state
 from rlflow.runs.api import resolved
-from rlflow.runs.depends import Found
+from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import shown
 from rlflow.runs.inputs import other_inputs, same_inputs
-from rlflow.runs.loop import Prepared, Result, Start
+from rlflow.runs.loop import RunContext, RunResult, RunStart
 from rlflow.runs.prepare import Judge, prepare
 from rlflow.runs.session import carried_on, new_folder
 from rlflow.runs.trust import check_trusted
@@ -39,7 +39,7 @@ MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward
 PATHS = ("model", "data", "reward")  # settings that may be paths, of the run and of a role
 
 
-def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> Result:
+def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
     """Go on where the run stood, or finish what is left where all iterations are behind it. trust: execute files that the run names
     although nothing vouches for them. Raises PlanError where there are such without, where the algorithm, the data, a model folder, a
     reward or other settings changed, RunHeld where it runs."""
@@ -62,7 +62,7 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
         return carried_on(prepared, folder, reporter, start)
 
 
-def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> Result:
+def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
     """A new run from the checkpoint of another, with other settings or a changed algorithm. trust: as of ``resume``."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
@@ -118,7 +118,7 @@ def masked_values(saved: Mapping[str, Any]) -> list[str]:
 
 def again(
     saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Reporter, judge: Judge | None = None
-) -> tuple[Flow, Given, Prepared]:
+) -> tuple[Flow, RunConfig, RunContext]:
     """The run prepared again as it was, with changes."""
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
@@ -154,7 +154,7 @@ def _of_pools(flag: str) -> bool:
     return flag in ("pools", "ray_address", "interface") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
 
 
-def same_run(folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, found: Found) -> Found:
+def same_run(folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, found: Dependencies) -> Dependencies:
     """What the run depends on, with the digests that are known of it. Raises PlanError where the algorithm or any of it is another."""
     same_algorithm(folder, name, saved, graph, reporter)
     return same_inputs(folder, name, reporter, found)
@@ -204,14 +204,14 @@ def newest(folder: Path, reporter: Reporter) -> Loaded:
     return loaded
 
 
-def restored(loaded: Loaded, prepared: Prepared, reporter: Reporter) -> Start:
+def restored(loaded: Loaded, prepared: RunContext, reporter: Reporter) -> RunStart:
     """Put the prepared run where a checkpoint was taken."""
     start = prepared.executor.lanes.do("control", partial(state.restore, prepared, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
 
 
-def _something_left(folder: Path, name: str, start: Start, prepared: Prepared, reporter: Reporter) -> None:
+def _something_left(folder: Path, name: str, start: RunStart, prepared: RunContext, reporter: Reporter) -> None:
     """Raises PlanError for a run that has come to its end. One that was stopped between its last iteration and its final models has not."""
     iterations = prepared.options.iterations
     if start.iteration != iterations or final.finished(folder, iterations, state.trained(prepared)):
@@ -219,7 +219,7 @@ def _something_left(folder: Path, name: str, start: Start, prepared: Prepared, r
     reporter.note("all iterations are done; what is left is done now")
 
 
-def _iterations_left(name: str, start: Start, iterations: int) -> None:
+def _iterations_left(name: str, start: RunStart, iterations: int) -> None:
     if start.iteration >= iterations:
         raise PlanError.of("resume-done", f"the run '{name}' has done its iterations",
                            found=f"{start.iteration} done, {iterations} asked for", expected=f"--iterations above {start.iteration}",

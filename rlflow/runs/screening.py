@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rlflow.config.flags import Given
+from rlflow.binding.dataset import divided
+from rlflow.binding.positions import room
+from rlflow.binding.roles import Roles
+from rlflow.config.flags import RunConfig
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Fault, refused, spoken
 from rlflow.data.prompts import Prompts
 from rlflow.graph.model import Graph
-from rlflow.roles.bound import Roles
-from rlflow.roles.dataset import divided
-from rlflow.roles.positions import room
 
 SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
 
 
 def screened(
-    data: Dataset, graph: Graph, roles: Roles, given: Given, note: Callable[[str], None], begun: bool = False
+    data: Dataset, graph: Graph, roles: Roles, given: RunConfig, note: Callable[[str], None], begun: bool = False
 ) -> tuple[Prompts, Dataset]:
     """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError for records that cannot
     be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``."""

@@ -10,34 +10,34 @@ from rlflow import durable
 from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
-from rlflow.config.flags import Given
+from rlflow.config.flags import RunConfig
 from rlflow.errors import PlanError, RemoteError, StageError, Stopped
 from rlflow.execution.apply import ending
 from rlflow.runs import directory, final, identity, state
-from rlflow.runs.depends import Found
+from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import Home, Lost
-from rlflow.runs.loop import Loop, Prepared, Result, Start
+from rlflow.runs.loop import Loop, RunContext, RunResult, RunStart
 from rlflow.runs.records import Records
 from rlflow.runs.report import bounded
-from rlflow.runs.weights import Reader
+from rlflow.runs.weights import DigestReader
 from rlflow.watch import status, terminal
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
 from rlflow.watchdog.signals import StopSignals
 
-BEGUN = Start()
+BEGUN = RunStart()
 
 
 class Interrupted(KeyboardInterrupt):
     """The run was stopped on request. Its message says where it stands and how to go on."""
 
 
-def started(prepared: Prepared, flow: Flow, given: Given, reporter: Reporter) -> Result:
+def started(prepared: RunContext, flow: Flow, given: RunConfig, reporter: Reporter) -> RunResult:
     """A new run in a directory of its own. What was started is ended whatever happens."""
     with Lock(new_folder(prepared, flow, given)) as lock:
         return carried_on(prepared, lock.folder, reporter, BEGUN)
 
 
-def new_folder(prepared: Prepared, flow: Flow, given: Given) -> Path:
+def new_folder(prepared: RunContext, flow: Flow, given: RunConfig) -> Path:
     """A folder that says what the run is. Raises PlanError; then nothing that was prepared is left."""
     try:
         return directory.create(Path(given.options.out), given.options.name, flow.name, texts(prepared))
@@ -46,13 +46,13 @@ def new_folder(prepared: Prepared, flow: Flow, given: Given) -> Path:
         raise
 
 
-def texts(prepared: Prepared) -> dict[str, bytes]:
+def texts(prepared: RunContext) -> dict[str, bytes]:
     """The files that say what the run is."""
     known = {identity.FILE: prepared.inputs.identity.encode()} if prepared.inputs else {}
     return known | directory.texts(prepared.settings, prepared.plan.graph)
 
 
-def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start) -> Result:
+def carried_on(prepared: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
     """Run from ``start`` in a folder whose lock is held, or finish what is left where all iterations are behind it. Raises Interrupted,
     StageError, PlanError."""
 
@@ -69,15 +69,15 @@ def carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Star
         prepared.watchdog.close()
 
 
-def _carried_on(prepared: Prepared, folder: Path, reporter: Reporter, start: Start, signals: StopSignals) -> Result:
+def _carried_on(prepared: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals) -> RunResult:
     home, placement, options = Home(folder), prepared.plan.placement, prepared.options
     cleared(folder, reporter)
     records = Records(folder, start.iteration, reporter.note, placement.pools if placement else (),
                       evaluated=start.iteration < options.iterations or start.here is not None)
     writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
     loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared), partial(look, home, prepared, records, reporter))
-    inputs = prepared.inputs or Found(identity.Identity(), {})
-    reader = Reader(inputs.identity, inputs.paths, partial(identify, prepared, inputs, records), reporter.note)
+    inputs = prepared.inputs or Dependencies(identity.Identity(), {})
+    reader = DigestReader(inputs.identity, inputs.paths, partial(identify, prepared, inputs, records), reporter.note)
     evaluation = prepared.evaluation
     reporter.start(RunInfo(folder, prepared.plan.graph.name, options.iterations, prepared.settings,
                            len(evaluation.prompts) if evaluation else 0, start.iteration, home.shown))
@@ -138,7 +138,7 @@ def _failure(raised: Exception, iteration: int, then: str) -> Exception:
     return failure
 
 
-def _how_to_go_on(writer: Writer, home: Home, start: Start) -> str:
+def _how_to_go_on(writer: Writer, home: Home, start: RunStart) -> str:
     """For a run that failed; nothing where there is nothing to go on from."""
     writer.wait(600.0)
     if writer.saved is None and not start.iteration:
@@ -155,7 +155,7 @@ def cleared(folder: Path, reporter: Reporter) -> None:
         reporter.note(f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')")
 
 
-def look(home: Home, prepared: Prepared, records: Records, reporter: Reporter) -> None:
+def look(home: Home, prepared: RunContext, records: Records, reporter: Reporter) -> None:
     """Between iterations. Raises Lost where the folder is gone; what says what the run is, is written again where somebody deleted it."""
     home.look()
     if not (home.path / directory.SETTINGS).exists():
@@ -163,7 +163,7 @@ def look(home: Home, prepared: Prepared, records: Records, reporter: Reporter) -
         describe(prepared, records)
 
 
-def describe(prepared: Prepared, records: Records) -> None:
+def describe(prepared: RunContext, records: Records) -> None:
     """Have the folder say what the run is now, where it says something else: a resumed run may have more iterations."""
     for name, data in texts(prepared).items():
         try:
@@ -174,7 +174,7 @@ def describe(prepared: Prepared, records: Records) -> None:
             records.whole(name, data, anew=True)
 
 
-def identify(prepared: Prepared, inputs: Found, records: Records, found: identity.Identity) -> None:
+def identify(prepared: RunContext, inputs: Dependencies, records: Records, found: identity.Identity) -> None:
     """Take the identity that has the digests of all weights."""
     prepared.inputs = replace(inputs, identity=found)
     records.whole(identity.FILE, found.encode())
@@ -197,7 +197,7 @@ def saved_elsewhere(loop: Loop, lost: Lost) -> PlanError:
     return PlanError.of("run-folder-lost", str(lost), found=where, expected="a folder that stays until the run ends", remedy=remedy)
 
 
-def _anew(prepared: Prepared, folder: Path) -> Path:
+def _anew(prepared: RunContext, folder: Path) -> Path:
     """A folder of the old name, or of a free one where something else has that. Raises PlanError."""
     flow, told = prepared.plan.graph.name, texts(prepared)
     try:
@@ -206,7 +206,7 @@ def _anew(prepared: Prepared, folder: Path) -> Path:
         return directory.create(folder.parent, None, flow, told)
 
 
-def _saved(writer: Writer, home: Home, start: Start = BEGUN) -> str:
+def _saved(writer: Writer, home: Home, start: RunStart = BEGUN) -> str:
     """Wait until what was submitted is on the disk; how to go on from it, in words."""
     writer.wait(600.0)
     go_on = f"go on with: rlflow resume {home.shown}"

@@ -12,17 +12,17 @@ from rlflow.execution.engine import Model
 from rlflow.graph.wire import identity
 from rlflow.memory.schedule import copying
 from rlflow.runs.evaluate import Accuracy
-from rlflow.runs.loop import Prepared, Start
+from rlflow.runs.loop import RunContext, RunStart
 
 QUEUE = "queue"  # files of rows that were sampled ahead
 
 
-def trained(prepared: Prepared) -> dict[str, Model]:
+def trained(prepared: RunContext) -> dict[str, Model]:
     """The models that the run changes, by role."""
     return {use.name: prepared.engine.models[use.name] for use in prepared.plan.graph.roles if use.trained}
 
 
-def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapshot:
+def snapshot(prepared: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Snapshot:
     """All that the iterations from ``at`` on depend on, copied to host memory. ``cursor`` is where their data begin, if none of them is
     sampled yet."""
     tensors: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def snapshot(prepared: Prepared, at: Start, cursor: Mapping[str, Any]) -> Snapsh
     return Snapshot(at.iteration, tensors, state, files)
 
 
-def restore(prepared: Prepared, saved: Snapshot) -> Start:
+def restore(prepared: RunContext, saved: Snapshot) -> RunStart:
     """Put a run that was just prepared where the snapshot was taken.
 
     Raises PlanError where the data are others, or a role is missing.
@@ -68,4 +68,4 @@ def restore(prepared: Prepared, saved: Snapshot) -> Start:
         files = {name.removeprefix(start): rows for name, rows in saved.files.items() if name.startswith(start)}
         prepared.ahead.restore(saved.state["queue"], files)
     before, here = (Accuracy(**found) if (found := saved.state.get(name)) else None for name in ("before", "here"))
-    return Start(saved.iteration, before, saved.state["answers"], here)
+    return RunStart(saved.iteration, before, saved.state["answers"], here)

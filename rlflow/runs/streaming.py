@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rlflow.config.flags import Given
+from rlflow.binding.roles import Roles, row_exact
+from rlflow.config.flags import RunConfig
 from rlflow.graph.model import Graph
 from rlflow.plan import Streaming
 from rlflow.rewards.spec import parse_reward
-from rlflow.roles.bound import Roles, row_exact
 
 
-def streaming(graph: Graph, roles: Roles, given: Given) -> Streaming:
+def streaming(graph: Graph, roles: Roles, given: RunConfig) -> Streaming:
     """``roles``: those that are models. A reward function judges row by row; a model does where its backend says so."""
     if given.options.stream < 2:
         return Streaming()
@@ -19,7 +19,7 @@ def streaming(graph: Graph, roles: Roles, given: Given) -> Streaming:
     return Streaming(given.options.stream, frozenset(by), frozenset(exact | functions))
 
 
-def _by_row(role: str, given: Given) -> bool:
+def _by_row(role: str, given: RunConfig) -> bool:
     own = given.roles.get(role, {}).get("reward")
     specs = [parse_reward(text) for text in ([str(own)] if own else given.options.reward)]
     return all(spec.kind != "model" for spec in specs) or row_exact(given.options.backend)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from rlflow.runs.identity import GONE, UNREAD, UNSTEADY, Change, Identity, Weights
+from rlflow.runs.identity import GONE, UNREAD, UNSTEADY, Change, Identity, WeightFile
 
 PIECE = 1 << 20  # bytes that are read at a time
 RECENT = 2 * 10**9  # nanoseconds: within them a filesystem may give two changes one time
@@ -21,10 +21,10 @@ LARGE = 1 << 30  # bytes of which it is said that they are read
 AT_ONCE = 4  # files that are read while a run waits for them
 
 
-def stated(path: Path) -> Weights:
+def stated(path: Path) -> WeightFile:
     """The file as it lies there, unread. Raises OSError."""
     found = os.stat(path)
-    return Weights(bytes=found.st_size, modified=found.st_mtime_ns, changed=found.st_ctime_ns, inode=found.st_ino,
+    return WeightFile(bytes=found.st_size, modified=found.st_mtime_ns, changed=found.st_ctime_ns, inode=found.st_ino,
                    recent=time.time_ns() - found.st_ctime_ns < RECENT)
 
 
@@ -40,8 +40,8 @@ def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | Non
 
 
 def compared(
-    before: Mapping[str, Weights], now: Mapping[str, Weights], paths: Mapping[str, Path], say: Callable[[str], None]
-) -> tuple[dict[str, Weights], list[Change]]:
+    before: Mapping[str, WeightFile], now: Mapping[str, WeightFile], paths: Mapping[str, Path], say: Callable[[str], None]
+) -> tuple[dict[str, WeightFile], list[Change]]:
     """The weights as they are now, with the digests that are known, and what changed. Files that nobody touched are not read; others are,
     and where that may take long it is said. Raises OSError."""
     changes = [Change(name, _told(before.get(name)), _told(now.get(name))) for name in before.keys() ^ now.keys()]
@@ -60,14 +60,14 @@ def compared(
     return found, sorted(changes, key=lambda change: change.name)
 
 
-def _told(weights: Weights | None) -> str:
+def _told(weights: WeightFile | None) -> str:
     if weights is None:
         return GONE
     digits = weights.sha256
     return f"{weights.bytes} bytes" if digits is None else digits if digits == UNSTEADY else f"sha256 {digits}"
 
 
-def _read(paths: Mapping[str, Path], stats: Mapping[str, Weights], say: Callable[[str], None]) -> dict[str, str | None]:
+def _read(paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Callable[[str], None]) -> dict[str, str | None]:
     """Digests of files that are waited for."""
     total, stop, began = sum(stats[name].bytes for name in paths), threading.Event(), time.monotonic()
     if total > LARGE:
@@ -82,7 +82,7 @@ def _read(paths: Mapping[str, Path], stats: Mapping[str, Weights], say: Callable
     return found
 
 
-class Reader:
+class DigestReader:
     """Takes the digests that an identity still lacks, in a thread that gives way to all others, and hands on the identity that has them.
 
     ``put`` gets it, in that thread, once; ``say`` is told of files that changed since they were looked at.
@@ -95,7 +95,7 @@ class Reader:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="digests of weights", daemon=True)
 
-    def start(self) -> Reader:
+    def start(self) -> DigestReader:
         self._thread.start()
         return self
 
@@ -121,7 +121,7 @@ class Reader:
         if found != self._identity.weights:
             self._put(self._identity.model_copy(update={"weights": found}))
 
-    def _digest(self, name: str, weights: Weights) -> str | None:
+    def _digest(self, name: str, weights: WeightFile) -> str | None:
         """None where the run ends first."""
         path = self._paths[name]
         try:

@@ -17,14 +17,14 @@ from rlflow.columns import Kind, fits, standard_kind
 from rlflow.errors import FlowError, Place, Problem, listed
 from rlflow.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
 from rlflow.trace import rules
-from rlflow.trace.symbols import Held, SymbolicBatch, SymbolicRole
+from rlflow.trace.symbols import ColumnSource, SymbolicBatch, SymbolicRole
 from rlflow.trace.tracer import STATE, Context, Tracer
 
 PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 
 
 @dataclass(frozen=True)
-class Options:
+class TraceOptions:
     """What of a run shapes the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those that
     the data have (None: what the contract and the flow declare). reward_places: by column where a function is that reads it, for what is
     said of it."""
@@ -47,14 +47,14 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TraceResult:
     """What a trace found: the program as far as it goes, and every problem on the way."""
 
     program: Program | None
     problems: tuple[Problem, ...]
 
 
-def compile_flow(flow: Flow, hp: Any = None, options: Options | None = None) -> Program:
+def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Program:
     """Trace a flow. Raises FlowError with every error found."""
     traced = trace(flow, hp, options)
     errors = [problem for problem in traced.problems if problem.severity == "error"]
@@ -63,13 +63,13 @@ def compile_flow(flow: Flow, hp: Any = None, options: Options | None = None) -> 
     return traced.program
 
 
-def trace(flow: Flow, hp: Any = None, options: Options | None = None) -> Traced:
+def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
     """Trace a flow at given settings (None: its own defaults), collecting problems instead of stopping at the first."""
-    options = options or Options()
+    options = options or TraceOptions()
     try:
         parameters = flow.parameters
     except FlowError as error:
-        return Traced(None, error.problems)
+        return TraceResult(None, error.problems)
     hp = hp if hp is not None else parameters.hp
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
@@ -80,7 +80,7 @@ def trace(flow: Flow, hp: Any = None, options: Options | None = None) -> Traced:
     tracer.problems += stopped
     graph = _graph(tracer, flow, hp, roles, initial, result)
     found = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
-    return Traced(Program(flow, hp, graph, tracer.functions, tracer.bound), tuple(_distinct([*tracer.problems, *found])))
+    return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), tuple(_distinct([*tracer.problems, *found])))
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
@@ -128,7 +128,7 @@ def _before_rest(flow: Flow) -> list[str]:
 
 
 def _call(
-    tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], options: Options
+    tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], options: TraceOptions
 ) -> tuple[Any, list[Problem]]:
     """Run the flow's function on symbols; the problems that stopped it, if any."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
@@ -145,7 +145,7 @@ def _call(
         return None, [_raised(flow, error)]
 
 
-def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind] | None) -> dict[str, Held]:
+def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind] | None) -> dict[str, ColumnSource]:
     """The node that gives the data's columns."""
     names: dict[str, Kind | None] = dict(columns) if columns is not None else data_columns(flow)
     names = {name: kind if fits(kind, standard_kind(name)) else standard_kind(name) for name, kind in names.items()}

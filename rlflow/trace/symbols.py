@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Held:
+class ColumnSource:
     """A column as a symbolic batch has it: where it comes from and its kind as far as known."""
 
     column: Column
@@ -114,7 +114,7 @@ class SymbolicColumn(Symbol):
 class SymbolicBatch(Symbol):
     """A batch while tracing: its row axis and, per column, the node that gives it."""
 
-    def __init__(self, tracer: Tracer, recorded: Recorded, axis: int, held: Mapping[str, Held]) -> None:
+    def __init__(self, tracer: Tracer, recorded: Recorded, axis: int, held: Mapping[str, ColumnSource]) -> None:
         self.tracer = tracer
         self.recorded = recorded
         self.axis = axis
@@ -150,7 +150,7 @@ class SymbolicBatch(Symbol):
             refuse("with '|' on something that is not a batch", "merge what a stage gives: batch |= stage(batch)")
         return self.tracer.merge(self, other)
 
-    def _with(self, held: Mapping[str, Held]) -> SymbolicBatch:
+    def _with(self, held: Mapping[str, ColumnSource]) -> SymbolicBatch:
         return SymbolicBatch(self.tracer, self.recorded, self.axis, held)
 
     def __getattr__(self, name: str) -> Any:

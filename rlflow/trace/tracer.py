@@ -22,7 +22,7 @@ from rlflow.columns import Kind, Level, fits, scalar, standard_kind
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
-from rlflow.trace.symbols import Held, SymbolicBatch
+from rlflow.trace.symbols import ColumnSource, SymbolicBatch
 
 STATE = scalar("float32")  # the kind of what lives across iterations
 
@@ -55,7 +55,7 @@ class Tracer:
         self.problems: list[Problem] = []
         self.functions: dict[str, Stage | Loss] = {}
         self.bound: dict[str, dict[str, Any]] = {}
-        self.state: dict[str, Held] = {}
+        self.state: dict[str, ColumnSource] = {}
         self.calls = 0
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
@@ -80,9 +80,9 @@ class Tracer:
 
     def symbols(self, node: Node) -> SymbolicBatch:
         """The columns that a node gives, over their axis."""
-        return self.batch(node.rows_axis, {o.name: Held(Column(node.id, o.name), o.kind) for o in node.outputs})
+        return self.batch(node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs})
 
-    def batch(self, axis: int, held: Mapping[str, Held]) -> SymbolicBatch:
+    def batch(self, axis: int, held: Mapping[str, ColumnSource]) -> SymbolicBatch:
         return SymbolicBatch(self, self.recorded, axis, held)
 
     def report(self, *problems: Problem) -> None:
@@ -98,7 +98,7 @@ class Tracer:
             raise FlowError(rules.leaked(call_place()))
         return batch
 
-    def find(self, batch: SymbolicBatch, name: str, what: str) -> Held | None:
+    def find(self, batch: SymbolicBatch, name: str, what: str) -> ColumnSource | None:
         """The column, or None after reporting that it is missing."""
         self.mine(batch, what)
         held = batch.held.get(name)
@@ -285,14 +285,14 @@ class Tracer:
                 continue
             if held and not fits(held.kind, table):
                 self.report(rules.table_kind("rename", new, held.kind, table, call_place(), None))
-                held = Held(held.column, table)
+                held = ColumnSource(held.column, table)
             if held:
                 renamed[new] = held
         rest = {name: held for name, held in batch.held.items() if names.get(name) not in renamed}
         self._replace(rest, renamed, call_place())
         return batch._with(rest | renamed)
 
-    def _replace(self, held: Mapping[str, Held], by: Mapping[str, Held], place: Place | None) -> None:
+    def _replace(self, held: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None) -> None:
         """Note which columns give way to others of their name."""
         self.recorded.replaced += [(held[name].column, place) for name in by if name in held and held[name].column != by[name].column]
 
@@ -364,7 +364,7 @@ class Tracer:
         finally:
             self.recorded, self._poisoned, self.state, self.depth = outer, poisoned, state, self.depth - 1
 
-    def held_state(self, kinds: Mapping[str, Kind | None]) -> dict[str, Held]:
+    def held_state(self, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
         """A node that gives the state's scalars, if there are any, and its columns."""
         if not kinds:
             return {}

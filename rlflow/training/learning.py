@@ -13,14 +13,14 @@ from rlflow.author.loss import Loss, Quantity
 from rlflow.batch import Batch
 from rlflow.training.metrics import Meter, added, reported
 from rlflow.training.minibatches import microbatches, minibatches, units_of
-from rlflow.training.objective import New, Totals, check_mean, row_weights, weighted_sum
+from rlflow.training.objective import MinibatchTotals, New, check_mean, row_weights, weighted_sum
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import Mean
 from rlflow.training.rows import group_of, learnable, mask_counts, token_counts
 
 
 @dataclass(frozen=True)
-class Step:
+class OptimizerStep:
     """An optimizer step as it went. taken is False where the gradient was not finite: nothing changed then."""
 
     taken: bool
@@ -28,7 +28,7 @@ class Step:
     lr: float
 
 
-class Engine(Protocol):
+class Learner(Protocol):
     """What a trainer does with one model so that ``learn`` can train it."""
 
     device: torch.device
@@ -43,7 +43,7 @@ class Engine(Protocol):
     def idle(self, want: tuple[Quantity, ...]) -> None:
         """Where ranks compute in lockstep, take part in a micro-batch of others: a forward and a backward that add nothing."""
 
-    def step(self) -> Step:
+    def step(self) -> OptimizerStep:
         """Add up the gradients of all ranks, clip, change the weights, clear the gradient."""
 
 
@@ -65,24 +65,24 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """One rank's rows of one optimizer step, in units, and the totals of the whole minibatch over all ranks."""
 
     units: Sequence[Tensor]
-    totals: Totals
+    totals: MinibatchTotals
 
 
-def steps(units: Sequence[Tensor], counts: Tensor, passes: Passes) -> Iterator[Share]:
+def steps(units: Sequence[Tensor], counts: Tensor, passes: Passes) -> Iterator[RankShare]:
     """The optimizer steps of an update, each with all its rows. ``counts``: int64 [rows], tokens that count. A minibatch in which no
     token counts takes no step."""
     for epoch in range(passes.epochs):
         for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
-            totals = Totals.of(counts[torch.cat(minibatch)])
+            totals = MinibatchTotals.of(counts[torch.cat(minibatch)])
             if totals.rows:
-                yield Share(minibatch, totals)
+                yield RankShare(minibatch, totals)
 
 
-def learn(engine: Engine, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:
+def learn(engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:
     """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics."""
     kept = learnable(batch, loss)
     units = units_of(group_of(kept.batch) if loss.rows == "group" else torch.arange(len(kept.batch)))
@@ -91,7 +91,7 @@ def learn(engine: Engine, batch: Batch, loss: Loss, settings: Mapping[str, Any],
 
 
 def learn_shares(
-    engine: Engine, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes, shares: Iterable[Share]
+    engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes, shares: Iterable[RankShare]
 ) -> Learned:
     """Take the given steps. On several ranks each calls this with its own rows and shares, one for every step, empty ones included."""
     lengths, counts = token_counts(batch), mask_counts(batch)
@@ -124,7 +124,7 @@ def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
 
 
 def _backward(
-    engine: Engine, rows: Batch, loss: Loss, settings: Mapping[str, Any], weights: Tensor, mean: Mean, meter: Meter
+    engine: Learner, rows: Batch, loss: Loss, settings: Mapping[str, Any], weights: Tensor, mean: Mean, meter: Meter
 ) -> Tensor:
     """Add the gradient of these rows' share; return the share, 0-d float64."""
     mask = rows["mask"].to(engine.device)
@@ -163,7 +163,7 @@ class _Steps:
         self.norms: list[float] = []
         self.lr = 0.0
 
-    def add(self, step: Step, loss: Tensor, rows: int) -> None:
+    def add(self, step: OptimizerStep, loss: Tensor, rows: int) -> None:
         self.rows += rows
         self.lr = step.lr
         if not step.taken:

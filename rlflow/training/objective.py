@@ -21,19 +21,19 @@ class New:
 
 
 @dataclass(frozen=True)
-class Totals:
+class MinibatchTotals:
     """Of a whole minibatch, over all ranks: tokens that count and rows that have any. Every divisor comes from these two."""
 
     tokens: int
     rows: int
 
     @staticmethod
-    def of(counts: Tensor) -> Totals:
+    def of(counts: Tensor) -> MinibatchTotals:
         """From int64 [rows], the tokens of each row that count."""
-        return Totals(int(counts.sum()), int((counts > 0).sum()))
+        return MinibatchTotals(int(counts.sum()), int((counts > 0).sum()))
 
 
-def row_weights(counts: Tensor, mean: Mean, totals: Totals) -> Tensor:
+def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
     """float64 [rows]: what one value of each row weighs in the objective.
 
     counts: int64 [rows], tokens of each row that count. Rows with none weigh 0 and are in no divisor.

@@ -14,7 +14,7 @@ from rlflow.author.loss import Loss
 from rlflow.batch import Batch
 
 if TYPE_CHECKING:
-    from rlflow.training.learning import Learned, Share
+    from rlflow.training.learning import Learned, RankShare
 
 Head = Literal["logprobs", "values", "scores"]
 Mean = Literal["tokens", "rows", "row-tokens"] | float
@@ -75,7 +75,7 @@ class Trainer(Protocol):
     ) -> dict[str, float]:
         """Minibatches of ``loss`` in an order drawn from ``seed``; metrics are means over the rows seen, ``_max`` maxima."""
 
-    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[Share], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Mean, settings: Mapping[str, Any]) -> Learned:
         """One rank's part of an update: its rows, and of each optimizer step its share, which may be empty. Every rank takes every
         step; gradients are summed over the ranks of torch's default group."""
 

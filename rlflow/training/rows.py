@@ -16,7 +16,7 @@ MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # what every update reads, 
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRows:
     """The rows to learn from and how many were left out."""
 
     batch: Batch
@@ -34,7 +34,7 @@ def columns_read(batch: Batch, loss: Loss) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*needed, *optional]))
 
 
-def learnable(batch: Batch, loss: Loss) -> Kept:
+def learnable(batch: Batch, loss: Loss) -> KeptRows:
     """The rows without a non-finite value, under its mask, in a float column that the loss reads.
 
     Of a token column only entries under ``mask`` count, of others the value itself. For a loss over groups the whole group of
@@ -44,7 +44,7 @@ def learnable(batch: Batch, loss: Loss) -> Kept:
     if loss.rows == "group":
         bad = whole_groups(bad, group_of(batch))
     kept = batch.rows(~bad) if bool(bad.any()) else batch
-    return Kept(kept.select(*columns_read(batch, loss)), int(bad.sum()))
+    return KeptRows(kept.select(*columns_read(batch, loss)), int(bad.sum()))
 
 
 def broken_rows(batch: Batch, loss: Loss) -> Tensor:

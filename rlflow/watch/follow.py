@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rlflow.watch import status
 from rlflow.watch.frame import RECENT, Frame
-from rlflow.watch.history import Growing, History, Summary, stage_seconds, summarised
+from rlflow.watch.history import Growing, History, RunSummary, stage_seconds, summarised
 from rlflow.watch.reporter import Reporter, RunInfo
 
 EVERY_SECONDS = 0.5
 
 
-def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> Summary:
+def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> RunSummary:
     """Tell a run from its first line to its end; return what it came to. ``wait`` is called between looks."""
     metrics = Growing(folder / "metrics.jsonl")
     reporter.start(info(summarised(folder)))
@@ -38,7 +38,7 @@ def tell(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
             reporter.evaluation(number, values)
 
 
-def info(found: Summary) -> RunInfo:
+def info(found: RunSummary) -> RunInfo:
     return RunInfo(found.folder, found.flow, found.iterations)
 
 
@@ -53,7 +53,7 @@ def frame(folder: Path) -> Frame:
                  stage_seconds(folder), recent, max(time.time() - found.updated, 0.0))
 
 
-def ending(found: Summary) -> str:
+def ending(found: RunSummary) -> str:
     """What a run came to, in a line."""
     said = {
         "unknown": f"left no {status.FILE} that says whether it still goes", "died": "died: its process is gone and left no last word",

@@ -19,7 +19,7 @@ TAIL = 256 * 1024  # bytes from the end of a file that hold its last lines
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """What a folder says of its run, cheaply: the ends of its files. ``problem`` says what could not be read."""
 
     folder: Path
@@ -101,7 +101,7 @@ def run_folders(base: Path) -> list[Path]:
         return []
 
 
-def summarised(folder: Path) -> Summary:
+def summarised(folder: Path) -> RunSummary:
     """Never raises for what the folder holds."""
     settings, known, problem = read_object(folder / "settings.json"), None, ""
     try:
@@ -116,7 +116,7 @@ def summarised(folder: Path) -> Summary:
     planned = options.get("iterations", 0) if isinstance(options, dict) else 0
     total = known.iterations if known else planned if isinstance(planned, int) else 0
     judged = last.evaluations[-1][1] if last.evaluations else {}
-    return Summary(
+    return RunSummary(
         folder, known.state if known else _guessed(folder), str((known and known.flow) or settings.get("flow", "?")),
         max(done, known.iteration if known else 0), total, judged or (known.evaluation if known else {}),
         last.iterations[-1][1] if last.iterations else {}, _touched(folder), known.error if known else "", problem,

@@ -14,7 +14,7 @@ from rich.text import Text
 from rlflow import durable
 from rlflow.errors import listed, printable
 from rlflow.watch.frame import Frame, figures, spoken
-from rlflow.watch.history import Growing, History, Summary, read_object, reward, stage_seconds, summarised
+from rlflow.watch.history import Growing, History, RunSummary, read_object, reward, stage_seconds, summarised
 from rlflow.watch.recorder import NOTES
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
@@ -32,7 +32,7 @@ FILES = {
 TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "seed")
 
 
-def runs(found: Sequence[Summary], now: float) -> Table:
+def runs(found: Sequence[RunSummary], now: float) -> Table:
     """A line per run, the latest last."""
     table = Table("run", "flow", "state", "iteration", "accuracy", "reward", "age", box=None, padding=(0, 2, 0, 0))
     for one in sorted(found, key=lambda summary: summary.updated):
@@ -44,7 +44,7 @@ def runs(found: Sequence[Summary], now: float) -> Table:
     return table
 
 
-def state(one: Summary) -> Text:
+def state(one: RunSummary) -> Text:
     return Text(one.state + (" (damaged)" if one.problem else ""), style=STYLES.get(one.state, ""))
 
 
@@ -112,7 +112,7 @@ def sparkline(values: Sequence[float], width: int = CURVE) -> str:
     return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for mean in means)
 
 
-def last(found: Summary, folder: Path) -> RenderableType | None:
+def last(found: RunSummary, folder: Path) -> RenderableType | None:
     shown = figures(Frame(metrics=found.metrics))
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in shown)] if shown else []

@@ -19,7 +19,7 @@ PLACES = 36  # entries: as many threads as may do something at once
 SIZE = BEATS.size + PLACES * ENTRY.size
 
 
-class Entry(NamedTuple):
+class NodeUnderWay(NamedTuple):
     """A node under way. number: no two have the same. seconds: that it may run."""
 
     number: int
@@ -56,13 +56,13 @@ class Board:
         """While inside, this thread does the node."""
         place, outer, self._inside.deep = self._taken(), self.inside, True
         if place is not None:
-            self._put(place, Entry(next(self._numbers), seconds, iteration, name))
+            self._put(place, NodeUnderWay(next(self._numbers), seconds, iteration, name))
         try:
             yield
         finally:
             self._inside.deep = outer
             if place is not None:
-                self._put(place, Entry(0, 0.0, 0, ""))
+                self._put(place, NodeUnderWay(0, 0.0, 0, ""))
                 self._free.append(place)
 
     def _taken(self) -> int | None:
@@ -77,7 +77,7 @@ class Board:
         """Whether this thread does a node."""
         return getattr(self._inside, "deep", False)
 
-    def _put(self, place: int, entry: Entry) -> None:
+    def _put(self, place: int, entry: NodeUnderWay) -> None:
         if self._memory is not None:
             name = entry.name.encode()[:NAME]
             ENTRY.pack_into(self._memory, BEATS.size + place * ENTRY.size, entry.number, entry.seconds, entry.iteration, name)
@@ -96,9 +96,9 @@ class Board:
         assert self._memory is not None
         return int(BEATS.unpack_from(self._memory, 0)[0])
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[NodeUnderWay]:
         """Nodes under way, the one that began first at the front."""
         assert self._memory is not None
         found = (ENTRY.unpack_from(self._memory, BEATS.size + place * ENTRY.size) for place in range(PLACES))
-        return sorted(Entry(number, seconds, iteration, name.rstrip(b"\0").decode(errors="replace"))
+        return sorted(NodeUnderWay(number, seconds, iteration, name.rstrip(b"\0").decode(errors="replace"))
                       for number, seconds, iteration, name in found if number)  # fmt: skip

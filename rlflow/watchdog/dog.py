@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import kin, private, stacks
-from .board import Board, Entry
+from .board import Board, NodeUnderWay
 
 TICK = 0.25  # seconds between two looks
 SILENT_SECONDS = 1.5  # without a beat, after which the interpreter counts as held
@@ -41,7 +41,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 
 
 @dataclass(frozen=True)
-class Told:
+class WatchedRun:
     """A run. folder: as the user knows it; path: the same from the root. stacks: the descriptor to which its process writes them."""
 
     folder: str
@@ -59,7 +59,7 @@ class Dog:
     started: str
     name: str
     board: Board
-    told: Told | None = None
+    told: WatchedRun | None = None
     ended: bool = False
     folders: list[str] = field(default_factory=list)
     forks: list[kin.Known] = field(default_factory=list)
@@ -67,14 +67,14 @@ class Dog:
     beats: int = -1
     ran: dict[int, float] = field(default_factory=dict)
     asked: list[float] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[NodeUnderWay] = field(default_factory=list)
     warned: bool = False
 
     # -- what it is told ---------------------------------------------------------------------------------------------------------
 
     def hear(self, message: dict[str, Any]) -> None:
         if "run" in message:
-            self.told = Told(**message["run"]) if message["run"] else None
+            self.told = WatchedRun(**message["run"]) if message["run"] else None
         elif "folder" in message:
             self.folders.append(message["folder"])
         elif "fork" in message:
@@ -217,7 +217,7 @@ class Dog:
             say(f"the state of the run cannot be written to {self.told.folder}: {raised.strerror}")
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: NodeUnderWay) -> str:
     return f"stage '{entry.name}' of iteration {entry.iteration}"
 
 

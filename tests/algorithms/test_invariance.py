@@ -24,7 +24,7 @@ from rlflow.backends.null import Generator, Trainer, numbers, token_numbers
 from rlflow.batch import Axis, Batch, flatten, pad, padding
 from rlflow.columns import Level
 from rlflow.execution.apply import split_metrics
-from rlflow.training.learning import Passes, Step, learn
+from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
@@ -281,7 +281,7 @@ class Learner:
 
     def step(self):
         self.gradient, self.parameters.grad = self.parameters.grad, None
-        return Step(True, float(self.gradient.norm()), 0.0)
+        return OptimizerStep(True, float(self.gradient.norm()), 0.0)
 
 
 def gradient(call, batch, micro_tokens=WHOLE):

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlflow.binding.backends import backend
 from rlflow.errors import PlanError
-from rlflow.roles.backends import backend
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
 

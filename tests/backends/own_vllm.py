@@ -14,7 +14,7 @@ from rlflow.backends import vllm
 from rlflow.backends.local import Generator as LocalGenerator
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.tokenizer import copy_tokenizer
-from rlflow.backends.vllm.parallel import Seat
+from rlflow.backends.vllm.parallel import EngineRank
 from rlflow.batch import Batch
 from rlflow.checkpoints import Snapshot, Writer, export, host_copy, model_files, role_tensors
 from rlflow.errors import PlanError
@@ -261,7 +261,7 @@ def ranks_that_share_an_engine_are_asked_the_same(ground):
     assert "found different rows" in raised(lambda: one.generate(Sampling(), prompts=one.prompts.rows([ground.rank])))
     assert "expected one of one rank" in raised(lambda: one.one.pause(1))
     with pytest.raises(PlanError, match=r"found:    one of ranks \[0, 1\]\n  expected: ranks \[[01], [23]\]"):
-        Seat(ground.rank, 4, 2, True, "of another role").check_group()
+        EngineRank(ground.rank, 4, 2, True, "of another role").check_group()
     embedding = next(p for name, p in one.one.module.named_parameters() if name.endswith("embed_tokens.weight"))
     assert len(embedding) == 32
     queue = importlib.import_module("vllm.distributed.parallel_state").get_tp_group().mq_broadcaster

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlflow import loss
 from rlflow.backends.local import Trainer
 from rlflow.batch import Batch, padding
-from rlflow.training.learning import Step
+from rlflow.training.learning import OptimizerStep
 from rlflow.training.protocols import ModelSpec
 
 
@@ -20,7 +20,7 @@ class Recorder(Trainer):
     def step(self):
         self.gradient = torch.cat([p.grad.flatten() for p in self.network.parameters().values() if p.grad is not None])
         self.optimizer.zero_grad()
-        return Step(True, float(self.gradient.norm()), 0.0)
+        return OptimizerStep(True, float(self.gradient.norm()), 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from rlflow import loss
 from rlflow.backends import local
 from rlflow.batch import Batch
 from rlflow.columns import standard_kind
-from rlflow.training.learning import Share
-from rlflow.training.objective import Totals
+from rlflow.training.learning import RankShare
+from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import ModelSpec
 from rlflow.training.rows import mask_counts
 
@@ -67,11 +67,11 @@ def long_rows():
 
 def shares(batch, steps, grouped, rank=0, ranks=1):
     for taken, pairs in steps:
-        totals = Totals.of(mask_counts(batch)[torch.tensor(taken)])
+        totals = MinibatchTotals.of(mask_counts(batch)[torch.tensor(taken)])
         counts = pairs[: ranks - 1] + [sum(pairs[ranks - 1 :])]
         begin = 2 * sum(counts[:rank])
         mine = torch.tensor(taken[begin : begin + 2 * counts[rank]], dtype=torch.int64)
-        yield Share(list(mine.split(2 if grouped else 1)) if len(mine) else [], totals)
+        yield RankShare(list(mine.split(2 if grouped else 1)) if len(mine) else [], totals)
 
 
 def copied(state):

@@ -15,7 +15,7 @@ from rlflow.cluster import engine as cluster_engine
 from rlflow.cluster.launch import wait_for_models
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.sockets import Lines
-from rlflow.cluster.sharding.shard_map import Sharded
+from rlflow.cluster.sharding.shard_map import RemoteColumn
 
 pytestmark = pytest.mark.slow
 flows = load(Path(__file__).parent / "flows.py")
@@ -50,7 +50,7 @@ def outcome(roles, rows=7):
 
 def test_every_column_is_the_one_of_a_single_process(pooled, alone):
     there, here = flows.kinds(pooled.take(), **pooled), flows.kinds(alone.take(), **alone)
-    assert isinstance(there.data["logprobs"], Sharded)
+    assert isinstance(there.data["logprobs"], RemoteColumn)
     fetched = pooled.prepared.engine.fetch(there.select(*COLUMNS))
     for name in COLUMNS:
         one, other = fetched[name], here[name]

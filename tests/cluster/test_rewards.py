@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 import rlflow
 import rlflow.tasks
 from rlflow.author.load import load_flow
+from rlflow.binding.rewards import ModelReward, Rewards
+from rlflow.binding.roles import bound
 from rlflow.cluster.worker import Worker
 from rlflow.config.flags import flat
-from rlflow.roles.bound import bound
-from rlflow.roles.rewards import ModelReward, Rewards
 from rlflow.runs.api import resolved
 from rlflow.runs.pools import setups
 from rlflow.runs.prepare import compile_options, compiled, open_dataset, placed

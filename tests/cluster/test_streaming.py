@@ -14,7 +14,7 @@ import rlflow
 from rlflow import StageError
 from rlflow.author.load import load
 from rlflow.errors import Late
-from rlflow.execution.engine import Chunks, Terms
+from rlflow.execution.engine import CallOptions, Chunks
 from rlflow.training.protocols import Sampling
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ def test_forwards_are_streamed_too_where_a_backend_is_exact_and_a_worker_that_di
     rollout = prepared.engine.pools["rollout"]
     prompts = prepared.prompts.take(5)
     with pytest.raises(Late, match="no answer to 'generate' from rank 0 of pool 'rollout', rank 1 of pool 'rollout' after 0.05 s"):
-        next(prepared.engine.sample_chunks("actor", prompts, Sampling(3, 40), 0, Chunks(4, ()), Terms(seconds=0.05)))
+        next(prepared.engine.sample_chunks("actor", prompts, Sampling(3, 40), 0, Chunks(4, ()), CallOptions(seconds=0.05)))
 
     score, victim = prepared.engine.reward, ray.get(rollout.actors[1].present.remote()).process.pid
 

@@ -1,9 +1,9 @@
 import pytest
 
 from rlflow.backends import local, null
+from rlflow.binding.roles import known_names, settings
 from rlflow.config.flags import flat, parse_flags, read_toml, sorted_out
 from rlflow.errors import PlanError
-from rlflow.roles.bound import known_names, settings
 
 
 def test_flags_are_names_and_texts():

@@ -2,12 +2,12 @@
 
 import pytest
 
+from rlflow.binding.roles import Halves, bind
 from rlflow.cli.check import check_names, judged
 from rlflow.config.flags import sorted_out, unknown_flag
 from rlflow.config.names import SHIPPED, role_types, setting_types, untouched
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
-from rlflow.roles.bound import Halves, bind
 
 ACTOR = RoleUse("actor", trained=True, generates=True)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.execution.tally import Tally, exact_sum, merged
+from rlflow.execution.tally import PartialMetric, exact_sum, merged
 
 FLOATS = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=60)
 
@@ -19,16 +19,16 @@ def test_a_sum_is_exact(values):
 
 @given(st.lists(st.floats(width=32), max_size=60), st.lists(st.integers(0, 60), max_size=5), st.randoms())
 def test_a_metric_is_the_same_however_its_rows_were_divided(values, cuts, random):
-    whole = Tally.of(torch.tensor(values))
+    whole = PartialMetric.of(torch.tensor(values))
     shuffled = random.sample(values, len(values))
     ends = sorted(min(cut, len(values)) for cut in cuts)
-    parts = [Tally.of(torch.tensor(shuffled[a:b])) for a, b in zip([0, *ends], [*ends, len(values)], strict=True)]
+    parts = [PartialMetric.of(torch.tensor(shuffled[a:b])) for a, b in zip([0, *ends], [*ends, len(values)], strict=True)]
     both = [tally.value for tally in (whole, merged([{"mean": part} for part in parts])["mean"])]
     assert both[0] == both[1] or all(map(math.isnan, both))
 
 
 def test_what_is_not_finite_stays_so():
     assert exact_sum(torch.tensor([1.0, math.inf], dtype=torch.float64)) == math.inf
-    assert math.isnan(Tally.of(torch.tensor([math.inf, -math.inf])).value)
-    assert (Tally.of(torch.tensor([math.inf])) + Tally.of(torch.tensor([1.0]))).value == math.inf
-    assert Tally.of(torch.tensor([math.nan, 2.0])).value == 2.0
+    assert math.isnan(PartialMetric.of(torch.tensor([math.inf, -math.inf])).value)
+    assert (PartialMetric.of(torch.tensor([math.inf])) + PartialMetric.of(torch.tensor([1.0]))).value == math.inf
+    assert PartialMetric.of(torch.tensor([math.nan, 2.0])).value == 2.0

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.errors import PlanError
-from rlflow.memory.mover import Keeper
-from rlflow.memory.schedule import Course, Moment, Part, computing, copying, fewest, learning, parts, sampling, syncing
+from rlflow.memory.mover import MemoryMover
+from rlflow.memory.schedule import MemorySchedule, MemoryStep, ModelPart, computing, copying, fewest, learning, parts, sampling, syncing
 
-CACHE, GRADIENT = Part("actor", "generator", "cache"), Part("actor", "trainer", "gradient")
-SIZES = {Part(role, half, what): size for role, half, what, size in [
+CACHE, GRADIENT = ModelPart("actor", "generator", "cache"), ModelPart("actor", "trainer", "gradient")
+SIZES = {ModelPart(role, half, what): size for role, half, what, size in [
     ("actor", "trainer", "weights", 4), ("actor", "trainer", "optimizer", 8), ("actor", "generator", "weights", 4),
     ("critic", "trainer", "weights", 4), ("critic", "trainer", "optimizer", 8), ("reference", "trainer", "weights", 4),
 ]}  # fmt: skip
@@ -23,10 +23,10 @@ BESIDE = [("saved", copying("actor")), ("saved too", copying("critic"))]
 def course(limit):
     def moments(calls):
         passing = {CACHE: 5, GRADIENT: 4}
-        return tuple(Moment(step, needs.intersection(SIZES), {part: passing[part] for part in needs.intersection(passing)})
+        return tuple(MemoryStep(step, needs.intersection(SIZES), {part: passing[part] for part in needs.intersection(passing)})
                      for step, needs in calls)  # fmt: skip
 
-    made = Course("all", moments(CALLS), SIZES, {}, limit, beside=moments(BESIDE))
+    made = MemorySchedule("all", moments(CALLS), SIZES, {}, limit, beside=moments(BESIDE))
     return replace(made, awake=fewest(made))
 
 
@@ -35,7 +35,7 @@ class Rank:
 
     def __init__(self, limit):
         self.course, self.there, self.moved = course(limit), set(), []
-        self.keeper = Keeper(self.course)
+        self.keeper = MemoryMover(self.course)
         for role, half in dict.fromkeys((part.role, part.half) for part in SIZES):
             self.there |= parts(role, half, *(part.what for part in SIZES if (part.role, part.half) == (role, half)))
             self.keeper.loaded(role, half, Half(self, role, half))
@@ -88,11 +88,11 @@ def test_calls_out_of_turn_never_pass_the_limit(limit, calls):
 
 
 def test_where_everything_fits_nothing_is_touched():
-    keeper = Keeper(course(100))
+    keeper = MemoryMover(course(100))
     keeper.loaded("actor", "trainer", None)
     keeper.settle(learning("actor"))
     assert (keeper.told(), keeper.there) == ({}, set())
-    Keeper().settle(learning("actor"))
+    MemoryMover().settle(learning("actor"))
 
 
 def test_no_room_for_what_is_put_away_is_a_problem_of_the_settings():
@@ -101,4 +101,4 @@ def test_no_room_for_what_is_put_away_is_a_problem_of_the_settings():
             raise OSError(28, "No space left on device")
 
     with pytest.raises(PlanError, match="what the trainer of role 'actor' holds cannot be put away"):
-        Keeper(course(16)).loaded("actor", "trainer", Full())
+        MemoryMover(course(16)).loaded("actor", "trainer", Full())

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.errors import PlanError
-from rlflow.memory.schedule import Course, Moment, Part, fewest, prove, too_large
+from rlflow.memory.schedule import MemorySchedule, MemoryStep, ModelPart, fewest, prove, too_large
 
-PARTS = [Part("actor", "trainer", name) for name in "abcd"]
+PARTS = [ModelPart("actor", "trainer", name) for name in "abcd"]
 
 
 @st.composite
@@ -19,10 +19,10 @@ def courses(draw):
     parts = PARTS[: draw(st.integers(1, 4))]
     sizes = {part: draw(st.integers(1, 6)) for part in parts}
     needs = draw(st.lists(st.frozensets(st.sampled_from(parts)), min_size=1, max_size=5))
-    passing = [{Part("actor", "generator", "cache"): draw(st.integers(0, 4))} for _ in needs]
-    moments = tuple(Moment(str(at), *pair) for at, pair in enumerate(zip(needs, passing, strict=True)))
-    fixed = {Part("reference", "trainer", "weights"): draw(st.integers(0, 3))}
-    return Course("all", moments, sizes, fixed, draw(st.integers(4, 24)))
+    passing = [{ModelPart("actor", "generator", "cache"): draw(st.integers(0, 4))} for _ in needs]
+    moments = tuple(MemoryStep(str(at), *pair) for at, pair in enumerate(zip(needs, passing, strict=True)))
+    fixed = {ModelPart("reference", "trainer", "weights"): draw(st.integers(0, 3))}
+    return MemorySchedule("all", moments, sizes, fixed, draw(st.integers(4, 24)))
 
 
 def cost(course, awake):
@@ -78,8 +78,8 @@ def test_where_everything_fits_nothing_moves(course):
 
 def test_a_plan_that_does_not_hold_is_found_out():
     one, other = PARTS[:2]
-    moments = (Moment("first", frozenset([one])), Moment("second", frozenset([other])))
-    course = Course("all", moments, {one: 5, other: 6}, {}, 8)
+    moments = (MemoryStep("first", frozenset([one])), MemoryStep("second", frozenset([other])))
+    course = MemorySchedule("all", moments, {one: 5, other: 6}, {}, 8)
     assert prove(replace(course, awake=fewest(course))) == 6
     with pytest.raises(PlanError, match="first on all"):
         prove(replace(course, awake=(frozenset([one, other]), frozenset([other]))))
@@ -89,15 +89,15 @@ def test_a_plan_that_does_not_hold_is_found_out():
 
 def test_a_part_that_nothing_needs_stays_away_for_nothing_and_of_equal_moves_the_fewest_bytes_go():
     small, large, unused = PARTS[:3]
-    moments = (Moment("all", frozenset([small, large])), Moment("alone", frozenset(), {Part("x", "generator", "cache"): 5}))
-    course = Course("all", moments, {small: 2, large: 3, unused: 4}, {}, 9)
+    moments = (MemoryStep("all", frozenset([small, large])), MemoryStep("alone", frozenset(), {ModelPart("x", "generator", "cache"): 5}))
+    course = MemorySchedule("all", moments, {small: 2, large: 3, unused: 4}, {}, 9)
     awake = fewest(course)
     assert awake == (frozenset([small, large]), frozenset([large]))
     assert cost(course, awake) == (2, 4)
 
 
 def test_what_is_always_there_is_named_alone_or_after_what_is_needed():
-    weights, cache = Part("actor", "trainer", "weights"), {Part("actor", "generator", "cache"): 9}
+    weights, cache = ModelPart("actor", "trainer", "weights"), {ModelPart("actor", "generator", "cache"): 9}
     for needs, said in ((frozenset(), "always"), (frozenset([weights]), "actor.trainer weights 5 bytes, and always")):
-        (problem,) = too_large(Course("all", (Moment("it", needs, {}),), {weights: 5}, cache, 8))
+        (problem,) = too_large(MemorySchedule("all", (MemoryStep("it", needs, {}),), {weights: 5}, cache, 8))
         assert problem.found == f"{said} actor.generator cache 9 bytes"

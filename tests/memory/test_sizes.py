@@ -8,7 +8,7 @@ import torch
 import rlflow.tasks
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.settings import TrainerSettings
-from rlflow.memory.sizes import Kept, ModelFacts
+from rlflow.memory.sizes import ModelFacts, ModelFootprint
 from rlflow.training.protocols import ModelSpec
 
 FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
@@ -34,12 +34,12 @@ def size(tensors):
 ])  # fmt: skip
 def test_what_a_trainer_holds(facts, head, dtype, lora, targets):
     trainer = Trainer(ModelSpec(FOLDER, head, True, "cpu", dtype), TrainerSettings(lora=lora, lora_targets=targets))
-    told = Kept(facts, head, True, dtype, lora, targets == "attention").trainer()
+    told = ModelFootprint(facts, head, True, dtype, lora, targets == "attention").trainer()
     learning = trainer.network.parameters().values()
     assert told["weights"] == size(tensor for _, tensor in trainer.network.own())
     assert told["gradient"] == size(learning)
     assert told["optimizer"] == 2 * size(learning)
-    assert Kept(facts, head, True, dtype, lora, targets == "attention", copied=True).trainer()["optimizer"] == 3 * size(learning)
+    assert ModelFootprint(facts, head, True, dtype, lora, targets == "attention", copied=True).trainer()["optimizer"] == 3 * size(learning)
     assert told.get("adapters") == (size(learning) if lora else None)
 
 
@@ -53,7 +53,7 @@ def test_what_a_commit_takes_is_what_a_trainer_that_has_learned_gives(facts, hea
         parameter.grad = torch.zeros_like(parameter)
     trainer.step()
     state = {name: tensor for name, tensor in trainer.state().items() if name not in ("steps", "base/sha256")}
-    assert Kept(facts, head, True, dtype, lora).commit_bytes == size(state.values())
+    assert ModelFootprint(facts, head, True, dtype, lora).commit_bytes == size(state.values())
 
 
 def test_a_plan_says_what_is_copied_out_of_the_workers_for_recovery(planned_as, facts):
@@ -73,12 +73,12 @@ def test_the_cache_of_a_token(facts):
         cache = trainer.network.module(input_ids=torch.ones(1, 7, dtype=torch.int64), use_cache=True).past_key_values
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     assert facts.cache_numbers == held // 7
-    assert Kept(facts, batch_tokens=100).generator()["cache, at most"] == int(held // 7 * 100 * 1.5) * 4
+    assert ModelFootprint(facts, batch_tokens=100).generator()["cache, at most"] == int(held // 7 * 100 * 1.5) * 4
 
 
 def test_what_a_folder_does_not_say_is_not_known(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    kept = Kept(ModelFacts.of(tmp_path), trained=True)
+    kept = ModelFootprint(ModelFacts.of(tmp_path), trained=True)
     assert kept.trainer() == {"weights": None, "gradient": None, "optimizer": None}
     assert kept.generator() == {"weights": None, "cache, at most": None}
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlflow.author.load import load
-from rlflow.training.objective import Totals, row_weights, weighted_sum
+from rlflow.training.objective import MinibatchTotals, row_weights, weighted_sum
 
 FOLDER = Path(__file__).parent
 oracle_io = load(FOLDER / "oracle_io.py")
@@ -124,4 +124,4 @@ def _place(name, verdict):
 def averaged(value, mask, mean):
     """The objective of a whole minibatch, by rlflow's own divisors."""
     counts = mask.sum(1)
-    return weighted_sum(value, mask, row_weights(counts, mean, Totals.of(counts)), mean)
+    return weighted_sum(value, mask, row_weights(counts, mean, MinibatchTotals.of(counts)), mean)

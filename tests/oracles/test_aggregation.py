@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from rlflow.author.load import load
-from rlflow.training.objective import Totals, row_weights, weighted_sum
+from rlflow.training.objective import MinibatchTotals, row_weights, weighted_sum
 
 registry = load(Path(__file__).with_name("registry.py"))
 as_is, transformed, averaged = registry.as_is, registry.transformed, registry.averaged
@@ -48,14 +48,14 @@ SHARE = "one rank's share, multiplied by the ranks there because the engine aver
 @transformed(SHARE, "verl-agg-seq-mean-token-mean-global", "orlhf-agg-3")
 def test_a_share(case):
     value = case.inputs["loss_mat"].clone().requires_grad_()
-    totals = Totals(int(case.settings.get("batch_num_tokens", 40)), int(case.settings["global_batch_size"]))
+    totals = MinibatchTotals(int(case.settings.get("batch_num_tokens", 40)), int(case.settings["global_batch_size"]))
     weights = row_weights(case.mask.sum(1), "row-tokens", totals)
     compared(case, case.settings["dp_size"] * weighted_sum(value, case.mask, weights, "row-tokens"), value)
 
 
 @as_is("verl-agg-split")
 def test_the_parts_sum_up_to_the_whole(case):
-    value, totals = case.inputs["loss_mat"], Totals.of(case.mask.sum(1))
+    value, totals = case.inputs["loss_mat"], MinibatchTotals.of(case.mask.sum(1))
     weights = row_weights(case.mask.sum(1), "tokens", totals)
     parts = [weighted_sum(value[i], case.mask[i], weights[i], "tokens") for i in torch.arange(4).split(1)]
     case.agrees(whole=averaged(value, case.mask, "tokens"), parts=torch.stack(parts))

@@ -7,7 +7,7 @@ import torch
 
 from rlflow.author.load import load
 from rlflow.backends.local import Trainer
-from rlflow.backends.local.forward_cache import Held
+from rlflow.backends.local.forward_cache import CachedForward
 from rlflow.backends.local.logprobs import logprobs_and_entropy
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.batch import Batch
@@ -46,7 +46,7 @@ class Recorded(Trainer):
     """The local trainer over recorded logits: its layout, its log-probs, but no model."""
 
     def __init__(self, logits):
-        self.spec, self.settings, self.held = ModelSpec(None), TrainerSettings(), Held()
+        self.spec, self.settings, self.held = ModelSpec(None), TrainerSettings(), CachedForward()
         head = torch.nn.Embedding(logits.shape[-1], 1)
         module = SimpleNamespace(get_output_embeddings=lambda: head)
         self.network = SimpleNamespace(device=torch.device("cpu"), module=module, hidden=lambda *_, **__: logits, logits=lambda x: x,

@@ -7,7 +7,7 @@ import torch
 from rlflow import kl, truncated_weights
 from rlflow.algorithms import cispo, clip_cov, dapo, gpg, grpo, opo, ppo
 from rlflow.author.load import load
-from rlflow.training.objective import New, Totals, row_weights, weighted_sum
+from rlflow.training.objective import MinibatchTotals, New, row_weights, weighted_sum
 
 registry = load(Path(__file__).with_name("registry.py"))
 as_is, transformed, not_ours, averaged = registry.as_is, registry.transformed, registry.not_ours, registry.averaged
@@ -71,7 +71,7 @@ def test_dual_clip(case):
              "verl-ppo-5")
 def test_ppo_on_one_rank_of_four(case):
     now, settings = now_of(case), case.settings
-    weights = row_weights(case.mask.sum(1), "tokens", Totals(settings["batch_num_tokens"], settings["global_batch_size"]))
+    weights = row_weights(case.mask.sum(1), "tokens", MinibatchTotals(settings["batch_num_tokens"], settings["global_batch_size"]))
     value = ppo_of(case, now, columns_of(case))
     compared(case, now, settings["dp_size"] * weighted_sum(value, case.mask, weights, "tokens"))
 
@@ -98,7 +98,7 @@ def test_the_parts_sum_up_to_the_whole(case):
     now, columns = now_of(case), columns_of(case)
     mean = {"token-mean": "tokens", "seq-mean-token-sum": 1.0}[case.settings["loss_agg_mode"]]
     value = ppo_of(case, now, columns)
-    weights = row_weights(case.mask.sum(1), mean, Totals.of(case.mask.sum(1)))
+    weights = row_weights(case.mask.sum(1), mean, MinibatchTotals.of(case.mask.sum(1)))
     parts = [weighted_sum(value[rows], case.mask[rows], weights[rows], mean) for rows in case.settings["split_rows"]]
     whole = averaged(value, case.mask, mean)
     gradient = torch.autograd.grad(whole, now, retain_graph=True)[0]

@@ -12,10 +12,10 @@ from torch import Tensor
 from rlflow.reshard.boxes import Box, lengths
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.kinds import Cut, flat, replicated, sharded
-from rlflow.reshard.layout import Layout, Spread
-from rlflow.reshard.plan import Plan
+from rlflow.reshard.layout import Spread, WeightLayout
+from rlflow.reshard.plan import TransferPlan
 from rlflow.reshard.planner import make_plan
-from rlflow.reshard.shards import Piece, Pieces, dtype_name, from_flat
+from rlflow.reshard.shards import ShardView, TensorViews, dtype_name, from_flat
 from rlflow.reshard.transport import Parcels
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -25,13 +25,13 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 class Case:
     """Trainers are the first ranks, generators the last; they may be the same."""
 
-    source: Layout
-    target: Layout
+    source: WeightLayout
+    target: WeightLayout
     node_of: tuple[int, ...]
     bucket: int
     zero3_ranks: int = 0  # over which the source is flattened, if it is
 
-    def plan(self) -> Plan:
+    def plan(self) -> TransferPlan:
         return make_plan(self.source, self.target, self.node_of, self.bucket)
 
 
@@ -42,7 +42,7 @@ models = st.lists(shapes, min_size=1, max_size=4).map(lambda found: {f"layer.{i}
 
 
 @st.composite
-def layouts(draw, model, ranks: int) -> tuple[Layout, bool]:
+def layouts(draw, model, ranks: int) -> tuple[WeightLayout, bool]:
     """Of every kind; and whether it is ZeRO-3's."""
     dtype = draw(st.sampled_from(DTYPES))
     kind = draw(st.sampled_from(("replicated", "flat", "fsdp", "matched", "tensor parallel", "mesh")))
@@ -59,10 +59,10 @@ def layouts(draw, model, ranks: int) -> tuple[Layout, bool]:
     return sharded(model, dtype, {"tensor parallel": [heads], "mesh": [heads, inner]}.get(kind, [fsdp])), False
 
 
-def padded(layout: Layout, before: int, after: int) -> Layout:
+def padded(layout: WeightLayout, before: int, after: int) -> WeightLayout:
     """The same with ranks that hold nothing."""
     tensors = {name: Spread(s.shape, s.dtype, ((),) * before + s.boxes + ((),) * after) for name, s in layout.tensors.items()}
-    return Layout(before + layout.ranks + after, tensors)
+    return WeightLayout(before + layout.ranks + after, tensors)
 
 
 @st.composite
@@ -71,7 +71,8 @@ def cases(draw) -> Case:
     trainers = draw(st.integers(1, ranks))
     generators = draw(st.integers(1, ranks))
     (source, zero3), (target, _) = draw(layouts(model, trainers)), draw(layouts(model, generators))
-    target = Layout(generators, {name: target.tensors[name] for name in draw(st.permutations(list(model)))[: draw(st.integers(1, 4))]})
+    names = draw(st.permutations(list(model)))[: draw(st.integers(1, 4))]
+    target = WeightLayout(generators, {name: target.tensors[name] for name in names})
     nodes = tuple(draw(st.lists(st.integers(0, 2), min_size=ranks, max_size=ranks)))
     bucket = draw(st.sampled_from((8, 24, 64, 100, 1 << 20)))
     return Case(padded(source, 0, ranks - trainers), padded(target, ranks - generators, 0), nodes, bucket, trainers if zero3 else 0)
@@ -100,8 +101,8 @@ class World:
 
     case: Case
     wholes: dict[str, Tensor]
-    sources: list[dict[str, Pieces]]
-    targets: list[dict[str, Pieces]]
+    sources: list[dict[str, TensorViews]]
+    targets: list[dict[str, TensorViews]]
 
     @staticmethod
     def of(case: Case) -> World:
@@ -130,16 +131,16 @@ class World:
         return ranks
 
 
-def _pieces(name: str, case: Case, rank: int, whole: Tensor) -> Pieces:
+def _pieces(name: str, case: Case, rank: int, whole: Tensor) -> TensorViews:
     spread = case.source.tensors[name]
-    pieces = (Piece(box, strided(part(whole, box).clone(), rank)) for box in spread.boxes[rank])
-    return Pieces(spread.shape, spread.dtype, tuple(pieces))
+    pieces = (ShardView(box, strided(part(whole, box).clone(), rank)) for box in spread.boxes[rank])
+    return TensorViews(spread.shape, spread.dtype, tuple(pieces))
 
 
-def _flat(name: str, case: Case, rank: int, whole: Tensor) -> Pieces:
+def _flat(name: str, case: Case, rank: int, whole: Tensor) -> TensorViews:
     """As DeepSpeed has it: a flat part with padding that nobody may read."""
     if rank >= case.zero3_ranks:
-        return Pieces(tuple(whole.shape), dtype_name(whole), ())
+        return TensorViews(tuple(whole.shape), dtype_name(whole), ())
     size = -(-whole.numel() // case.zero3_ranks)
     mine = whole.reshape(-1)[rank * size : (rank + 1) * size]
     memory = torch.full((size,), float("nan"), dtype=whole.dtype)
@@ -147,7 +148,8 @@ def _flat(name: str, case: Case, rank: int, whole: Tensor) -> Pieces:
     return from_flat(name, memory, tuple(whole.shape), rank, case.zero3_ranks)
 
 
-def _empty(spread: Spread, rank: int) -> Pieces:
-    pieces = (Piece(box, strided(torch.full(lengths(box), -77.0, dtype=getattr(torch, spread.dtype)), rank)) for box in spread.boxes[rank])
-    return Pieces(spread.shape, spread.dtype, tuple(pieces))
+def _empty(spread: Spread, rank: int) -> TensorViews:
+    dtype = getattr(torch, spread.dtype)
+    views = (ShardView(box, strided(torch.full(lengths(box), -77.0, dtype=dtype), rank)) for box in spread.boxes[rank])
+    return TensorViews(spread.shape, spread.dtype, tuple(views))
 

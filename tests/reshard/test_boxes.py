@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow.reshard.boxes import chunk, contains, flat_boxes, overlap, volume, whole, within
-from rlflow.reshard.strides import Axis, Untraceable, places
+from rlflow.reshard.strides import StridedAxis, Untraceable, places
 
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 
@@ -78,7 +78,7 @@ def test_chunks_are_those_of_torch(size, parts):
 def copied(shape, view, out):
     """What the places of a copy from ``view``, of a tensor of this shape, to ``out`` write, made with them."""
     base = numbered(shape)
-    axes = [Axis(*axis) for axis in zip(view.shape, view.stride(), out.stride(), strict=True)]
+    axes = [StridedAxis(*axis) for axis in zip(view.shape, view.stride(), out.stride(), strict=True)]
     memory = torch.full((out.untyped_storage().nbytes() // out.element_size(),), -1)
     found = list(places(shape, view.storage_offset(), axes, out.storage_offset()))
     for place in found:

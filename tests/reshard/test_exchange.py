@@ -11,11 +11,12 @@ from pydantic import TypeAdapter
 
 from rlflow.reshard import exchange as exchanges
 from rlflow.reshard.exchange import TEXT, exchange
-from rlflow.reshard.layout import HELD, WIDTHS, Held
+from rlflow.reshard.layout import HELD, WIDTHS, TensorShard
 from rlflow.reshard.transport import TransferError
 
 boxes = st.lists(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)), max_size=3).map(tuple), max_size=3).map(tuple)
-layouts = st.dictionaries(st.text(), st.builds(Held, st.lists(st.integers(0, 1 << 40)).map(tuple), st.sampled_from(sorted(WIDTHS)), boxes))
+shapes = st.lists(st.integers(0, 1 << 40)).map(tuple)
+layouts = st.dictionaries(st.text(), st.builds(TensorShard, shapes, st.sampled_from(sorted(WIDTHS)), boxes))
 
 
 @given(layouts)

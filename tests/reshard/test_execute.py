@@ -9,7 +9,7 @@ from rlflow.reshard.boxes import lengths
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.kinds import Cut, replicated, sharded, tensor_parallel
 from rlflow.reshard.planner import make_plan
-from rlflow.reshard.shards import Piece, Pieces
+from rlflow.reshard.shards import ShardView, TensorViews
 from rlflow.reshard.transport import AllToAll, Parcels, TransferError
 
 SHAPES = {"a.weight": (6, 4), "b.weight": (5,), "c.weight": (8, 8)}
@@ -28,7 +28,7 @@ def pieces(layout, rank, version=None):
         dtype = getattr(torch, spread.dtype)
         views = [torch.full(lengths(box), -77.0, dtype=dtype) if version is None else part(values(version)[name], box).clone().to(dtype)
                  for box in spread.boxes[rank]]
-        found[name] = Pieces(spread.shape, spread.dtype, tuple(map(Piece, spread.boxes[rank], views)))
+        found[name] = TensorViews(spread.shape, spread.dtype, tuple(map(ShardView, spread.boxes[rank], views)))
     return found
 
 

@@ -12,7 +12,7 @@ from strategies import Case, World, cases, part
 from rlflow.errors import PlanError
 from rlflow.reshard.digest import bits
 from rlflow.reshard.kinds import Cut, replicated, row_parallel, sharded, tensor_parallel
-from rlflow.reshard.layout import Held, Layout, Spread, join
+from rlflow.reshard.layout import Spread, TensorShard, WeightLayout, join
 from rlflow.reshard.plan import describe, summary
 from rlflow.reshard.planner import make_plan, wire
 from rlflow.reshard.transport import TransferError
@@ -112,16 +112,16 @@ def test_a_message_that_is_missing_or_short_is_refused():
 
 def test_a_rank_on_the_same_node_sends_and_then_the_least_loaded():
     held = ((0, 8), (0, 8))
-    source = Layout(5, {"a": Spread((8, 8), "float32", ((held,), (held,), (held,), (), ()))})
-    target = Layout(5, {"a": Spread((8, 8), "float32", ((), (), (), (held,), (held,)))})
+    source = WeightLayout(5, {"a": Spread((8, 8), "float32", ((held,), (held,), (held,), (), ()))})
+    target = WeightLayout(5, {"a": Spread((8, 8), "float32", ((), (), (), (held,), (held,)))})
     assert make_plan(source, target, (0, 1, 1, 0, 0)).stats.outbound.tolist() == [512, 0, 0, 0, 0]
     assert make_plan(source, target, (1, 1, 1, 0, 0)).stats.outbound.tolist() == [256, 256, 0, 0, 0]
 
 
 def test_what_many_could_send_is_shared_out_among_them():
     held = ((0, 4096), (0, 1024))
-    source = Layout(5, {"a": Spread((4096, 1024), "float32", (*[(held,)] * 4, ()))})
-    target = Layout(5, {"a": Spread((4096, 1024), "float32", ((),) * 4 + ((held,),))})
+    source = WeightLayout(5, {"a": Spread((4096, 1024), "float32", (*[(held,)] * 4, ()))})
+    target = WeightLayout(5, {"a": Spread((4096, 1024), "float32", ((),) * 4 + ((held,),))})
     assert make_plan(source, target).stats.outbound.tolist() == [4 << 20] * 4 + [0]
 
 
@@ -129,7 +129,7 @@ def test_the_narrower_dtype_travels():
     assert [wire("float32", "bfloat16"), wire("bfloat16", "float32"), wire("bfloat16", "float16")] == ["bfloat16", "bfloat16", "float16"]
 
 
-def refused(source: Layout, target: Layout, **settings) -> str:
+def refused(source: WeightLayout, target: WeightLayout, **settings) -> str:
     with pytest.raises(PlanError) as caught:
         make_plan(source, target, **settings)
     return str(caught.value)
@@ -137,12 +137,12 @@ def refused(source: Layout, target: Layout, **settings) -> str:
 
 def test_shards_that_do_not_make_up_the_tensor_are_refused_by_name_and_rank():
     target = replicated({"a.weight": (4, 2)}, "float32", 2)
-    gap = Layout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 1), (0, 2)),), (((2, 4), (0, 2)),)))})
+    gap = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 1), (0, 2)),), (((2, 4), (0, 2)),)))})
     assert "6 of 8 elements, on ranks [0, 1]" in refused(gap, target)
-    twice = Layout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 3), (0, 2)),), (((2, 4), (0, 2)),)))})
+    twice = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 3), (0, 2)),), (((2, 4), (0, 2)),)))})
     assert "'a.weight'" in refused(twice, target)
     assert "ranks 0 and 1 hold boxes [(0, 3), (0, 2)] and [(2, 4), (0, 2)]" in refused(twice, target)
-    outside = Layout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 5), (0, 2)),), ()))})
+    outside = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 5), (0, 2)),), ()))})
     assert "is not inside the shape [4, 2]" in refused(outside, target)
 
 
@@ -153,10 +153,10 @@ def test_layouts_that_do_not_fit_together_are_refused():
     assert "[2, 4] in the generator" in refused(one, replicated({"a.weight": (2, 4)}, "float32", 2))
     assert "2 ranks in the source, 3 in the target" in refused(one, replicated({"a.weight": (4, 2)}, "float32", 3))
     assert "found:    2 bytes" in refused(one, one, bucket=2)
-    crossed = Layout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 3), (0, 2)), ((2, 4), (0, 2))), ()))})
+    crossed = WeightLayout(2, {"a.weight": Spread((4, 2), "float32", ((((0, 3), (0, 2)), ((2, 4), (0, 2))), ()))})
     assert "rank 0 needs boxes of 'a.weight' that overlap" in refused(one, crossed)
     with pytest.raises(PlanError, match="ranks 0 and 1 do not agree on tensor 'a'"):
-        join([{"a": Held((2,), "float32", (((0, 2),),))}, {"a": Held((3,), "float32", (((0, 3),),))}])
+        join([{"a": TensorShard((2,), "float32", (((0, 2),),))}, {"a": TensorShard((3,), "float32", (((0, 3),),))}])
 
 
 def test_equal_layouts_share_a_plan():

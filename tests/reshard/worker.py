@@ -26,10 +26,10 @@ from rlflow.reshard.execute import Resharder
 from rlflow.reshard.gather import Gather
 from rlflow.reshard.handles import Handles
 from rlflow.reshard.kinds import flat, replicated, row_parallel, tensor_parallel
-from rlflow.reshard.layout import Layout, join
+from rlflow.reshard.layout import WeightLayout, join
 from rlflow.reshard.planner import make_plan
 from rlflow.reshard.segment import ROOT, Segment
-from rlflow.reshard.shards import Piece, Pieces, from_dtensor, from_flat, held, pieces_of
+from rlflow.reshard.shards import ShardView, TensorViews, from_dtensor, from_flat, held, pieces_of
 from rlflow.reshard.transport import AllToAll, TransferError
 
 RUN = f"test {os.getppid()}"
@@ -67,7 +67,7 @@ def fsdp_on_tensor_parallel(tensors: dict[str, Tensor], ranks: int) -> dict[str,
     return model.named()
 
 
-def sources(dtype: str, rank: int, ranks: int) -> dict[str, tuple[dict[str, Tensor], dict[str, Pieces]]]:
+def sources(dtype: str, rank: int, ranks: int) -> dict[str, tuple[dict[str, Tensor], dict[str, TensorViews]]]:
     """By kind: the trainer's live tensors, and what of them this rank has."""
     tensors, line = wholes(dtype, 0), init_device_mesh("cpu", (ranks,))
     made = {
@@ -106,26 +106,31 @@ def update(live: dict[str, Tensor], dtype: str, version: int, rank: int, ranks: 
             tensor.copy_(flat_part(value, rank, ranks))
 
 
-def targets(dtype: str, ranks: int) -> dict[str, Layout]:
+def targets(dtype: str, ranks: int) -> dict[str, WeightLayout]:
     return {"replicas": replicated(SHAPES, dtype, ranks), "tensor parallel": tensor_parallel(SHAPES, dtype, ranks, ranks),
             "flat": flat(SHAPES, dtype, ranks), "last rank alone": alone(replicated(SHAPES, dtype, ranks))}  # fmt: skip
 
 
-def alone(layout: Layout) -> Layout:
+def alone(layout: WeightLayout) -> WeightLayout:
     return join([{}] * (layout.ranks - 1) + [layout.of(layout.ranks - 1)])
 
 
-def views(layout: Layout, rank: int) -> dict[str, Pieces]:
-    return {name: Pieces(mine.shape, mine.dtype, tuple(Piece(box, torch.full(lengths(box), -77.0, dtype=getattr(torch, mine.dtype)))
-                                                       for box in mine.boxes)) for name, mine in layout.of(rank).items()}  # fmt: skip
+def views(layout: WeightLayout, rank: int) -> dict[str, TensorViews]:
+    def view(box, dtype: str) -> ShardView:
+        return ShardView(box, torch.full(lengths(box), -77.0, dtype=getattr(torch, dtype)))
+
+    shards = layout.of(rank)
+    return {name: TensorViews(mine.shape, mine.dtype, tuple(view(box, mine.dtype) for box in mine.boxes)) for name, mine in shards.items()}
 
 
-def wrong(found: dict[str, Pieces], expected: dict[str, Tensor]) -> list[str]:
+def wrong(found: dict[str, TensorViews], expected: dict[str, Tensor]) -> list[str]:
     return [f"{name} {piece.box}" for name, mine in found.items() for piece in mine.pieces
             if not torch.equal(bits(piece.view), bits(part(expected[name], piece.box).to(piece.view.dtype)))]  # fmt: skip
 
 
-def moved(source: Layout, target: Layout, mine: dict[str, Pieces], live, kind: str, dtype: str, rank: int, ranks: int) -> list[str]:
+def moved(
+    source: WeightLayout, target: WeightLayout, mine: dict[str, TensorViews], live, kind: str, dtype: str, rank: int, ranks: int
+) -> list[str]:
     problems = []
     ways = [(name, buffers) for name in WAYS for buffers in ((2, 1) if kind == "fsdp" else (2,))]
     for transport, buffers in ways:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlflow.data import gym
 from rlflow.data.frozen import frozen
-from rlflow.data.scorer import Scorer
+from rlflow.data.scorer import ScorerSpec
 from rlflow.rewards import RewardPool, bind, parse_reward, plain
 
 KEY = "CHAOS_API_KEY"  # in the environment of who runs rewards
@@ -95,7 +95,7 @@ class Row:
     """What a scorer reads besides the completion, by its name; the right answer; a wrong one. evaluates: whether the scorer evaluates text.
     If so an answer earns something that scores above one that makes no sense; others give parts of a score for letters in their places."""
 
-    scorer: Scorer
+    scorer: ScorerSpec
     name: str
     value: str
     right: str
@@ -135,4 +135,4 @@ def user_row(folder: Path, function: str) -> Row:
     return Row(reward.scorer, "answer", "True", "True", "False")
 
 
-MATHS = Row(Scorer("math"), "answer", "42", "42", "41")
+MATHS = Row(ScorerSpec("math"), "answer", "42", "42", "41")

@@ -7,7 +7,7 @@ import pytest
 import rlflow
 from rlflow.author.load import load_flow
 from rlflow.passes import plan
-from rlflow.runs.bounds import PATH, Totals
+from rlflow.runs.bounds import PATH, RunTotals
 from rlflow.runs.report import bounded
 from rlflow.spans import Span, critical_path
 from rlflow.trace.compile import compile_flow
@@ -32,7 +32,7 @@ def test_a_node_that_waited_for_its_lane_is_on_the_path():
 
 
 def test_totals_add_up_over_iterations():
-    totals = Totals()
+    totals = RunTotals()
     totals.add(SPANS, 0.0, 9.5)
     totals.add(SPANS, 0.0, 9.5)
     reward = totals.shares["reward"]
@@ -42,7 +42,7 @@ def test_totals_add_up_over_iterations():
 
 
 def test_a_report_says_what_bounded_an_iteration():
-    totals = Totals({"model": 1, "cpu": 2, "io": 8})
+    totals = RunTotals({"model": 1, "cpu": 2, "io": 8})
     for _ in range(2):
         totals.add(SPANS, 0.0, 10.0)
     found = totals.bounds
@@ -57,7 +57,7 @@ def test_a_report_says_what_bounded_an_iteration():
 
 def test_a_lane_with_more_work_than_the_longest_path_is_the_bound():
     spans = [Span("a", "train", 0.0, 3.0), Span("b", "train", 3.0, 6.0), Span("c", "train.cpu", 6.0, 6.5, ("a", "b"))]
-    totals = Totals({"train": 1, "train.cpu": 2, "train.io": 4, "rollout": 1})
+    totals = RunTotals({"train": 1, "train.cpu": 2, "train.io": 4, "rollout": 1})
     totals.add(spans, 0.0, 6.5)
     assert (totals.bounds.bound, totals.bounds.by, totals.bounds.path) == (6.0, "train", 3.5)
     told = totals.as_json()
@@ -70,7 +70,7 @@ def test_what_was_sampled_ahead_counts_for_the_time_in_which_it_was_waited_for()
     """Iteration 1 begins at 10. Its rows, sampled from 6 to 12, kept it waiting for 2 seconds; those that were there at 8 for none."""
     for end, waited in ((12.0, 2.0), (8.0, 0.0)):
         spans = [Span("generate", "rollout", 6.0, end), Span("update", "train", max(end, 10.0), 15.0, ("generate",))]
-        totals = Totals({"train": 1, "rollout": 1}, staleness=1)
+        totals = RunTotals({"train": 1, "rollout": 1}, staleness=1)
         totals.add(spans, 10.0, 5.0)
         assert totals.bounds.critical.get("generate", 0.0) == waited
         assert totals.bounds.outside == 0.0
@@ -88,7 +88,7 @@ TRIES = [
 
 
 def test_what_runs_within_a_repeat_counts_there_and_not_for_the_repeat_as_well():
-    totals = Totals({"model": 1, "io": 8, "cpu": 2}, within=dict.fromkeys(("generate", "reward", "keep"), "attempt"))
+    totals = RunTotals({"model": 1, "io": 8, "cpu": 2}, within=dict.fromkeys(("generate", "reward", "keep"), "attempt"))
     totals.add(TRIES, 0.0, 20.0)
     assert {share.node: (share.seconds, share.part, share.critical) for share in totals} == {
         "update": (4.0, 4.0, 4.0), "generate": (4.0, 4.0, 4.0), "attempt": (2.875, 2.875, 2.875),
@@ -107,7 +107,7 @@ def test_what_runs_within_a_repeat_counts_there_and_not_for_the_repeat_as_well()
 def test_a_repeat_within_a_repeat_counts_once_too():
     inner = [Span("generate", "model", 1.0, 3.0), Span("narrow", "control", 0.5, 3.5), Span("keep", "cpu", 3.5, 4.0, ("narrow",)),
              Span("wide", "control", 0.0, 5.0)]
-    totals = Totals({"model": 1}, within={"generate": "narrow", "narrow": "wide", "keep": "wide"})
+    totals = RunTotals({"model": 1}, within={"generate": "narrow", "narrow": "wide", "keep": "wide"})
     totals.add(inner, 0.0, 5.0)
     assert {share.node: share.seconds for share in totals} == {"generate": 2.0, "narrow": 1.0, "keep": 0.5, "wide": 1.5}
     assert [*totals.bounds.critical] == ["generate", "narrow", "keep", "wide"]
@@ -115,7 +115,7 @@ def test_a_repeat_within_a_repeat_counts_once_too():
 
 
 def test_nodes_that_ran_at_once_share_their_time():
-    totals = Totals({"model": 1, "io": 8})
+    totals = RunTotals({"model": 1, "io": 8})
     totals.add([Span("generate", "model", -4.0, 2.0), Span("reward", "io", 1.0, 5.0), Span("logprobs", "model", 2.0, 3.0)], 0.0, 5.0)
     assert {share.node: share.part for share in totals} == {"generate": 1.5, "reward": 3.0, "logprobs": 0.5}
 
@@ -125,7 +125,7 @@ def test_the_critical_path_is_that_of_most_iterations_and_never_one_that_none_ha
     rewarded = [Span("generate", "model", 0, 4), Span("reward", "io", 4, 9, ("generate",)), Span("gae", "cpu", 9, 10, ("reward", "values"))]
     valued = [Span("generate", "model", 0, 1), Span("values", "model", 1, 2, ("generate",)),
               Span("gae", "cpu", 2, 20, ("reward", "values")), Span("remember", "cpu", 20, 21, ("gae",))]
-    totals = Totals({"model": 1, "cpu": 2, "io": 8})
+    totals = RunTotals({"model": 1, "cpu": 2, "io": 8})
     for spans in (rewarded, valued, rewarded):
         totals.add(spans, 0.0, spans[-1].end + 0.5)
     assert totals.bounds.critical == {"generate": 4.0, "reward": 5.0, "gae": 1.0}
@@ -145,8 +145,8 @@ def test_a_lane_keeps_a_node_waiting_only_where_it_is_full():
 
 
 def test_of_no_iteration_nothing_is_said():
-    assert bounded(Totals()) == "no iteration was run to its end"
-    assert Totals({"model": 1}).as_json()["bound"] == 0.0
+    assert bounded(RunTotals()) == "no iteration was run to its end"
+    assert RunTotals({"model": 1}).as_json()["bound"] == 0.0
 
 
 def test_nothing_ran_has_no_path():

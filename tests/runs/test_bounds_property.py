@@ -11,7 +11,7 @@ from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.passes.prune import prune
 from rlflow.passes.rank import rank
 from rlflow.plan import Plan
-from rlflow.runs.bounds import Totals
+from rlflow.runs.bounds import RunTotals
 from rlflow.runs.report import bounded
 from rlflow.simulate import simulate
 from rlflow.spans import Span
@@ -88,7 +88,7 @@ def held(outer, body, draw):
 @settings(deadline=None, max_examples=80)
 @given(cases())
 def test_the_chain_is_one_that_an_iteration_had_and_no_time_stands_twice(case):
-    totals = Totals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
+    totals = RunTotals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
     for spans in case.iterations:
         totals.add(spans, 0.0, max((span.end for span in spans), default=0.0) + 0.5)
     found = totals.bounds
@@ -123,7 +123,7 @@ def follows(spans, first, later):
 @given(cases())
 def test_in_one_lane_of_one_iteration_the_path_without_pauses_is_the_whole_time(case):
     spans = case.iterations[0]
-    totals = Totals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
+    totals = RunTotals(ROOM | {f"{lane}'": places for lane, places in ROOM.items()}, within=case.within)
     end = max(span.end for span in spans)
     totals.add(spans, 0.0, end)
     assert abs(sum(share.critical for share in totals) - end) < 1e-9  # in virtual time something on the path runs at each moment

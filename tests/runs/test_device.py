@@ -2,9 +2,9 @@
 
 import pytest
 
+from rlflow.binding.backends import device_of
 from rlflow.config.flags import sorted_out
 from rlflow.memory.footprint import decided
-from rlflow.roles.backends import device_of
 
 
 @pytest.mark.parametrize("asked", ["auto", "cpu"])

@@ -18,7 +18,7 @@ from rlflow.runs import identity, resume
 from rlflow.runs.api import resolved
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import started
-from rlflow.runs.weights import Reader, compared, digest, stated
+from rlflow.runs.weights import DigestReader, compared, digest, stated
 from rlflow.watch.reporter import Quiet
 
 REWARD = "from scale import times\n\n\ndef score(completion):\n    from inner import add\n    return times(len(completion)) + add(1)\n"
@@ -243,7 +243,7 @@ def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tm
     path.write_bytes(b"first")
     known = identity.Identity(weights={"w": stated(path)})
     path.write_bytes(b"second")
-    Reader(known, {"w": path}, put.append, said.append).start().wait(60)
+    DigestReader(known, {"w": path}, put.append, said.append).start().wait(60)
     assert "cannot be resumed" in said[0]
     [change] = compared(put[0].weights, {"w": stated(path)}, {"w": path}, print)[1]
     assert change.before == identity.UNSTEADY

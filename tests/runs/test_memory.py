@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import rlflow
-from rlflow.memory.mover import Keeper
+from rlflow.memory.mover import MemoryMover
 from rlflow.runs.resume import resume
 from rlflow.watch.reporter import Quiet
 
@@ -37,14 +37,14 @@ def in_memory(half):
 @pytest.fixture
 def measured(monkeypatch):
     """What is really there after each time that the keeper settled something: bytes, and those that were planned."""
-    seen, settle = [], Keeper.settle
+    seen, settle = [], MemoryMover.settle
 
     def settled(self, needs):
         settle(self, needs)
         if self.course is not None:
             seen.append((sum(map(in_memory, self._halves.values())), sum(self.course.sizes[part] for part in self.there), self.course))
 
-    monkeypatch.setattr(Keeper, "settle", settled)
+    monkeypatch.setattr(MemoryMover, "settle", settled)
     return seen
 
 

@@ -6,12 +6,12 @@ import pytest
 
 import rlflow.tasks
 from rlflow.author.load import load_flow
-from rlflow.backends.vllm.parallel import Seat
+from rlflow.backends.vllm.parallel import EngineRank
+from rlflow.binding.roles import bound
 from rlflow.cli.plan import options_of
 from rlflow.config.flags import parse_flags
 from rlflow.errors import PlanError
 from rlflow.placement import Parallel
-from rlflow.roles.bound import bound
 from rlflow.runs.api import resolved
 from rlflow.runs.prepare import placed
 from rlflow.trace.compile import compile_flow
@@ -82,7 +82,7 @@ def test_adapters_beside_tensor_parallelism_are_refused_before_anything_starts(l
 def test_vllm_takes_the_ranks_that_are_asked_with_the_same_rows(ranks, size):
     for outer in (False, True):
         teams = [list(team) for team in Parallel(size, outer=outer).teams(ranks)]
-        assert Seat(0, ranks, size, outer, "a run").engines == teams
+        assert EngineRank(0, ranks, size, outer, "a run").engines == teams
 
 
 def test_roles_that_share_processes_have_their_ranks_in_one_order(lies):

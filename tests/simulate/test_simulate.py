@@ -13,7 +13,7 @@ from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.passes.prune import prune
 from rlflow.passes.rank import rank
 from rlflow.plan import Plan
-from rlflow.simulate import Step, simulate
+from rlflow.simulate import CriticalNode, simulate
 
 SECONDS = {Op.GENERATE: 60.0, Op.LOGPROBS: 10.0, Op.VALUES: 9.0, Op.REWARD: 8.0, Op.UPDATE: 30.0, Op.STAGE: 1.0}
 FORWARDS = ("actor.logprobs", "reference.logprobs", "critic.values")
@@ -76,7 +76,7 @@ def test_the_critical_path_says_what_each_node_waited_for():
     #   └───▶ n3
     plan = made(("a", [0]), ("a", [1]), ("a", [1]), ("b", [2]), times={1: 4, 2: 1, 3: 5, 4: 2}, room={"a": 1})
     simulation = simulate(plan, {1: 4, 2: 1, 3: 5, 4: 2}, {"a": 1, "b": 1})
-    assert simulation.critical == (Step("n1"), Step("n2", "n1", "node"), Step("n3", "n2", "lane"))
+    assert simulation.critical == (CriticalNode("n1"), CriticalNode("n2", "n1", "node"), CriticalNode("n3", "n2", "lane"))
     assert simulation.makespan == simulation.bound == 10
     assert simulation.busy == {"a": 1.0, "b": 0.2}
 

@@ -8,7 +8,7 @@ import pytest
 from rlflow import RANK0, FlowError, flow, group_mean, loss, repeat, row, scalar, stage, text, truncated_weights
 from rlflow.author.load import load_flow
 from rlflow.graph.model import Column, Op
-from rlflow.trace.compile import Options, compile_flow, role_names, trace
+from rlflow.trace.compile import TraceOptions, compile_flow, role_names, trace
 
 
 @loss
@@ -154,7 +154,7 @@ def test_variadic_roles_bind_every_reward_in_order():
         actor.update(batch, policy_loss)
 
     assert role_names(f, 3) == {"actor": ["actor"], "rewards": ["rewards_0", "rewards_1", "rewards_2"]}
-    graph = compile_flow(f, options=Options(rewards=3)).graph
+    graph = compile_flow(f, options=TraceOptions(rewards=3)).graph
     assert [node.name for node in graph.nodes if node.op is Op.REWARD] == ["rewards_0", "rewards_1", "rewards_2"]
 
 
@@ -166,9 +166,9 @@ def test_a_reward_reads_what_its_function_names():
         batch |= actor.logprobs(batch)
         actor.update(batch, policy_loss)
 
-    graph = compile_flow(f, options=Options(1, ("completion", "tests"))).graph
+    graph = compile_flow(f, options=TraceOptions(1, ("completion", "tests"))).graph
     assert {"completion", "tests"} <= {item.parameter for item in graph.by_name["reward"].inputs}
-    found = trace(f, options=Options(1, ("completion", "difficulty"))).problems
+    found = trace(f, options=TraceOptions(1, ("completion", "difficulty"))).problems
     assert [p.expected for p in found if p.code == "missing-column"] == ["column 'difficulty'"]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from rlflow import loss
 from rlflow.batch import Batch
-from rlflow.training.learning import Passes, Step, learn
+from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
 
@@ -30,7 +30,7 @@ class Engine:
     def step(self):
         self.gradients.append(float(self.weight.grad))
         self.weight.grad = None
-        return Step(len(self.gradients) - 1 not in self.breaks, abs(self.gradients[-1]), 0.1)
+        return OptimizerStep(len(self.gradients) - 1 not in self.breaks, abs(self.gradients[-1]), 0.1)
 
 
 def batch(lengths, **more):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlflow.training.objective import Totals, check_mean, row_weights, weighted_sum
+from rlflow.training.objective import MinibatchTotals, check_mean, row_weights, weighted_sum
 
 MASK = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
 VALUE = torch.tensor([[1.0, 2.0, torch.nan, torch.nan], [3.0, torch.nan, 5.0, 10.0], [torch.nan] * 4])
@@ -14,27 +14,27 @@ COUNTS = MASK.sum(1)
     ("mean", "expected"), [("tokens", 21 / 5), ("row-tokens", (1.5 + 6) / 2), (4, 21 / (2 * 4)), (0.5, 21 / (2 * 0.5))]
 )
 def test_means_of_values_per_token(mean, expected):
-    weights = row_weights(COUNTS, mean, Totals.of(COUNTS))
+    weights = row_weights(COUNTS, mean, MinibatchTotals.of(COUNTS))
     assert float(weighted_sum(VALUE, MASK, weights, mean)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("mean", "expected"), [("rows", 5.0), (4, 10 / (2 * 4))])
 def test_means_of_values_per_row(mean, expected):
     """The third row has an empty mask: it is in no divisor and adds nothing."""
-    weights = row_weights(COUNTS, mean, Totals.of(COUNTS))
+    weights = row_weights(COUNTS, mean, MinibatchTotals.of(COUNTS))
     assert float(weighted_sum(torch.tensor([3.0, 7.0, torch.nan]), MASK, weights, mean)) == pytest.approx(expected)
 
 
 def test_the_divisor_is_that_of_the_whole_minibatch():
     """Two halves with the totals of both add up to the whole."""
-    totals = Totals.of(COUNTS)
+    totals = MinibatchTotals.of(COUNTS)
     parts = [weighted_sum(VALUE[i], MASK[i], row_weights(COUNTS[i], "row-tokens", totals), "row-tokens") for i in ([0], [1, 2])]
     assert float(sum(parts)) == pytest.approx((1.5 + 6) / 2)
 
 
 def test_nothing_outside_the_mask_reaches_value_or_gradient():
     value = VALUE.clone().requires_grad_()
-    weighted_sum(value, MASK, row_weights(COUNTS, "tokens", Totals.of(COUNTS)), "tokens").backward()
+    weighted_sum(value, MASK, row_weights(COUNTS, "tokens", MinibatchTotals.of(COUNTS)), "tokens").backward()
     assert torch.equal(value.grad, MASK / 5)
 
 

@@ -3,7 +3,7 @@
 import os
 import threading
 
-from rlflow.watchdog.board import PLACES, Board, Entry
+from rlflow.watchdog.board import PLACES, Board, NodeUnderWay
 
 
 def test_another_process_reads_what_is_under_way():
@@ -40,7 +40,7 @@ def test_every_node_has_a_number_of_its_own_and_those_of_a_thread_are_within_eac
         (second,) = board.entries()
     assert not board.inside
     assert first.number != second.number
-    assert first._replace(number=0) == second._replace(number=0) == Entry(0, 1.0, 0, "one")
+    assert first._replace(number=0) == second._replace(number=0) == NodeUnderWay(0, 1.0, 0, "one")
 
 
 def test_inside_is_who_does_a_node_and_not_who_runs_beside():

@@ -13,7 +13,7 @@ from rlflow.checkpoints import names
 from rlflow.watchdog import dog as dogs
 from rlflow.watchdog import kin
 from rlflow.watchdog.board import Board
-from rlflow.watchdog.dog import ASKED_SECONDS, FAILED, GRACE_SECONDS, INTERRUPTED, SILENT_SECONDS, TICK, Dog, Told
+from rlflow.watchdog.dog import ASKED_SECONDS, FAILED, GRACE_SECONDS, INTERRUPTED, SILENT_SECONDS, TICK, Dog, WatchedRun
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, second
 
 
 def told(dog, folder, **status):
-    dog.told = Told("runs/mine", str(folder), -1)
+    dog.told = WatchedRun("runs/mine", str(folder), -1)
     running = {"state": "running", "iteration": 1, "process": {"pid": dog.pid}, "flow": "ppo"}
     (folder / "status.json").write_text(json.dumps({**running, **status}))
 

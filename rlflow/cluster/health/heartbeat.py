@@ -12,7 +12,7 @@ from rlflow.process import Process
 
 
 @dataclass(frozen=True)
-class Presence:
+class ProcessInfo:
     """A worker's process. stacks: descriptor of its memory file that SIGUSR2 has its stacks written to, which another process of this
     user on the same machine opens by /proc; -1 where there is none."""
 

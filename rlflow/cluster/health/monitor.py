@@ -17,10 +17,10 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlflow.cluster.health.controllers import RAYLET, Controllers
-from rlflow.cluster.health.heartbeat import Presence
-from rlflow.cluster.health.postmortem import GONE_SECONDS, Found, kill, look, see_off
+from rlflow.cluster.health.heartbeat import ProcessInfo
+from rlflow.cluster.health.postmortem import GONE_SECONDS, ProcessState, kill, look, see_off
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.sharding.shard_map import Where
+from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.errors import Dead
 
 PRESENT_SECONDS = 60.0  # how long a worker may take to say who it is
@@ -31,12 +31,12 @@ _task: Any = ray.remote
 
 
 @dataclass
-class Ward:
+class WatchedWorker:
     """One worker under watch. silent: seconds for which it has owed an answer. doing: what it last said it does, and for how long."""
 
-    at: Where
+    at: WorkerId
     actor: Any
-    presence: Presence
+    presence: ProcessInfo
     roles: str = ""
     doing: tuple[tuple[str, float], ...] = ()
     silent: float = 0.0
@@ -56,7 +56,7 @@ class Ward:
 class Death:
     """What was found of a worker, in words, and whether no process of its pool is left."""
 
-    ward: Ward
+    ward: WatchedWorker
     how: str
     gone: bool
 
@@ -78,10 +78,10 @@ class Newcomers:
     def cause(self) -> None:
         return None
 
-    def late(self, at: Iterable[Where]) -> str:
+    def late(self, at: Iterable[WorkerId]) -> str:
         return "".join(map(self._told, list(at)[:SHOWN]))
 
-    def _told(self, at: Where) -> str:
+    def _told(self, at: WorkerId) -> str:
         try:
             return f"; {at} still loads{_under(_there(_present(at, _asked_who(self.pool.actors[at.rank])), look))}"
         except Dead as error:
@@ -96,7 +96,7 @@ class Watch:
 
     limit: float
     controllers: Controllers = field(default_factory=Controllers)
-    wards: list[Ward] = field(default_factory=list)
+    wards: list[WatchedWorker] = field(default_factory=list)
     verdict: str | None = None
     death: Death | None = None
 
@@ -109,7 +109,7 @@ class Watch:
     def start(self, pools: Mapping[str, Pool[Any]], roles: Mapping[str, str]) -> None:
         """Ask every worker who it is, and watch from now on. ``roles``: of each pool, for messages."""
         asked = [(pool.at(rank), actor, _asked_who(actor)) for pool in pools.values() for rank, actor in enumerate(pool.actors)]
-        self.wards += [Ward(at, actor, _present(at, ref), roles.get(at.pool, "")) for at, actor, ref in asked]
+        self.wards += [WatchedWorker(at, actor, _present(at, ref), roles.get(at.pool, "")) for at, actor, ref in asked]
         for pool in pools.values():
             pool.watcher = self
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -139,7 +139,7 @@ class Watch:
             self._changed.wait_for(lambda: self.verdict is not None or self._complete >= after, CAUSE_SECONDS)
         return self.verdict
 
-    def late(self, at: Iterable[Where]) -> str:
+    def late(self, at: Iterable[WorkerId]) -> str:
         found = [ward for ward in self.wards if ward.at in set(at)][:SHOWN]
         return "".join(f"; {ward.at}: {ward.under_way()}{_under(_there(ward.presence, look))}" for ward in found)
 
@@ -161,7 +161,7 @@ class Watch:
             self._hurry.wait(max(began + self.tick - time.monotonic(), 0.0))
             self._count(time.monotonic() - began)
 
-    def _beat(self) -> Ward | None:
+    def _beat(self) -> WatchedWorker | None:
         """Ask those who have answered the last time; who is gone."""
         self._round += 1
         for ward in self.wards:
@@ -186,16 +186,16 @@ class Watch:
             if ward.ref is not None:
                 ward.silent += min(passed, 2 * self.tick)
 
-    def _judge(self, ward: Ward) -> None:
+    def _judge(self, ward: WatchedWorker) -> None:
         found, gone = None, False
         try:
             found = _there(ward.presence, look)
             pool = [other for other in self.wards if other.at.pool == ward.at.pool]  # they may wait for it in a collective
             gone = sum(end(other.presence) or not _stands(other.presence.node) for other in pool) == len(pool)
         finally:
-            lives = isinstance(found, Found) and found.state
+            lives = isinstance(found, ProcessState) and found.state
             silence = f", without an answer for {ward.silent:.0f} s" if lives and ward.silent > self.tick else ""
-            state = f"{found}{silence}" if isinstance(found, Found) else "is gone, and its node does not answer"
+            state = f"{found}{silence}" if isinstance(found, ProcessState) else "is gone, and its node does not answer"
             left = "" if gone else "; not all processes of its pool could be ended"
             with self._changed:
                 self.death = Death(ward, state, gone)
@@ -207,17 +207,17 @@ def _asked_who(actor: Any) -> Any:
     return actor.present.options(concurrency_group="beat").remote()
 
 
-def _present(at: Where, ref: Any) -> Presence:
+def _present(at: WorkerId, ref: Any) -> ProcessInfo:
     """Who a worker is. Raises Dead for one that does not say it."""
     try:
-        presence: Presence = ray.get(ref, timeout=PRESENT_SECONDS)
+        presence: ProcessInfo = ray.get(ref, timeout=PRESENT_SECONDS)
     except RayError as error:
         raise Dead(f"{at} does not say who it is: {str(error).splitlines()[0]}") from None
     return presence
 
 
 def _under(found: Any) -> str:
-    return f"\n{found.stacks}" if isinstance(found, Found) and found.stacks else ""
+    return f"\n{found.stacks}" if isinstance(found, ProcessState) and found.stacks else ""
 
 
 def _stands(node: str) -> bool:
@@ -226,12 +226,12 @@ def _stands(node: str) -> bool:
     return any(each["NodeID"] == node and each["Alive"] for each in nodes)
 
 
-def end(presence: Presence, asked: bool = False) -> bool:
+def end(presence: ProcessInfo, asked: bool = False) -> bool:
     """Kill a worker's process, wherever it is; whether it is gone. It may be gone already, or, ``asked`` by Ray, be about to."""
     return bool(_there(presence, see_off if asked else kill))
 
 
-def _there(presence: Presence, what: Callable[[Presence], Any]) -> Any:
+def _there(presence: ProcessInfo, what: Callable[[ProcessInfo], Any]) -> Any:
     """A function of ``inquest`` on the worker's node; None where that does not answer."""
     if presence.process.alive() is not None:  # this machine
         return what(presence)
@@ -242,7 +242,7 @@ def _there(presence: Presence, what: Callable[[Presence], Any]) -> Any:
         return None
 
 
-def _asked(what: Callable[[Presence], Any], presence: Presence) -> Any:
+def _asked(what: Callable[[ProcessInfo], Any], presence: ProcessInfo) -> Any:
     return what(presence)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlflow.cluster.health.heartbeat import Presence
+from rlflow.cluster.health.heartbeat import ProcessInfo
 from rlflow.cluster.rpc import actor as host
 from rlflow.watchdog import kin, stacks
 
@@ -21,7 +21,7 @@ METHOD = re.compile("do|make|_run")  # of a worker's host, within which its own 
 
 
 @dataclass(frozen=True)
-class Found:
+class ProcessState:
     """state: the kernel's letter, T for stopped, empty for a process that is gone. stacks: of threads that carry out calls."""
 
     state: str
@@ -32,37 +32,37 @@ class Found:
                 "D": "waits in the kernel for a device or a file"}.get(self.state, "lets none of its threads run")  # fmt: skip
 
 
-def look(presence: Presence) -> Found:
+def look(presence: ProcessInfo) -> ProcessState:
     """A stopped process goes on while its stacks are written: it is to be ended anyway."""
     state = _state(presence)
-    return Found(state, _stacks(presence, state) if state else "")
+    return ProcessState(state, _stacks(presence, state) if state else "")
 
 
-def kill(presence: Presence) -> bool:
+def kill(presence: ProcessInfo) -> bool:
     """Kill the process; whether it is gone."""
     _signal(presence, signal.SIGCONT)
     _signal(presence, signal.SIGKILL)
     return _until(lambda: presence.process.alive() is False, GONE_SECONDS)
 
 
-def see_off(presence: Presence) -> bool:
+def see_off(presence: ProcessInfo) -> bool:
     """The same for a process that Ray has been told to end: had it been killed before Ray saw to it, Ray would tell the terminal of a
     worker that died."""
     return _until(lambda: presence.process.alive() is False, LEAVING_SECONDS) or kill(presence)
 
 
-def _state(presence: Presence) -> str:
+def _state(presence: ProcessInfo) -> str:
     found = kin.stat(presence.process.pid) if presence.process.alive() else None
     return found.state if found is not None else ""
 
 
-def _signal(presence: Presence, number: int) -> None:
+def _signal(presence: ProcessInfo, number: int) -> None:
     if presence.process.alive():  # a pid alone may be somebody else's by now
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(presence.process.pid, number)
 
 
-def _stacks(presence: Presence, state: str) -> str:
+def _stacks(presence: ProcessInfo, state: str) -> str:
     """Of threads that run a method of a worker, its frames within that."""
 
     def ask() -> None:

@@ -50,9 +50,9 @@ class Host:
         """On the first rank of a pool on several machines: where they meet. Raises PlanError as ``interfaces.chosen`` does."""
         return group.listen(own_interface(wanted, insecure))
 
-    def present(self) -> pulse.Presence:
+    def present(self) -> pulse.ProcessInfo:
         """Who this is, for those who watch it."""
-        return pulse.Presence(Process.this(), ray.get_runtime_context().get_node_id(), show_stacks())
+        return pulse.ProcessInfo(Process.this(), ray.get_runtime_context().get_node_id(), show_stacks())
 
     def beat(self) -> tuple[tuple[str, float], ...]:
         """That threads of this process run, and what is under way for how many seconds."""

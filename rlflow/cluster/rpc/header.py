@@ -52,7 +52,7 @@ class Buffer(NamedTuple):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-class Column(NamedTuple):
+class HeaderColumn(NamedTuple):
     """A column of the header. ``form``: text (bytes and offsets), ragged (entries and lengths), tensor, or tuple (of scalars)."""
 
     name: str
@@ -61,7 +61,7 @@ class Column(NamedTuple):
     buffers: tuple[Buffer, ...]
 
 
-def packed(axis: Axis, columns: Sequence[Column]) -> bytes:
+def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
     """The header as msgpack."""
     listed = [[name, kind.level.value, kind.dtype, form, buffers] for name, kind, form, buffers in columns]
     header: bytes = msgpack.packb([bool(axis.grouped), len(axis), listed], unicode_errors="surrogatepass")
@@ -70,7 +70,7 @@ def packed(axis: Axis, columns: Sequence[Column]) -> bytes:
     return header
 
 
-def unpacked(raw: memoryview) -> tuple[bool, int, list[Column]]:
+def unpacked(raw: memoryview) -> tuple[bool, int, list[HeaderColumn]]:
     """Whether rows are grouped, how many there are, and their columns. Raises WireError for anything that is no header."""
     try:
         decoded = msgpack.unpackb(raw, unicode_errors="surrogatepass")
@@ -97,11 +97,11 @@ def _either(kind: Any) -> tuple[type, ...]:
     return kind if isinstance(kind, tuple) else (kind,)
 
 
-def _column(value: Any) -> Column:
+def _column(value: Any) -> HeaderColumn:
     name, level, dtype, form, buffers = _fields("column", value, (str, str, (str, type(None)), str, list))
     if level not in list(Level):
         raise WireError.of(f"column {name!r}", f"level {level!r}", ", ".join(Level))
-    column = Column(name, Kind(Level(level), dtype), form, tuple(_shape_of(name, buffer) for buffer in buffers))
+    column = HeaderColumn(name, Kind(Level(level), dtype), form, tuple(_shape_of(name, buffer) for buffer in buffers))
     check_kind(column)
     return column
 
@@ -113,7 +113,7 @@ def _shape_of(name: str, value: Any) -> Buffer:
     return Buffer(dtype, tuple(shape))
 
 
-def check_kind(column: Column) -> None:
+def check_kind(column: HeaderColumn) -> None:
     """Raises WireError for dtypes, shapes and numbers of buffers that a column of its kind and form cannot have."""
     name, kind, form, buffers = column
     dtypes = [buffer.dtype for buffer in buffers]
@@ -129,7 +129,7 @@ def check_kind(column: Column) -> None:
         raise WireError.of(f"column {name!r}", f"buffers of {dtypes[:8]}", f"those of a {kind} column, form {form}")
 
 
-def _fits(column: Column, dtypes: Sequence[str]) -> bool:
+def _fits(column: HeaderColumn, dtypes: Sequence[str]) -> bool:
     kind, form = column.kind, column.form
     if form == "text":
         return kind.dtype is None and dtypes == ["uint8", "int64"] and all(len(buffer.shape) == 1 for buffer in column.buffers)

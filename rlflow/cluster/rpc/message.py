@@ -18,12 +18,12 @@ from ray import cloudpickle
 from rlflow.batch import Axis, Batch, Data
 from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.columns import Kind, Level
-from rlflow.execution.tally import Tally
+from rlflow.execution.tally import PartialMetric
 
 Index = NDArray[np.int64]
 
 
-class Part(NamedTuple):
+class ShardRows(NamedTuple):
     """Rows of a shard: the worker's own under ``key``, or the next of the transfers that come with the call (None). ``rows``: which,
     None for all in their order. A transfer has just the rows that are wanted."""
 
@@ -36,7 +36,7 @@ class Source(NamedTuple):
     the columns, where there are no parts to say them."""
 
     columns: Sequence[tuple[str, str]]
-    parts: Sequence[Part]
+    parts: Sequence[ShardRows]
     order: Index | None = None
     kinds: Sequence[Kind] = ()
 
@@ -112,7 +112,7 @@ def _source(source: Source) -> tuple[Any, ...]:
 
 
 def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any) -> Source:
-    return Source(columns, [Part(key, _index(rows)) for key, rows in parts], _index(order), [kind_of(*kind) for kind in kinds])
+    return Source(columns, [ShardRows(key, _index(rows)) for key, rows in parts], _index(order), [kind_of(*kind) for kind in kinds])
 
 
 @functools.cache
@@ -130,7 +130,7 @@ class Answer(NamedTuple):
     columns: Mapping[str, tuple[Kind, int]] = {}
     lengths: Mapping[str, Index] = {}
     scalars: Mapping[str, Data] = {}
-    tallies: Mapping[str, Tally] = {}
+    tallies: Mapping[str, PartialMetric] = {}
     value: Any = None
     ran: tuple[float, float] = (0.0, 0.0)
 
@@ -151,4 +151,4 @@ class Answer(NamedTuple):
         key, rows, columns, lengths, scalars, tallies, ran = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
         return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
-                      _scalars(scalars), {name: Tally(*each) for name, each in tallies.items()}, ran=tuple(ran))
+                      _scalars(scalars), {name: PartialMetric(*each) for name, each in tallies.items()}, ran=tuple(ran))

@@ -11,8 +11,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from rlflow.batch import Batch
 from rlflow.cluster.rpc.actor import ERA, Host, Payload, opened, packed
-from rlflow.cluster.rpc.sockets import LARGEST, Gone, Lines, Talk, content
-from rlflow.cluster.sharding.shard_map import Where, row_tokens
+from rlflow.cluster.rpc.sockets import LARGEST, Gone, Lines, PendingCalls, content
+from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, merge_order, units_of_rows
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import Dead, FlowError, Late, PlanError, RemoteError, SkipIteration, Stopped
@@ -35,7 +35,7 @@ class Watcher(Protocol):
     def cause(self) -> str | None:
         """The verdict, after a look at every worker: what has just failed may be no more than what follows from a worker's death."""
 
-    def late(self, at: Iterable[Where]) -> str:
+    def late(self, at: Iterable[WorkerId]) -> str:
         """What those do who should have answered."""
 
 
@@ -43,7 +43,7 @@ class Future(Generic[R]):
     """The answers of several workers, in the order of ``at``; ``merge`` makes one result of them."""
 
     def __init__(
-        self, what: str, at: Sequence[Where], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R],
+        self, what: str, at: Sequence[WorkerId], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R],
         watcher: Watcher | None = None, limit: Deadline | None = None,
     ) -> None:
         """``limit``: a deadline that began earlier, of which this wait is a part."""
@@ -78,7 +78,7 @@ class Future(Generic[R]):
         except RayError:
             raise self._failure() from None
 
-    def _waiting(self) -> list[Where]:
+    def _waiting(self) -> list[WorkerId]:
         ready = set(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0])
         return [at for ref, at in zip(self.refs, self.at, strict=True) if ref not in ready]
 
@@ -92,7 +92,7 @@ class Future(Generic[R]):
         return self._judged([(at, error) for ref, at in zip(self.refs, self.at, strict=True)
                              if ref in ready and (error := _error(ref)) is not None])  # fmt: skip
 
-    def _judged(self, failed: Sequence[tuple[Where, BaseException]]) -> BaseException:
+    def _judged(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
         """What the first rank raised that raised anything."""
         problem = next((error for _, error in failed if _passed(error)), None)
         if problem is not None:
@@ -101,11 +101,12 @@ class Future(Generic[R]):
         return Dead(cause) if cause is not None else translated(failed[0][1], failed[0][0], self.what)
 
 
-class Heard(Future[R]):
+class SocketFuture(Future[R]):
     """Answers that come over lines, of which ``talk`` has one to each of ``at``."""
 
     def __init__(
-        self, what: str, at: Sequence[Where], talk: Talk, seconds: float, merge: Callable[[list[Any]], R], watcher: Watcher | None
+        self, what: str, at: Sequence[WorkerId], talk: PendingCalls, seconds: float, merge: Callable[[list[Any]], R],
+        watcher: Watcher | None,
     ) -> None:
         super().__init__(what, at, (), seconds, merge, watcher)
         self._talk = talk
@@ -126,7 +127,7 @@ class Heard(Future[R]):
             raise self._judged(failed)
         return None if self._talk.waiting else [content(self._talk.heard[at.rank]) for at in self.at]
 
-    def _waiting(self) -> list[Where]:
+    def _waiting(self) -> list[WorkerId]:
         return [at for at in self.at if at.rank in self._talk.waiting]
 
 
@@ -146,7 +147,7 @@ def _passed(cause: BaseException) -> bool:
     return isinstance(cause, FlowError | PlanError | RemoteError | SkipIteration | Stopped)
 
 
-def translated(cause: BaseException, at: Where, what: str) -> RemoteError:
+def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
     """What a worker raised, with the rank."""
     if isinstance(cause, RayActorError | GetTimeoutError | Gone):
         return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
@@ -162,7 +163,7 @@ class Pool(Generic[W]):
         self.making: list[Any] = []
         self.watcher: Watcher | None = None
         self.lines = Lines()
-        self._places = tuple(Where(name, rank) for rank in range(len(self.actors)))
+        self._places = tuple(WorkerId(name, rank) for rank in range(len(self.actors)))
         self._methods: dict[tuple[int, str, str, int | str], Any] = {}
 
     def __len__(self) -> int:
@@ -171,7 +172,7 @@ class Pool(Generic[W]):
     def __repr__(self) -> str:
         return f"Pool({self.name}, {len(self)} ranks)"
 
-    def at(self, rank: int) -> Where:
+    def at(self, rank: int) -> WorkerId:
         return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
@@ -208,10 +209,10 @@ class Pool(Generic[W]):
         lines = self.lines.take(frames) if max(map(len, frames.values())) < LARGEST else None
         if lines is None:
             return None
-        talk = Talk(self.lines, lines)
+        talk = PendingCalls(self.lines, lines)
         for rank, frame in frames.items():
             talk.say(rank, self._told(frame))
-        return Heard(what, [self.at(rank) for rank in frames], talk, seconds, list, self.watcher)
+        return SocketFuture(what, [self.at(rank) for rank in frames], talk, seconds, list, self.watcher)
 
     def made(self, seconds: float) -> Future[list[None]]:
         """The objects are there, or what kept one from being made."""

@@ -125,7 +125,7 @@ class Lines:
                     lines.pop().close()
 
 
-class Talk:
+class PendingCalls:
     """Calls that were made over lines and what is heard of them. Made with the lines, which go back to where they are from."""
 
     def __init__(self, lines: Lines, taken: Mapping[int, Connection]) -> None:

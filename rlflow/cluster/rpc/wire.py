@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlflow.batch import Axis, Batch, Data
-from rlflow.cluster.rpc.header import DTYPES, HEADER_LIMIT, LIMIT, Buffer, Column, WireError, check_kind, check_rows, packed, unpacked
+from rlflow.cluster.rpc.header import DTYPES, HEADER_LIMIT, LIMIT, Buffer, HeaderColumn, WireError, check_kind, check_rows, packed, unpacked
 from rlflow.columns import Level
 from rlflow.copy_on_write import address
 
@@ -52,7 +52,7 @@ def pieces(batch: Batch, *, checksum: bool = False) -> list[bytes | memoryview]:
     if batch.axis.keys.dtype != torch.int64 or batch.axis.keys.shape != (len(batch), 2):
         raise WireError.of("keys", _buffer(batch.axis.keys), f"int64 {[len(batch), 2]}")
     stored = [(name, data, _tensors(name, data)) for name, data in batch.data.items()]
-    columns = [Column(name, data.kind, _form(data), tuple(map(_buffer, tensors))) for name, data, tensors in stored]
+    columns = [HeaderColumn(name, data.kind, _form(data), tuple(map(_buffer, tensors))) for name, data, tensors in stored]
     for column, data in zip(columns, batch.data.values(), strict=True):
         check_kind(column)
         check_rows(column.name, data, batch.axis)
@@ -190,7 +190,7 @@ def _tensor(raw: np.ndarray[Any, np.dtype[np.uint8]], buffer: Buffer) -> Tensor:
     return (flat if raw.ctypes.data % dtype.itemsize == 0 else flat.clone()).view(dtype).reshape(buffer.shape)
 
 
-def _read(column: Column, tensors: Sequence[Tensor]) -> Data:
+def _read(column: HeaderColumn, tensors: Sequence[Tensor]) -> Data:
     if column.form == "text":
         return Data(column.kind, tuple(_decoded(column.name, *tensors)))
     if column.form == "tuple":

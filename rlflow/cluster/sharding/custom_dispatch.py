@@ -13,13 +13,13 @@ from rlflow.cluster.calls import Calls
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.worker import Worker
-from rlflow.execution.engine import Terms
-from rlflow.execution.tally import Tallies, merged
+from rlflow.execution.engine import CallOptions
+from rlflow.execution.tally import PartialMetrics, merged
 
 
 def by_own_mode(
-    calls: Calls, pool: Pool[Worker], stage: Stage, batch: Batch, arguments: Mapping[str, Any], terms: Terms
-) -> tuple[Batch, Tallies]:
+    calls: Calls, pool: Pool[Worker], stage: Stage, batch: Batch, arguments: Mapping[str, Any], terms: CallOptions
+) -> tuple[Batch, PartialMetrics]:
     """``split(batch, ranks)`` on rank 0, each piece on its rank, ``merge(outputs, batch)`` on rank 0."""
     batch = calls.spread(batch, pool.name)
     everything = torch.arange(len(batch))

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from rlflow.batch import Batch
-from rlflow.cluster.rpc.message import Index, Inputs, Part, Source
-from rlflow.cluster.sharding.shard_map import Layout, Sharded, Where
+from rlflow.cluster.rpc.message import Index, Inputs, ShardRows, Source
+from rlflow.cluster.sharding.shard_map import RemoteColumn, ShardMap, WorkerId
 from rlflow.columns import Kind, Level
 
 
 class Transfer(NamedTuple):
     """Rows of columns that another worker sends."""
 
-    at: Where
+    at: WorkerId
     key: int
     names: tuple[str, ...]
     rows: Index | None
@@ -30,11 +30,11 @@ class Request(NamedTuple):
     transfers: tuple[Transfer, ...]
 
 
-class Alike(NamedTuple):
+class AlignedColumns(NamedTuple):
     """Columns that lie side by side, and so are moved together. columns: (name wanted, name in the shards); names: each of the latter
     once."""
 
-    layout: Layout
+    layout: ShardMap
     columns: tuple[tuple[str, str], ...]
     names: tuple[str, ...]
     kinds: tuple[Kind, ...]
@@ -48,7 +48,7 @@ class Routes:
         self.scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         self.groups = [_described(layout, columns) for layout, columns in _alike(batch)]
 
-    def to(self, rows: Tensor, at: Where) -> Request:
+    def to(self, rows: Tensor, at: WorkerId) -> Request:
         """The rows ``rows`` for the worker ``at``."""
         transfers: list[Transfer] = []
         sources = [_source(group, rows, at, transfers) for group in self.groups]
@@ -63,11 +63,11 @@ class Routes:
         return part.key is not None and part.rows is None
 
 
-def _alike(batch: Batch) -> list[tuple[Layout, list[tuple[str, Sharded]]]]:
+def _alike(batch: Batch) -> list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]]:
     """Columns by layout."""
-    found: list[tuple[Layout, list[tuple[str, Sharded]]]] = []
+    found: list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]] = []
     for name, data in batch.data.items():
-        if isinstance(data, Sharded):
+        if isinstance(data, RemoteColumn):
             group = next((columns for layout, columns in found if layout.same(data.layout)), None)
             if group is None:
                 found.append((data.layout, group := []))
@@ -75,26 +75,26 @@ def _alike(batch: Batch) -> list[tuple[Layout, list[tuple[str, Sharded]]]]:
     return found
 
 
-def _described(layout: Layout, columns: Sequence[tuple[str, Sharded]]) -> Alike:
+def _described(layout: ShardMap, columns: Sequence[tuple[str, RemoteColumn]]) -> AlignedColumns:
     wanted = tuple((name, data.name) for name, data in columns)
-    return Alike(layout, wanted, tuple(dict.fromkeys(name for _, name in wanted)), tuple(data.kind for _, data in columns))
+    return AlignedColumns(layout, wanted, tuple(dict.fromkeys(name for _, name in wanted)), tuple(data.kind for _, data in columns))
 
 
-def _source(group: Alike, rows: Tensor, at: Where, transfers: list[Transfer]) -> Source:
-    parts: list[Part] = []
+def _source(group: AlignedColumns, rows: Tensor, at: WorkerId, transfers: list[Transfer]) -> Source:
+    parts: list[ShardRows] = []
     order: list[Tensor] = []
     for number, wanted, index in _pieces(group.layout, rows):
         shard = group.layout.shards[number]
         order.append(wanted)
         if shard.at == at:
-            parts.append(Part(shard.key, index))
+            parts.append(ShardRows(shard.key, index))
         else:
-            parts.append(Part(None))
+            parts.append(ShardRows(None))
             transfers.append(Transfer(shard.at, shard.key, group.names, index))
     return Source(group.columns, parts, _order(order), () if parts else group.kinds)
 
 
-def _pieces(layout: Layout, rows: Tensor) -> Iterator[tuple[int, Tensor, Index | None]]:
+def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[tuple[int, Tensor, Index | None]]:
     """From which shard which of ``rows`` come, by their places there; few: at most one per rank and earlier split."""
     alone = layout.whole(rows)
     if alone is not None:

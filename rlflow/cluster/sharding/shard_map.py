@@ -16,7 +16,7 @@ from rlflow.columns import Kind, Level
 KNOWN = 32  # splits of which something is remembered
 NONE = torch.zeros(0, dtype=torch.int64)
 
-class Where:
+class WorkerId:
     """A worker: rank ``rank`` of the pool ``pool``."""
 
     __slots__ = ("pool", "rank")
@@ -28,7 +28,7 @@ class Where:
         return f"rank {self.rank} of pool '{self.pool}'"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Where) and (self.pool, self.rank) == (other.pool, other.rank)
+        return isinstance(other, WorkerId) and (self.pool, self.rank) == (other.pool, other.rank)
 
     def __hash__(self) -> int:
         return hash((self.pool, self.rank))
@@ -39,7 +39,7 @@ class Shard:
 
     __slots__ = ("__weakref__", "_gone", "at", "key", "rows")
 
-    def __init__(self, at: Where, key: int, rows: int, gone: Callable[[Where, int], None]) -> None:
+    def __init__(self, at: WorkerId, key: int, rows: int, gone: Callable[[WorkerId, int], None]) -> None:
         self.at, self.key, self.rows, self._gone = at, key, rows, gone
 
     def __del__(self) -> None:
@@ -47,7 +47,7 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ShardMap:
     """Where each row lies: ``shard`` int64 [rows], the number of its shard, and ``place`` int64 [rows], its row within that.
 
     ``held``: where each shard holds just these rows, the rows of each in its order; what is asked of such a layout most is then known.
@@ -64,17 +64,17 @@ class Layout:
         return len(self.shard)
 
     @staticmethod
-    def of(shards: Sequence[Shard], split: Sequence[Tensor], rows: int, axis: Axis | None = None) -> Layout:
+    def of(shards: Sequence[Shard], split: Sequence[Tensor], rows: int, axis: Axis | None = None) -> ShardMap:
         """Shard i holds the rows ``split[i]``, in that order."""
-        return Layout(tuple(shards), *_places(tuple(split), rows), tuple(split), axis)
+        return ShardMap(tuple(shards), *_places(tuple(split), rows), tuple(split), axis)
 
     def whole(self, rows: Tensor) -> int | None:
         """The shard that holds just these rows in this order."""
         found = next((number for number, held in enumerate(self.held) if held is rows), None)  # as a rule, and much faster
         return found if found is not None else next((number for number, held in enumerate(self.held) if torch.equal(held, rows)), None)
 
-    def take(self, index: Tensor) -> Layout:
-        return Layout(self.shards, self.shard[index], self.place[index])
+    def take(self, index: Tensor) -> ShardMap:
+        return ShardMap(self.shards, self.shard[index], self.place[index])
 
     def split(self, pool: str, ranks: int) -> list[Tensor] | None:
         """The rows on each rank of a pool; None where some lie elsewhere."""
@@ -88,17 +88,17 @@ class Layout:
         rank = torch.tensor([shard.at.rank for shard in self.shards], dtype=torch.int64)[self.shard]
         return [(rank == number).nonzero()[:, 0] for number in range(ranks)]
 
-    def same(self, other: Layout) -> bool:
+    def same(self, other: ShardMap) -> bool:
         """Whether both say the same of every row."""
         equal = torch.equal
         return self is other or (self.shards == other.shards and equal(self.shard, other.shard) and equal(self.place, other.place))
 
     @staticmethod
-    def concat(layouts: Sequence[Layout]) -> Layout:
+    def concat(layouts: Sequence[ShardMap]) -> ShardMap:
         shards = tuple(shard for layout in layouts for shard in layout.shards)
         starts = torch.tensor([0, *(len(layout.shards) for layout in layouts)]).cumsum(0).tolist()
         number = torch.cat([layout.shard + start for layout, start in zip(layouts, starts, strict=False)])
-        return Layout(shards, number, torch.cat([layout.place for layout in layouts]))
+        return ShardMap(shards, number, torch.cat([layout.place for layout in layouts]))
 
 
 @functools.lru_cache(maxsize=KNOWN)
@@ -116,15 +116,15 @@ def _ascending(split: tuple[Tensor, ...]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Sharded(Data):
+class RemoteColumn(Data):
     """A column on workers, in the place of ``Data``. ``value`` is its Layout; ``name`` is what its shards call it; ``size`` its bytes."""
 
     name: str = ""
     size: int = 0
 
     @property
-    def layout(self) -> Layout:
-        layout: Layout = self.value
+    def layout(self) -> ShardMap:
+        layout: ShardMap = self.value
         return layout
 
     @property
@@ -134,7 +134,7 @@ class Sharded(Data):
     def padded(self, axis: Axis) -> NoReturn:
         raise TypeError(f"the column '{self.name}' lies on workers: only stages see it, or what Engine.fetch brings")
 
-    def take(self, index: Tensor, axis: Axis) -> Sharded:
+    def take(self, index: Tensor, axis: Axis) -> RemoteColumn:
         share = self.size * len(index) // max(len(self.layout), 1)
         lengths = self.lengths[index] if self.lengths is not None else None
         return replace(self, value=self.layout.take(index), lengths=lengths, size=share)
@@ -149,10 +149,10 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 def _joined(pieces: Sequence[Data]) -> Data:
     first = pieces[-1]
-    if not isinstance(first, Sharded):
+    if not isinstance(first, RemoteColumn):
         return first
     lengths = torch.cat([piece.lengths for piece in pieces]) if first.ragged else None  # type: ignore[misc]
-    layout = Layout.concat([piece.value for piece in pieces])
+    layout = ShardMap.concat([piece.value for piece in pieces])
     return replace(first, value=layout, lengths=lengths, size=sum(piece.nbytes for piece in pieces))
 
 

@@ -18,15 +18,15 @@ from rlflow.cluster.rpc.wire import viewed
 from rlflow.cluster.weights.same_ranks import storages
 from rlflow.execution.engine import Model
 from rlflow.reshard.execute import Resharder
-from rlflow.reshard.layout import Held, Layout, join
-from rlflow.reshard.mailbox import Mailbox, Place, opened
-from rlflow.reshard.plan import Plan
+from rlflow.reshard.layout import TensorShard, WeightLayout, join
+from rlflow.reshard.mailbox import Mailbox, SharedFile, opened
+from rlflow.reshard.plan import TransferPlan
 from rlflow.reshard.planner import BUCKET, make_plan
 from rlflow.reshard.segment import machine
 from rlflow.reshard.shards import held
 from rlflow.reshard.transport import Parcels, TransferError, Transport
 
-Told = dict[str, Held]
+Told = dict[str, TensorShard]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Message:
     raw: NDArray[np.uint8] | tuple[int, int]
 
 
-def layouts(senders: Sequence[Told], receivers: Sequence[Told]) -> tuple[Layout, Layout]:
+def layouts(senders: Sequence[Told], receivers: Sequence[Told]) -> tuple[WeightLayout, WeightLayout]:
     """What all hold and need, senders first."""
     return join([*senders, *({} for _ in receivers)]), join([*({} for _ in senders), *receivers])
 
@@ -59,7 +59,7 @@ class Offers:
     receivers: list[Offer]
     bucket: int = BUCKET
 
-    def plan(self) -> Plan:
+    def plan(self) -> TransferPlan:
         machines = [offer.machine for offer in (*self.senders, *self.receivers)]
         source, target = layouts([offer.held for offer in self.senders], [offer.held for offer in self.receivers])
         return make_plan(source, target, [machines.index(name) for name in machines], self.bucket)
@@ -78,7 +78,7 @@ class Sender:
         pieces = self.trainer.pieces() if hasattr(self.trainer, "pieces") else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
-    def bind(self, rank: int, offers: Offers, run: str | None) -> Place | None:
+    def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
         """Make buffers: in shared memory that ``run`` names, whose place is told, or in this process."""
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
@@ -138,7 +138,7 @@ class Receiver:
         self.destinations = self.generator.destinations(layouts([offer.held for offer in senders], [])[0].tensors)
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
-    def bind(self, rank: int, offers: Offers, places: list[Place | None]) -> None:
+    def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
         """places: the senders' shared memory, where they have any."""
         self.resharder = Resharder(offers.plan(), rank, {}, self.destinations.pieces, cast(Transport, Parcels()), buffers=1)
         self.files = [None if place is None else opened(place) for place in places]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
-from rlflow.cluster.weights.transfer import Carrier, Parcels
+from rlflow.cluster.weights.transfer import Carrier, TransferResult
 from rlflow.cluster.worker import Worker
 
 MOVE_SECONDS = 1800.0  # how long weights or state may take from pool to pool
@@ -99,7 +99,7 @@ class RemoteModel:
             if self.generator is None or self.sampled_version == frozen.version:
                 return
             self.sampled_version = -1  # of a transfer that fails, nobody knows how far it came
-            if isinstance(frozen.weights, Parcels):
+            if isinstance(frozen.weights, TransferResult):
                 assert self.carrier is not None
                 self.moved = self.carrier.deliver(frozen.version, frozen.weights, seconds)
             else:

@@ -18,11 +18,11 @@ from rlflow.reshard.choices import cut_dims
 from rlflow.reshard.exchange import TEXT, exchange
 from rlflow.reshard.execute import Resharder
 from rlflow.reshard.handles import Handles
-from rlflow.reshard.layout import HELD, Held, Layout, join
-from rlflow.reshard.plan import Plan
+from rlflow.reshard.layout import HELD, TensorShard, WeightLayout, join
+from rlflow.reshard.plan import TransferPlan
 from rlflow.reshard.planner import make_plan
 from rlflow.reshard.segment import Segment, machine
-from rlflow.reshard.shards import Pieces, held
+from rlflow.reshard.shards import TensorViews, held
 from rlflow.reshard.transport import AllToAll, Transport
 
 How = Literal["auto", "segment", "alltoall", "gather"]
@@ -45,7 +45,7 @@ class Moving:
         self._bind()
 
     def _bind(self) -> None:
-        pieces: dict[str, Pieces] = self.trainer.pieces()
+        pieces: dict[str, TensorViews] = self.trainer.pieces()
         source = _joined(pieces)
         self.destinations = self.generator.destinations(source.tensors)
         target = _joined(self.destinations.pieces)
@@ -54,7 +54,7 @@ class Moving:
         self.matched = sum(dim > 0 for dim in cut_dims(source).values())
         self._at = storages(pieces)
 
-    def _resharder(self, plan: Plan, pieces: Mapping[str, Pieces], one_machine: bool) -> Resharder:
+    def _resharder(self, plan: TransferPlan, pieces: Mapping[str, TensorViews], one_machine: bool) -> Resharder:
         def bound(way: str) -> Resharder:
             made: dict[str, Callable[[], Transport]] = {"segment": partial(Segment, self.run), "handles": partial(Handles, self.device),
                                                         "alltoall": partial(AllToAll, None, self.device)}  # fmt: skip
@@ -104,9 +104,9 @@ def first_that_opens(bound: Callable[[str], Resharder], ways: tuple[str, ...]) -
     return bound(last)
 
 
-def _joined(pieces: Mapping[str, Pieces]) -> Layout:
+def _joined(pieces: Mapping[str, TensorViews]) -> WeightLayout:
     """How tensors lie on all ranks."""
-    told: list[dict[str, Held]] = exchange(held(pieces), HELD)
+    told: list[dict[str, TensorShard]] = exchange(held(pieces), HELD)
     return join(told)
 
 
@@ -116,7 +116,7 @@ def _nodes() -> list[int]:
     return [names.index(name) for name in names]
 
 
-def storages(pieces: Mapping[str, Pieces]) -> list[int]:
+def storages(pieces: Mapping[str, TensorViews]) -> list[int]:
     """Of each piece what holds its memory. That stays what it is where weights were asleep and came back at another address, which may be
     so on one rank and not on another."""
     return [piece.view.untyped_storage()._cdata for mine in pieces.values() for piece in mine.pieces]

@@ -19,7 +19,7 @@ from rlflow.cluster.rpc.pool import Future, Pool
 from rlflow.cluster.weights.endpoints import Offer, Offers
 from rlflow.cluster.weights.same_ranks import How
 from rlflow.deadline import Deadline
-from rlflow.reshard.plan import Plan, firsts
+from rlflow.reshard.plan import TransferPlan, firsts
 from rlflow.reshard.planner import BUCKET
 from rlflow.reshard.segment import check_machines
 
@@ -36,7 +36,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Parcels:
+class TransferResult:
     """All that a transfer brings. terms: what senders say of its digests, where these are to be compared."""
 
     buckets: tuple[Packed, ...]
@@ -47,7 +47,7 @@ class Parcels:
 class Route:
     """A plan between two pools, and how it is carried out."""
 
-    plan: Plan
+    plan: TransferPlan
     senders: int
     transport: Literal["segment", "store"]
 
@@ -66,7 +66,7 @@ class Route:
         return found
 
 
-def _letters(plan: Plan, index: int, sender: int) -> dict[int, list[int]]:
+def _letters(plan: TransferPlan, index: int, sender: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for peer, first in firsts(plan.sends(index, sender)).items():
         found.setdefault(first, []).append(peer)
@@ -122,12 +122,12 @@ class Carrier:
 
     # -- transfers ---------------------------------------------------------------------------------------------------------------
 
-    def freeze(self, version: int) -> Parcels:
+    def freeze(self, version: int) -> TransferResult:
         """Begin to pack all that a transfer brings, before anything that these workers are asked from now on: it stays as it is."""
         assert self.route is not None
-        return Parcels(tuple(self._pack(index, version, True) for index in range(len(self.route.plan.buckets))), self._terms())
+        return TransferResult(tuple(self._pack(index, version, True) for index in range(len(self.route.plan.buckets))), self._terms())
 
-    def deliver(self, version: int, parcels: Parcels, seconds: float) -> dict[str, Any]:
+    def deliver(self, version: int, parcels: TransferResult, seconds: float) -> dict[str, Any]:
         """Bring the generator to weights that were packed before; what moved."""
         told = self._move(version, lambda index: parcels.buckets[index], parcels.terms, seconds)
         return told | self._how("frozen")

@@ -9,8 +9,8 @@ from multiprocessing.connection import Client
 
 import pytest
 
-from rlflow.cluster.rpc.pool import Future, Heard, Pool, Where
-from rlflow.cluster.rpc.sockets import LARGEST, LINES, Gone, Lines, Talk, listen
+from rlflow.cluster.rpc.pool import Future, Pool, SocketFuture, WorkerId
+from rlflow.cluster.rpc.sockets import LARGEST, LINES, Gone, Lines, PendingCalls, listen
 from rlflow.errors import Dead, Late, RemoteError
 
 KEY = b"of this run"
@@ -46,10 +46,10 @@ def lines():
 
 def asked(lines, frames, seconds=60.0):
     """What ranks answer to frames."""
-    talk = Talk(lines, lines.take(frames))
+    talk = PendingCalls(lines, lines.take(frames))
     for rank, frame in frames.items():
         talk.say(rank, frame)
-    return Heard("it", [Where("all", rank) for rank in frames], talk, seconds, list, None)
+    return SocketFuture("it", [WorkerId("all", rank) for rank in frames], talk, seconds, list, None)
 
 
 def free(lines):
@@ -107,7 +107,7 @@ def test_who_hangs_up_is_dead():
     with pytest.raises(Dead, match=r"^rank 1 of pool 'all' is gone while 'it' ran there: it hung up$"):
         heard.result()
     assert lines.take([1]) is None
-    gone = Talk(lines, {1: there})
+    gone = PendingCalls(lines, {1: there})
     gone.say(1, b"x")
     assert isinstance(gone.error(1), Gone)
 

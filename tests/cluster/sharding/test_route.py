@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlflow import Batch
 from rlflow.cluster.sharding.route import Routes
-from rlflow.cluster.sharding.shard_map import Layout, Shard, Sharded, Where
+from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId
 from rlflow.cluster.sharding.store import Shelf
 
 FEW = settings(deadline=None, max_examples=60)
@@ -42,11 +42,11 @@ class Workers:
         for rank, (rows, part) in enumerate(zip(split, parts, strict=True)):
             if len(rows):
                 self.keys += 1
-                shards.append(Shard(Where(pool, rank), self.keys, len(rows), lambda *_: None))
+                shards.append(Shard(WorkerId(pool, rank), self.keys, len(rows), lambda *_: None))
                 self.shelves.setdefault(shards[-1].at, Shelf()).put(self.keys, part)
                 used.append(rows)
-        layout = Layout.of(shards, used, len(self.whole))
-        columns = {name: Sharded(data.kind, layout, data.lengths, name, data.nbytes) for name, data in self.whole.data.items()}
+        layout = ShardMap.of(shards, used, len(self.whole))
+        columns = {name: RemoteColumn(data.kind, layout, data.lengths, name, data.nbytes) for name, data in self.whole.data.items()}
         return Batch(self.whole.axis, columns)
 
     def fetched(self, batch, rows, at):
@@ -69,12 +69,12 @@ def test_rows_routed_through_several_splits_are_the_rows_of_the_whole(count, ran
     batch = workers.placed([torch.arange(count)], [whole])
     for step, each in enumerate(ranks):
         split = random_split(count, each, seed + step)
-        parts = [workers.fetched(batch, rows, Where(f"step {step}", rank))[0] for rank, rows in enumerate(split)]
+        parts = [workers.fetched(batch, rows, WorkerId(f"step {step}", rank))[0] for rank, rows in enumerate(split)]
         assert all(same(part, whole.rows(rows)) for part, rows in zip(parts, split, strict=True) if len(rows))
         batch = workers.placed(split, parts)
     wanted = torch.cat([shuffled(count, seed)[: count // 2], shuffled(count, seed + 1)])  # some twice
     if len(wanted):
-        assert same(workers.fetched(batch, wanted, Where("last", 0))[0], whole.rows(wanted))
+        assert same(workers.fetched(batch, wanted, WorkerId("last", 0))[0], whole.rows(wanted))
 
 
 def test_the_same_split_reads_one_whole_shard_and_another_only_what_it_needs():

@@ -7,12 +7,12 @@ import pytest
 
 from rlflow.author.load import load_flow
 from rlflow.backends import null
+from rlflow.binding import roles
+from rlflow.binding.roles import Capabilities, Halves, bound, capabilities, folders, model_uses, row_exact
 from rlflow.config.flags import sorted_out
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
 from rlflow.memory.footprint import facts
-from rlflow.roles import bound as roles
-from rlflow.roles.bound import Capabilities, Halves, bound, capabilities, folders, model_uses, row_exact
 from rlflow.trace.compile import compile_flow
 
 MODEL = Path(roles.__file__).parents[1] / "tasks" / "arithmetic_model"
@@ -82,4 +82,4 @@ def test_nothing_else_asks_what_a_backend_can():
     asked = {str(path) for path in SOURCES if path.parts[0] == "rlflow" for call in ast.walk(ast.parse(path.read_text()))
              if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")
              and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in names}  # fmt: skip
-    assert asked == {"rlflow/roles/bound.py"}
+    assert asked == {"rlflow/binding/roles.py"}

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from rlflow import flow, loss, repeat, stage
+from rlflow.binding.positions import positions_of, room
+from rlflow.binding.roles import bound
 from rlflow.config.flags import sorted_out
 from rlflow.data.faults import Room
 from rlflow.errors import PlanError
-from rlflow.roles.bound import bound
-from rlflow.roles.positions import positions_of, room
 from rlflow.trace.compile import compile_flow
 
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from rlflow import pretrained
 from rlflow.author.settings import override
-from rlflow.config.flags import Given
+from rlflow.binding.backends import backend, device_in
+from rlflow.config.flags import RunConfig
 from rlflow.config.names import unfit_values, unknown_names, untouched
 from rlflow.config.options import Options
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.extras import missing
 from rlflow.graph.model import HALVES, Graph, Op, RoleUse
-from rlflow.roles.backends import backend, device_in
 from rlflow.trace.compile import all_nodes
 
 
@@ -96,13 +96,13 @@ def halves(graph: Graph, use: RoleUse) -> Halves:
     return Halves(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
 
 
-def bound(graph: Graph, given: Given) -> dict[str, BoundRole]:
+def bound(graph: Graph, given: RunConfig) -> dict[str, BoundRole]:
     """The models of a graph. Raises PlanError with all that does not fit: names, values, folders and packages, before any data or model is
     loaded."""
     return bind({use: halves(graph, use) for use in model_uses(graph)}, given)
 
 
-def bind(uses: Mapping[RoleUse, Halves], given: Given) -> dict[str, BoundRole]:
+def bind(uses: Mapping[RoleUse, Halves], given: RunConfig) -> dict[str, BoundRole]:
     """The same of some roles with what they need."""
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
@@ -116,7 +116,7 @@ def bind(uses: Mapping[RoleUse, Halves], given: Given) -> dict[str, BoundRole]:
     return roles
 
 
-def _bound(use: RoleUse, needs: Halves, given: Given) -> tuple[BoundRole | None, list[Problem]]:
+def _bound(use: RoleUse, needs: Halves, given: RunConfig) -> tuple[BoundRole | None, list[Problem]]:
     names = {half: given.backend(use.name, half) for half in HALVES}
     kinds = {half: getattr(backend(names[half]), half.capitalize(), None) for half in HALVES}
     folder = _folder(use, given, set(names.values()))
@@ -183,7 +183,7 @@ def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
     yield from dict.fromkeys(role.folder for role in roles if role.folder is not None)
 
 
-def _folder(use: RoleUse, given: Given, backends: set[str]) -> Path | None:
+def _folder(use: RoleUse, given: RunConfig, backends: set[str]) -> Path | None:
     """The folder that a role's model starts from, wherever a stage goes later; None where its backend needs none."""
     text = given.role(use.name).get("model") or given.options.model
     if text is None:

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from rlflow.batch import Batch
-from rlflow.config.flags import Given
+from rlflow.binding.backends import backend, numbers
+from rlflow.binding.dataset import tokenizer
+from rlflow.config.flags import RunConfig
 from rlflow.data.scorer import Judged
 from rlflow.execution.engine import Engine, Scorer
-from rlflow.execution.tally import Tallies, Tally
+from rlflow.execution.tally import PartialMetric, PartialMetrics
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.process import Hear
 from rlflow.rewards.reward import Reward, bind, score_all
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.vocabulary import check_same
-from rlflow.roles.backends import backend, numbers
-from rlflow.roles.dataset import tokenizer
 from rlflow.training.protocols import ModelSpec, Trainer
 
 MODEL_READS = ("prompt_tokens", "tokens")
@@ -35,7 +35,7 @@ class ModelReward:
     spec: RewardSpec
     trainer: Trainer | None = None
 
-    def load(self, device: str, given: Given) -> None:
+    def load(self, device: str, given: RunConfig) -> None:
         model = ModelSpec(Path(self.spec.path), "scores", False, device, given.options.dtype, given.options.seed)
         module = backend(given.options.backend)
         self.trainer = module.Trainer(model, module.Trainer.Settings())
@@ -54,20 +54,20 @@ class Weighted:
     models: list[ModelReward] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
         total = torch.zeros(len(batch), dtype=torch.float64)
-        metrics: dict[str, Tally] = {}
+        metrics: dict[str, PartialMetric] = {}
         if self.functions:
             scores = score_all(self.functions, batch, self.dtype)
             total += scores.values.double()
             self.reasons.update(scores.first)
-            metrics |= {f"missing_{cause}": Tally.sum(count) for cause, count in scores.missing.items()}
+            metrics |= {f"missing_{cause}": PartialMetric.sum(count) for cause, count in scores.missing.items()}
             if len(scores.parts) + len(self.models) > 1:
-                metrics |= {f"{name}_mean": Tally.of(part) for name, part in scores.parts.items()}
+                metrics |= {f"{name}_mean": PartialMetric.of(part) for name, part in scores.parts.items()}
         for model in self.models:
             part = model(batch)
             total += model.spec.weight * part.double()
-            metrics[f"{model.spec.name}_mean"] = Tally.of(part)
+            metrics[f"{model.spec.name}_mean"] = PartialMetric.of(part)
         return total.to(self.dtype), metrics
 
 
@@ -78,11 +78,11 @@ class ModelScore:
     engine: Engine
     role: str
 
-    def __call__(self, batch: Batch) -> tuple[Tensor, Tallies]:
+    def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 
-def specs_of(role: str, given: Given, specs: list[RewardSpec]) -> list[RewardSpec]:
+def specs_of(role: str, given: RunConfig, specs: list[RewardSpec]) -> list[RewardSpec]:
     """The rewards of a role: its own (--ROLE.reward), of those for all of ``*rewards`` the one in its place, or all of them."""
     own = given.roles.get(role, {}).get("reward")
     if own:
@@ -94,7 +94,7 @@ def specs_of(role: str, given: Given, specs: list[RewardSpec]) -> list[RewardSpe
 class Rewards:
     """The rewards of a run. Functions share a pool of processes, which ``close`` ends."""
 
-    def __init__(self, given: Given, data: Judged) -> None:
+    def __init__(self, given: RunConfig, data: Judged) -> None:
         self._given, self._data = given, data
         options = given.options
         allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)

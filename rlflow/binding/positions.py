@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlflow.binding.roles import Roles
 from rlflow.data.faults import Room
 from rlflow.errors import PlanError
 from rlflow.graph.model import Graph, Node, Op
 from rlflow.rewards.spec import parse_reward
-from rlflow.roles.bound import Roles
 from rlflow.trace.compile import all_nodes
 
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")  # of the longest row in configurations

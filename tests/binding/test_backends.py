@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from rlflow.backends.vllm.surroundings import imported
+from rlflow.binding.backends import keep_whole_products
+from rlflow.binding.roles import Halves, bind
 from rlflow.cli.check import judged as judged_file
 from rlflow.config.flags import sorted_out
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
-from rlflow.roles.backends import keep_whole_products
-from rlflow.roles.bound import Halves, bind
 
 FROZEN, TRAINED = RoleUse("reference"), RoleUse("actor", trained=True, generates=True)
 

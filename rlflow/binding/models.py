@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from rlflow.binding.backends import keep_whole_products
+from rlflow.binding.roles import BoundRole, Halves
 from rlflow.config.options import Options
 from rlflow.execution.engine import Model
-from rlflow.roles.backends import keep_whole_products
-from rlflow.roles.bound import BoundRole, Halves
 from rlflow.training.protocols import ModelSpec
 
 Placed = Callable[[BoundRole], Halves]

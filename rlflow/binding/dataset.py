@@ -6,7 +6,7 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.columns import Level
-from rlflow.config.flags import Given
+from rlflow.config.flags import RunConfig
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
@@ -17,7 +17,7 @@ TEXT_OPTIONS = ("system", "template", "split")
 FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
 
 
-def open_dataset(flow: Flow, given: Given) -> Dataset:
+def open_dataset(flow: Flow, given: RunConfig) -> Dataset:
     """The data that are named; with the null backend and none named, made-up records."""
     if given.options.data is None:
         if given.options.backend == "null":
@@ -55,7 +55,7 @@ def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
                                remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}")
 
 
-def tokenizer(given: Given) -> Any:
+def tokenizer(given: RunConfig) -> Any:
     """The folder whose tokenizer encodes the data: of --model, else of the first role with a model of its own."""
     return given.options.model or next((role["model"] for role in given.roles.values() if "model" in role), None)
 
