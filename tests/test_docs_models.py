@@ -18,7 +18,8 @@ from rlflow.cli.main import main
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "models.md").read_text()
 COMMANDS = [line for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S) for line in block.replace("\\\n", " ").splitlines()]
-OWN = [line for line in COMMANDS if "rlflow run" in line and "--model MODEL" in line]  # the others are run by tests/runs/test_reward_model.py
+# the others are run by tests/runs/test_reward_model.py
+OWN = [line for line in COMMANDS if "rlflow run" in line and "--model MODEL" in line]
 SHORT = {"--prompts": "4", "--iterations": "1", "--held-out": "2", "--hp.samples": "2", "--hp.max-tokens": "8", "--name": "one"}
 
 
