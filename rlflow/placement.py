@@ -26,6 +26,7 @@ class Parallel:
 
     @property
     def order(self) -> str:
+        """``inner`` or ``outer``: which ranks make up a tensor-parallel group."""
         return "outer" if self.outer else "inner"
 
     def teams(self, ranks: int) -> list[range]:
@@ -123,23 +124,23 @@ SIZES = {"bool": 1, "int64": 8, "float64": 8}
 def homes(graph: Graph, placement: Placement) -> dict[int, str]:
     """The pool of each node: of a model's node its model's; of the data's the first model that reads them; of others the one that holds
     most of the bytes that they read, of equals the pool that was named first."""
-    found: dict[int, str] = {}
+    pool_of: dict[int, str] = {}
     first = next((pool for node in _all(graph) if (pool := placement.pool_of(node))), next(iter(placement.pools)))
     for node in graph.nodes:
-        found[node.id] = placement.pool_of(node) or _heaviest(graph, node, found, placement) or first
-    return found
+        pool_of[node.id] = placement.pool_of(node) or _heaviest(graph, node, pool_of, placement) or first
+    return pool_of
 
 
 def judging(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
     """The pools on which rows are scored by each role."""
-    found: dict[str, frozenset[str]] = {}
+    pools_of: dict[str, frozenset[str]] = {}
     home = homes(graph, placement)
     for node in graph.nodes:
         inner = judging(node.body, placement) if node.body else {}
         if node.op is Op.REWARD and node.role is not None:
             inner = {node.role: frozenset([home[node.id]])}
-        found |= {role: found.get(role, frozenset()) | pools for role, pools in inner.items()}
-    return found
+        pools_of |= {role: pools_of.get(role, frozenset()) | pools for role, pools in inner.items()}
+    return pools_of
 
 
 def _all(graph: Graph) -> Iterator[Node]:
@@ -148,12 +149,12 @@ def _all(graph: Graph) -> Iterator[Node]:
         yield from _all(node.body) if node.body else (node,)
 
 
-def _heaviest(graph: Graph, node: Node, found: Mapping[int, str], placement: Placement) -> str | None:
-    held = dict.fromkeys(placement.pools, 0)
+def _heaviest(graph: Graph, node: Node, pool_of: Mapping[int, str], placement: Placement) -> str | None:
+    bytes_on = dict.fromkeys(placement.pools, 0)
     for item in node.inputs:
         kind = graph.nodes[item.column.node].output(item.column.name).kind
-        held[found[item.column.node]] += typical_bytes(kind)
-    return max(held, key=lambda pool: held[pool]) if any(held.values()) else None
+        bytes_on[pool_of[item.column.node]] += typical_bytes(kind)
+    return max(bytes_on, key=lambda pool: bytes_on[pool]) if any(bytes_on.values()) else None
 
 
 def typical_bytes(kind: Kind | None) -> int:

@@ -54,7 +54,7 @@ class Simulation:
 
     @property
     def busy(self) -> dict[str, float]:
-        """For each lane the share of its room that is taken from start to end."""
+        """Lane → share of its places that is taken from start to end."""
         return busy(self.spans, self.makespan, self.room)
 
     @cached_property
@@ -72,6 +72,7 @@ class Simulation:
 
     @cached_property
     def by_name(self) -> dict[str, Span]:
+        """Node → its span."""
         return {span.node: span for span in self.spans}
 
     def together(self, *names: str) -> bool:
@@ -90,26 +91,27 @@ def simulate(plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Calla
     one node. ``room`` is how many nodes each lane runs at once. ``ended``: of a node whose rows are streamed the share of its time after
     which a share of its rows has ended, rising from 0 to 1. Raises PlanError where a node has no duration, and where nodes are left that
     can never start."""
-    taken = plan.shared(durations(plan, seconds))
-    clock = _Clock(plan, taken, ended)
+    seconds_of = plan.shared(durations(plan, seconds))
+    clock = _Clock(plan, seconds_of, ended)
     scheduler = Scheduler(plan, room)
     instructions = scheduler.begin()
     while not clock.carry_out(instructions):
         unit = clock.next()
         instructions = scheduler.released(unit) if unit in plan.source_of else scheduler.done(unit)
-    after = remaining(plan, taken, room={})
-    return Simulation(tuple(clock.spans), max((taken[i] + after[i] for i in plan.units), default=0.0), dict(room), tuple(clock.started))
+    after = remaining(plan, seconds_of, room={})
+    bound = max((seconds_of[i] + after[i] for i in plan.units), default=0.0)
+    return Simulation(tuple(clock.spans), bound, dict(room), tuple(clock.started))
 
 
 def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
     """The seconds of each live node."""
     nodes = [plan.graph.nodes[i] for i in plan.live]
-    given = {node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan) for node in nodes if node.op not in INSTANT}
-    wrong = [f"{plan.graph.nodes[i].name} ({value})" for i, value in given.items() if not 0 <= value < math.inf]
+    known = {node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan) for node in nodes if node.op not in INSTANT}
+    wrong = [f"{plan.graph.nodes[i].name} ({value})" for i, value in known.items() if not 0 <= value < math.inf]
     if wrong:
         raise PlanError.of("no-duration", "a simulation needs the duration of every node", found=listed(wrong),
                            expected="finite seconds, 0 or more", remedy="give seconds for each live node that runs something")
-    return {node.id: given.get(node.id, 0.0) for node in nodes}
+    return {node.id: known.get(node.id, 0.0) for node in nodes}
 
 
 @dataclass

@@ -49,8 +49,8 @@ class Drawn:
     def end(self, numbers: Tensor, columns: range, ends: Endings) -> Tensor:
         """Mark those of the rows ``numbers`` that end in the newest ``columns``; their numbers. The one look at the device."""
         going = numbers[~self.stopped[numbers]]
-        seen = self.tokens[:, max(0, columns.start - ends.reach) : columns.stop].cpu()[going]
-        at = ends(seen, len(columns))
+        newest = self.tokens[:, max(0, columns.start - ends.reach) : columns.stop].cpu()[going]
+        at = ends(newest, len(columns))
         ended = at < len(columns)
         self.lengths[going[ended]] = columns.start + at[ended] + 1
         self.stopped[going[ended]] = True

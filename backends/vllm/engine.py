@@ -114,6 +114,7 @@ class VllmEngine:
 
     @property
     def vocabulary(self) -> int:
+        """Number of token ids of the model."""
         return int(self.llm.vllm_config.model_config.get_vocab_size())
 
     @property
@@ -236,7 +237,8 @@ class VllmEngine:
                 self.llm.reset_prefix_cache()
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """By Hugging Face name, this rank's part. Raises ValueError where a name is unknown or missing, or a shape does not fit."""
+        """Write weights by Hugging Face name, of each the part of this rank. Raises ValueError where a name is unknown or missing, or a
+        shape does not fit."""
         if self.direct:
             load_weights(self.module, weights)
         else:  # layer by layer through what vLLM makes of weights, for layers that compute with something else than them
@@ -257,6 +259,7 @@ def settled(rows: Sequence[Row], at_once: int) -> list[int]:
 
 
 def refused(spec: ModelSpec, error: Exception) -> PlanError:
+    """The error for a model or settings that vLLM refuses."""
     return PlanError.of("vllm-engine", f"vLLM does not run the model in {spec.folder}", found=str(error) or type(error).__name__,
                         expected="a model and settings that it takes", remedy="change --ROLE.model or settings, or --ROLE.generator local")
 
@@ -269,7 +272,7 @@ def live(module: nn.Module) -> bool:
 
 
 def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
-    """In place, by the model's own loader."""
+    """Write weights in place, by the model's own loader."""
     at = "the first"
 
     def told() -> Iterator[tuple[str, Tensor]]:

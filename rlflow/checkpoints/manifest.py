@@ -54,12 +54,13 @@ class Manifest(BaseModel):
 
 
 def encode(manifest: Manifest) -> bytes:
+    """The bytes of a manifest's file, which begin with a digest of the rest."""
     body = state.dumps(manifest.model_dump())
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _END
 
 
 def decode(data: bytes) -> Manifest:
-    """What ``encode`` wrote. Raises ValueError saying what is wrong with it."""
+    """The manifest that ``encode`` wrote. Raises ValueError naming what is wrong."""
     digest, body = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
     if data != _HEAD + digest + _MIDDLE + body + _END or hashlib.sha256(body).hexdigest().encode() != digest:
         raise ValueError("it is not what was written: its own digest differs")

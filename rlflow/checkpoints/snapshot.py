@@ -42,7 +42,7 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """What it takes on disk, without headers and state."""
+        """Bytes of all tensors; headers and state come on top of it on disk."""
         return sum(tensors.size(members) for members in self.tensors.values()) + sum(len(data) for data in self.files.values())
 
 

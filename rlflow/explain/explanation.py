@@ -55,6 +55,7 @@ class Explanation:
 
     @property
     def moved(self) -> int:
+        """Bytes of columns that change ranks in an iteration."""
         return sum(edge.moved for edge in self.edges)
 
     def as_json(self) -> dict[str, Any]:
@@ -68,9 +69,9 @@ class Explanation:
             "nodes": [asdict(step) for step in self.steps], "edges": [asdict(edge) for edge in self.edges],
             "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
             "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
-            "memory": [asdict(held) for held in self.memory], "residency": [_resident(course) for course in self.residency],
+            "memory": [asdict(item) for item in self.memory], "residency": [_resident(course) for course in self.residency],
             "commits": asdict(self.commits) if self.commits else None,
-            "passes": {did.name: did.what for did in self.did},
+            "passes": {note.name: note.what for note in self.did},
             "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
                      "critical": self.time.decided_by,
                      "costs": {str(op): cost for op, cost in COST.items()}},
@@ -118,20 +119,20 @@ def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Com
 
 
 def passes(plan: Plan) -> Iterator[PassNote]:
-    """What each pass did, those over the bodies of repeats too."""
+    """The notes of all passes, those over the bodies of repeats too."""
     yield from plan.did
     for i, body in plan.bodies.items():
-        yield from (PassNote(f"{did.name} of {plan.graph.nodes[i].name}", did.what) for did in passes(body))
+        yield from (PassNote(f"{note.name} of {plan.graph.nodes[i].name}", note.what) for note in passes(body))
 
 
 def memory(
     where: Placement, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]]
 ) -> Iterator[MemoryItem]:
-    """By pool, in the order of the roles; each entry is held by each rank."""
+    """Models in the memory of each rank, by pool, in the order of the roles."""
     for pool in where.pools:
-        for role, kept in models.items():
+        for role, footprint in models.items():
             if where.trainers.get(role) == pool:
-                yield from (MemoryItem(pool, role, "trainer", name, size) for name, size in kept.trainer().items())
+                yield from (MemoryItem(pool, role, "trainer", name, size) for name, size in footprint.trainer().items())
             if where.generators.get(role) == pool:
-                yield from (MemoryItem(pool, role, "generator", name, size) for name, size in kept.generator().items())
-        yield from (MemoryItem(pool, name, "reward", "weights", kept.weight_bytes) for at, name, kept in frozen if at == pool)
+                yield from (MemoryItem(pool, role, "generator", name, size) for name, size in footprint.generator().items())
+        yield from (MemoryItem(pool, name, "reward", "weights", footprint.weight_bytes) for at, name, footprint in frozen if at == pool)

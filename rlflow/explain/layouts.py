@@ -41,10 +41,10 @@ class Layouts:
     @staticmethod
     def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
         """``data``: where the columns of the data lie already, for the body of a repeat."""
-        made = Layouts(plan, sizes)
+        layouts = Layouts(plan, sizes)
         for i in plan.live:
-            made._add(plan.graph.nodes[i], data or {})
-        return made
+            layouts._add(plan.graph.nodes[i], data or {})
+        return layouts
 
     def _add(self, node: Node, data: Mapping[str, RowLayout]) -> None:
         if node.op is Op.STATE:
@@ -62,8 +62,8 @@ class Layouts:
     def _add_repeat(self, node: Node) -> None:
         """Kept rows stay where the body left them."""
         body = self.plan.bodies[node.id]
-        given = {item.column.name: self.held[item.column] for item in node.inputs if item.column in self.held}
-        inner = self.bodies[node.id] = Layouts.of(body, self.sizes.bodies[node.id], given)
+        inputs = {item.column.name: self.held[item.column] for item in node.inputs if item.column in self.held}
+        inner = self.bodies[node.id] = Layouts.of(body, self.sizes.bodies[node.id], inputs)
         for item in body.graph.results:
             if item.column in inner.held:
                 self.held[Column(node.id, item.parameter)] = inner.held[item.column]
@@ -82,7 +82,7 @@ class Layouts:
         return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
-        """That of the largest column that lies on the pool."""
+        """The layout of the largest column that lies on the pool."""
         here = [item for item in self._read(node) if item.column in self.held and self.held[item.column].pool == pool]
         largest = max(here, key=lambda item: self.sizes.read(node, item), default=None)
         return None if largest is None else self.held[largest.column]
@@ -106,9 +106,10 @@ class Layouts:
 
 
 def alike(one: RowLayout, other: RowLayout) -> bool:
+    """Whether rows lie on the same ranks in both layouts."""
     return one.split == other.split
 
 
 def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
-    """With one rank all splits are the same."""
+    """The layout with the split that all layouts have on a pool of one rank; unchanged on a larger pool."""
     return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

@@ -34,21 +34,22 @@ class Sizes:
 
     @staticmethod
     def of(graph: Graph, assumed: Assumed) -> Sizes:
+        """The sizes of a graph's columns, of the bodies of repeats too."""
         return Sizes(graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body})
 
     @cached_property
     def rows(self) -> dict[int, int]:
         """Rows of each axis. A `repeat` counts as one that keeps all the groups that it wants."""
-        found: dict[int, int] = {}
+        rows_of: dict[int, int] = {}
         repeats = {node.makes: node for node in self.graph.nodes if node.op is Op.REPEAT}
         for number, axis in enumerate(self.graph.axes):
             if number in repeats:
-                found[number] = setting(repeats[number], "groups") * max(axis.samples, 1)
+                rows_of[number] = setting(repeats[number], "groups") * max(axis.samples, 1)
             elif axis.parent is None:
-                found[number] = self.assumed.prompts * (2 if axis.grouped else 1)  # data of pairs: two rows a record
+                rows_of[number] = self.assumed.prompts * (2 if axis.grouped else 1)  # data of pairs: two rows a record
             else:
-                found[number] = found[axis.parent] * max(axis.samples, 1)
-        return found
+                rows_of[number] = rows_of[axis.parent] * max(axis.samples, 1)
+        return rows_of
 
     @cached_property
     def groups(self) -> dict[int, int]:
@@ -59,12 +60,12 @@ class Sizes:
     @cached_property
     def tokens(self) -> dict[int, int]:
         """Tokens of a response of each axis."""
-        found = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
+        tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
         for node in self.graph.nodes:
             if node.makes is not None:
                 body = self.bodies.get(node.id)
-                found[node.makes] = body.tokens[body.graph.rows] if body else setting(node, "max_tokens")
-        return found
+                tokens_of[node.makes] = body.tokens[body.graph.rows] if body else setting(node, "max_tokens")
+        return tokens_of
 
     @property
     def longest(self) -> int:

@@ -141,7 +141,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.failed[name] = str(problem)
 
     def _parameter(self, into: Tensor) -> str | None:
-        """Which parameter has this memory."""
+        """The name of the parameter that has this memory, None where there is none."""
         for name, parameter in self.parameters.get(into.untyped_storage().data_ptr(), ()):
             end = parameter.storage_offset() + sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True))
             if parameter.numel() and parameter.storage_offset() <= into.storage_offset() <= end:
@@ -150,11 +150,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _fill(traced: Traced, recorder: _Recorder, tensors: Mapping[str, Spread]) -> None:
-    found: dict[str, list[ShardView]] = {}
+    views: dict[str, list[ShardView]] = {}
     for name, piece, engine in recorder.copies.values():
-        found.setdefault(name, []).append(piece)
+        views.setdefault(name, []).append(piece)
         traced.modules.setdefault(name, set()).add(engine.rpartition(".")[0])
-    for name, pieces in found.items():
+    for name, pieces in views.items():
         dtypes = {dtype_name(piece.view) for piece in pieces}
         if len(dtypes) > 1 or _cross(pieces):
             traced.failed[name] = "its copies overlap in part, or are of several dtypes"

@@ -12,7 +12,8 @@ from rlflow.training.protocols import Mean
 
 @dataclass(frozen=True)
 class New:
-    """What the model computes for a loss: token columns [rows, T] and row columns [rows]; None what was not asked for."""
+    """The quantities that the model computes for a loss: token columns [rows, T] and row columns [rows]; None for one that was not asked
+    for."""
 
     logprobs: Tensor | None = None
     entropy: Tensor | None = None
@@ -22,14 +23,14 @@ class New:
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Of a whole minibatch, over all ranks: tokens that count and rows that have any. Every divisor comes from these two."""
+    """Counts over a whole minibatch and all ranks: tokens that count and rows that have any. Every divisor comes from these two."""
 
     tokens: int
     rows: int
 
     @staticmethod
     def of(counts: Tensor) -> MinibatchTotals:
-        """From int64 [rows], the tokens of each row that count."""
+        """The totals from ``counts``, int64 [rows]: tokens of each row that count."""
         return MinibatchTotals(int(counts.sum()), int((counts > 0).sum()))
 
 

@@ -85,7 +85,8 @@ class Trainer(Protocol):
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None:
+        """Read weights from a folder that ``save`` wrote."""
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a bit-equal continuation needs, by name: ``parameters/NAME``, optimizer state, ``steps``. Live tensors."""
@@ -128,9 +129,10 @@ class Generator(Protocol):
         """Take new weights; ``version`` is the number of updates behind them."""
 
     def sleep(self, *parts: str) -> None:
-        """As a trainer's: of weights and cache."""
+        """Take parts out of memory, as a trainer's ``sleep`` does: weights and cache."""
 
-    def wake(self, *parts: str) -> None: ...
+    def wake(self, *parts: str) -> None:
+        """Bring parts back into memory."""
 
     # A generator may also have ``destinations(tensors)``: where in its memory each of these tensors belongs
     # (``rlflow.reshard.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written and nothing is
