@@ -13,13 +13,13 @@ from rlflow.watchdog import kin
 
 @dataclass(frozen=True)
 class Process:
-    """started: clock ticks since boot. boot: of the kernel. space: the pid namespace; one pid means another process in each."""
+    """A process in terms that no later process shares."""
 
-    pid: int
-    started: str
-    boot: str
-    space: str
-    host: str
+    pid: int  # its number, which another process gets later
+    started: str  # clock ticks since boot
+    boot: str  # id of the kernel's start
+    space: str  # the pid namespace, since one pid means another process in each
+    host: str  # name of the machine
 
     @classmethod
     def this(cls) -> Process:

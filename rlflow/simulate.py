@@ -33,13 +33,12 @@ class CriticalNode:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One iteration in virtual time. ``spans`` in the order in which nodes ended; ``longest`` is the seconds of the longest path,
-    ``room`` how many nodes each lane runs at once; ``started`` are nodes and pieces in the order in which they started."""
+    """One iteration in virtual time."""
 
-    spans: tuple[Span, ...]
-    longest: float
-    room: Mapping[str, int]
-    started: tuple[int, ...] = ()
+    spans: tuple[Span, ...]  # in the order in which nodes ended
+    longest: float  # seconds of the longest path
+    room: Mapping[str, int]  # lane → nodes that it runs at once
+    started: tuple[int, ...] = ()  # nodes and pieces in the order in which they started
 
     @property
     def makespan(self) -> float:
@@ -118,14 +117,14 @@ def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
 class _Clock:
     """Nodes that run, by when they end; those that end at once do so in program order."""
 
-    plan: Plan
-    seconds: Mapping[int, float]
-    ended: Callable[[float], float] = evenly
-    now: float = 0.0
+    plan: Plan  # what runs
+    seconds: Mapping[int, float]  # node or piece → how long it takes
+    ended: Callable[[float], float] = evenly  # seconds of a chunk's share of its node
+    now: float = 0.0  # virtual time
     spans: list[Span] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
-    _ends: list[tuple[float, bool, int]] = field(default_factory=list)
-    _since: dict[int, float] = field(default_factory=dict)
+    _ends: list[tuple[float, bool, int]] = field(default_factory=list)  # (end, is a piece, unit) of what runs, a heap
+    _since: dict[int, float] = field(default_factory=dict)  # unit → when it started
 
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
         """Whether the iteration is over."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Span:
-    """When a node ran, in seconds of a monotonic clock, and in which lane."""
+    """When a node ran, in seconds of a monotonic clock."""
 
-    node: str
-    lane: str
+    node: str  # its name
+    lane: str  # the threads in which it ran
     start: float
     end: float
-    waits_for: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()  # names of the nodes whose results it read
 
     @property
     def seconds(self) -> float:
@@ -25,15 +25,15 @@ class Span:
 
 @dataclass(frozen=True)
 class RankSpan:
-    """When a rank of a pool carried out an operation for a node of an iteration, by the same clock."""
+    """When a rank of a pool carried out an operation for a node, by the same clock as ``Span``."""
 
-    node: str
+    node: str  # its name
     pool: str
-    rank: int
+    rank: int  # of the pool
     start: float
     end: float
-    iteration: int = 0
-    op: str = ""
+    iteration: int = 0  # of the run
+    op: str = ""  # name of the operation
 
 
 TICK = 1e-9  # what clocks and sums of seconds may differ by

@@ -29,15 +29,14 @@ Stops = Callable[[list[int]], bool]  # whether a row's newest token ends it
 
 @dataclass
 class Row:
-    """One response as it grows. versions: how many updates were behind the weights that each token was sampled with. scored: log-probs of
-    the prompt's tokens but the first, where they were asked for. ended: whether it is whole; stopped: whether it ended by itself."""
+    """One response as it grows."""
 
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    ended: bool = False
-    stopped: bool = False
-    scored: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # ids sampled so far
+    logprobs: list[float] = field(default_factory=list)  # of each token
+    versions: list[int] = field(default_factory=list)  # updates behind the weights with which each token was sampled
+    ended: bool = False  # whether the response is whole
+    stopped: bool = False  # whether it ended by itself, and not by its length
+    scored: list[float] = field(default_factory=list)  # log-probs of the prompt's tokens but the first, where they were asked for
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
         """Add what a step gave, up to the token that ``stops``, if any does."""

@@ -26,10 +26,10 @@ class EngineRank:
     """This rank among those of the pool. Of n engines, which know nothing of each other, engine k is shared by the ranks
     [k·size, (k+1)·size), or with ``outer`` by k, k + n, k + 2n, … Their parts of the model are in this order."""
 
-    rank: int
-    ranks: int
-    size: int
-    outer: bool
+    rank: int  # of this process in its pool
+    ranks: int  # of the pool
+    size: int  # ranks that share an engine
+    outer: bool  # whether these are not adjacent
     run: str  # the same on all ranks of the pool, and of no other
 
     @staticmethod

@@ -25,12 +25,12 @@ Wanted = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Loaded:
-    """rejected: what was newer and could not be used, each with the reason. ignored: what lies in the checkpoint's folder and is no part
-    of it, such as the files that desktops leave; none of it is read."""
+    """A checkpoint that was read."""
 
-    snapshot: Snapshot
-    path: Path
-    rejected: list[tuple[Path, str]]
+    snapshot: Snapshot  # its content
+    path: Path  # its folder
+    rejected: list[tuple[Path, str]]  # newer checkpoints that could not be used, each with the reason
+    #: files in its folder that are no part of it, such as those that desktops leave; none is read
     ignored: list[str] = field(default_factory=list)
 
 

@@ -28,15 +28,15 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """groups: group → file → names of the tensors in it, in the order in which they were given."""
+    """The list of a checkpoint's files, which is written last."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-checkpoint"] = "rlflow-checkpoint"
     version: Literal[1] = 1
-    iteration: Count
-    files: dict[str, FileEntry]
-    groups: dict[str, dict[str, list[str]]]
-    state: dict[str, Any]
+    iteration: Count  # after which it was taken
+    files: dict[str, FileEntry]  # name of each file → length and digest
+    groups: dict[str, dict[str, list[str]]]  # group → file → names of the tensors in it, in the order in which they were given
+    state: dict[str, Any]  # plain JSON values
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:

@@ -18,36 +18,32 @@ from rlflow.trace.compile import all_nodes
 
 @dataclass(frozen=True)
 class Edge:
-    """Columns of one node that another reads. bytes: all of them; moved: what is expected to change ranks. why: ``pool`` where it goes
-    to another pool, ``split`` to other ranks of its own, ``stays`` otherwise."""
+    """Columns of one node that another reads."""
 
-    source: str
-    target: str
-    columns: tuple[str, ...]
-    bytes: int
-    moved: int = 0
-    from_pool: str | None = None
-    to_pool: str | None = None
-    why: str = "stays"
+    source: str  # name of the node that gives them
+    target: str  # name of the node that reads them
+    columns: tuple[str, ...]  # their names
+    bytes: int  # of all of them
+    moved: int = 0  # bytes that are expected to change ranks
+    from_pool: str | None = None  # None in one process
+    to_pool: str | None = None  # None in one process
+    why: str = "stays"  # ``pool`` where they go to another pool, ``split`` to other ranks of their own, else ``stays``
 
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: over all ranks, None
-    where the number of parameters is not known. transport: ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else
-    ``whole``. By a plan, each: the most that a rank receives, which no plan can go below; extra: the most that a transfer takes on a rank
-    beside the model; advice: what is done, or would do, to move less."""
+    """Weights of a role on their way to its generator, after the last of its updates and before it next samples."""
 
-    role: str
-    after: str
-    before: tuple[str, ...]
-    from_pool: str
-    to_pool: str
-    bytes: int | None
-    each: int | None = None
-    advice: tuple[str, ...] = ()
-    transport: str = "whole"
-    extra: int | None = None
+    role: str  # whose weights
+    after: str  # name of the update
+    before: tuple[str, ...]  # names of the calls that sample
+    from_pool: str  # of the trainer
+    to_pool: str  # of the generator
+    bytes: int | None  # over all ranks; None where the number of parameters is not known
+    each: int | None = None  # by a plan, the most bytes that a rank receives, below which no plan can go
+    advice: tuple[str, ...] = ()  # what is done, or would do, to move less
+    transport: str = "whole"  # ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``
+    extra: int | None = None  # by a plan, the most bytes that a transfer takes on a rank beside the model
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:

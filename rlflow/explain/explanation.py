@@ -33,25 +33,24 @@ class Commits:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one iteration would be. ``recorded`` are bytes of columns that the run's records read, which one rank gets; ``time`` is in
-    units of ``plan.COST``; ``commits`` says what recovery takes; ``residency`` what lies in memory when, where that has a limit."""
+    """What one iteration would be, in numbers."""
 
-    graph: Graph
-    placement: Placement | None
-    assumed: Assumed
-    rows: int
-    steps: tuple[WaveNode, ...]
-    edges: tuple[Edge, ...]
-    weights: tuple[WeightEdge, ...]
-    pairs: tuple[Pair, ...]
-    recorded: int
-    memory: tuple[MemoryItem, ...]
-    did: tuple[PassNote, ...]
-    time: Simulation
-    warnings: tuple[Problem, ...] = ()
-    response_tokens: int = 0
-    commits: Commits | None = None
-    residency: tuple[MemorySchedule, ...] = ()
+    graph: Graph  # the graph at these settings
+    placement: Placement | None  # None in one process
+    assumed: Assumed  # what nothing but a run can tell
+    rows: int  # sampled rows of an iteration
+    steps: tuple[WaveNode, ...]  # nodes in waves
+    edges: tuple[Edge, ...]  # columns from node to node
+    weights: tuple[WeightEdge, ...]  # weights from trainers to generators
+    pairs: tuple[Pair, ...]  # nodes that can run at the same time
+    recorded: int  # bytes of columns that the run's records read, which one rank gets
+    memory: tuple[MemoryItem, ...]  # what models take on each rank
+    did: tuple[PassNote, ...]  # what each pass did
+    time: Simulation  # the iteration in virtual time, in units of ``plan.COST``
+    warnings: tuple[Problem, ...] = ()  # of the check
+    response_tokens: int = 0  # tokens of all responses, at most
+    commits: Commits | None = None  # what recovery copies out of workers
+    residency: tuple[MemorySchedule, ...] = ()  # which parts of models are in memory when, where memory has a limit
 
     @property
     def moved(self) -> int:

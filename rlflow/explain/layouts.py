@@ -16,13 +16,12 @@ SPREAD = ("prompts", "rows", "groups")  # each row on one rank, tokens even
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Rows over the ranks of a pool. by: ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``; split: equal
-    where rows lie alike; of: the node for which the split was made."""
+    """Rows over the ranks of a pool."""
 
-    pool: str
-    by: str
-    split: tuple[object, ...]
-    of: str
+    pool: str  # its name
+    by: str  # ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``
+    split: tuple[object, ...]  # equal for two columns exactly where their rows lie alike
+    of: str  # the node for which the split was made
 
     def __str__(self) -> str:
         return self.by if self.by.endswith(("0", "ranks")) else f"by {self.by}"
@@ -30,13 +29,13 @@ class RowLayout:
 
 @dataclass
 class Layouts:
-    """Layouts of one plan. ``needed`` by node id; ``held`` by column; ``bodies`` those of its repeats. Scalars go along with calls."""
+    """Layouts of one plan. Scalars have none: they go along with calls."""
 
-    plan: Plan
-    sizes: Sizes
-    needed: dict[int, RowLayout] = field(default_factory=dict)
-    held: dict[Column, RowLayout] = field(default_factory=dict)
-    bodies: dict[int, Layouts] = field(default_factory=dict)
+    plan: Plan  # of which
+    sizes: Sizes  # rows and bytes of its columns
+    needed: dict[int, RowLayout] = field(default_factory=dict)  # node id → layout in which it reads its rows
+    held: dict[Column, RowLayout] = field(default_factory=dict)  # column → layout in which it lies
+    bodies: dict[int, Layouts] = field(default_factory=dict)  # repeat's node id → layouts of its body
 
     @staticmethod
     def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:

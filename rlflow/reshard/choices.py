@@ -31,14 +31,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """All choices for a model on so many ranks, of which ``size`` make up a replica of the rollout: the fewest bytes first, of equals the
-    plainer one. matched: the tensors that "matched" shards along another dimension than the first, and which (``shard_dims``)."""
+    """All choices for a model on so many ranks: the fewest bytes first, of equal ones the plainer."""
 
-    shapes: Shapes
-    ranks: int
-    size: int
-    matched: Mapping[str, int]
-    found: tuple[Choice, ...]
+    shapes: Shapes  # of the tensors
+    ranks: int  # that train and sample
+    size: int  # ranks that make up a replica of the rollout
+    matched: Mapping[str, int]  # tensor → dimension that "matched" shards instead of the first (``shard_dims``)
+    found: tuple[Choice, ...]  # by cost
 
     @staticmethod
     def of(shapes: Shapes, size: int, matched: Mapping[str, int], sources: Mapping[str, WeightLayout], targets: Mapping[str, WeightLayout],

@@ -69,14 +69,13 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """How all tensors of one shape and layout move. parts: each small enough for a bucket; needed: elements that each rank wants;
-    missing: those that it does not hold itself."""
+    """How all tensors of one shape and layout move."""
 
-    parts: tuple[Moves, ...]
-    local: Moves
-    missing: Numbers
+    parts: tuple[Moves, ...]  # each small enough for a bucket
+    local: Moves  # moves within a rank
+    missing: Numbers  # [ranks], elements that each rank needs and does not hold itself
     outbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
-    inbound: tuple[Numbers, ...] = ()
+    inbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
 
 
 @dataclass(frozen=True)
@@ -133,18 +132,17 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class TransferPlan:
-    """ranks: of trainers and generators together; names: tensor to (template, dtype on the wire); limit: bytes of a bucket, for each
-    rank and direction."""
+    """All that moves from one layout of a model to another, in buckets."""
 
-    ranks: int
-    limit: int
-    templates: tuple[Template, ...]
-    names: Mapping[str, tuple[int, str]]
-    buckets: tuple[Bucket, ...]
-    source: WeightLayout
-    target: WeightLayout
+    ranks: int  # of trainers and generators together
+    limit: int  # bytes of a bucket, for each rank and direction
+    templates: tuple[Template, ...]  # by number
+    names: Mapping[str, tuple[int, str]]  # tensor → (number of its template, dtype on the wire)
+    buckets: tuple[Bucket, ...]  # in the order in which they move
+    source: WeightLayout  # layout of the trainers
+    target: WeightLayout  # layout of the generators
     unused: tuple[str, ...] = ()  # tensors of the trainer that nobody needs
-    node_of: tuple[int, ...] = field(default=())
+    node_of: tuple[int, ...] = field(default=())  # machine of each rank
 
     def moves(self) -> Iterator[tuple[str, str, Moves]]:
         """(name, dtype on the wire, pieces) of all that is sent."""
@@ -193,15 +191,14 @@ class TransferPlan:
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """Bytes of each rank [ranks]. bound: what no plan without compression can go below, the bytes needed and not held; largest: the most
-    that a rank sends in one bucket, and the most that it receives."""
+    """Bytes of each rank, [ranks]."""
 
-    inbound: Numbers
-    outbound: Numbers
-    local: Numbers
-    bound: Numbers
-    across: int  # bytes that go from node to node
-    largest: tuple[Numbers, Numbers]
+    inbound: Numbers  # received
+    outbound: Numbers  # sent
+    local: Numbers  # copied within the rank
+    bound: Numbers  # needed and not held, below which no plan without compression can go
+    across: int  # bytes that go from machine to machine
+    largest: tuple[Numbers, Numbers]  # (most that a rank sends in one bucket, most that it receives)
 
     @staticmethod
     def of(plan: TransferPlan) -> Stats:

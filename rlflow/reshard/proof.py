@@ -24,11 +24,11 @@ Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
 
 @dataclass(frozen=True, eq=False)
 class Destinations:
-    """What a Resharder writes to. staged: whole tensors that the engine then loads itself; why: the modules that need it."""
+    """Where a Resharder writes."""
 
-    pieces: dict[str, TensorViews]
-    staged: dict[str, Tensor]
-    why: dict[str, str]
+    pieces: dict[str, TensorViews]  # tensor → views of the engine's memory
+    staged: dict[str, Tensor]  # tensor → whole tensor that the engine then loads itself
+    why: dict[str, str]  # module that has to load for itself → why
     device: torch.device = torch.device("cpu")
 
     def finish(self, reload: Reload) -> None:

@@ -26,14 +26,13 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 
 @dataclass
 class Traced:
-    """pieces: of each Hugging Face tensor that the engine copies, where; modules: which modules of the engine each goes to; failed: tensors
-    that could not be followed, and why; fallback: modules that only the engine itself can load, and why;
-    ties: tensors that go where another one goes later, which therefore have the same values in any checkpoint."""
+    """What a loader did with tensors, as seen by a recording of its copies."""
 
-    pieces: dict[str, TensorViews] = field(default_factory=dict)
-    modules: dict[str, set[str]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    fallback: dict[str, str] = field(default_factory=dict)
+    pieces: dict[str, TensorViews] = field(default_factory=dict)  # Hugging Face tensor that the engine copies → where
+    modules: dict[str, set[str]] = field(default_factory=dict)  # tensor → modules of the engine that it goes to
+    failed: dict[str, str] = field(default_factory=dict)  # tensor that could not be followed → why
+    fallback: dict[str, str] = field(default_factory=dict)  # module that only the engine itself can load → why
+    #: tensor that goes where another one goes later → that other; they have the same values in any checkpoint
     ties: dict[str, str] = field(default_factory=dict)
 
     def loaded_by_engine(self) -> set[str]:

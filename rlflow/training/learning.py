@@ -49,14 +49,13 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class Passes:
-    """How often and in what pieces rows are gone through. minibatch: rows per step (None: all); micro_tokens: padded tokens per
-    forward; seed: of the order of rows."""
+    """How often and in what pieces an update goes through its rows."""
 
-    epochs: int = 1
-    minibatch: int | None = None
-    mean: Mean = "tokens"
-    seed: int = 0
-    micro_tokens: int = 16384
+    epochs: int = 1  # passes over all rows
+    minibatch: int | None = None  # rows per optimizer step over all ranks; None: all
+    mean: Mean = "tokens"  # how a minibatch's values become one
+    seed: int = 0  # of the order of rows
+    micro_tokens: int = 16384  # padded tokens per forward
 
     def __post_init__(self) -> None:
         check_mean(self.mean)

@@ -12,13 +12,12 @@ from rlflow.training.protocols import Mean
 
 @dataclass(frozen=True)
 class New:
-    """The quantities that the model computes for a loss: token columns [rows, T] and row columns [rows]; None for one that was not asked
-    for."""
+    """The quantities that the model computes for a loss; None for one that was not asked for."""
 
-    logprobs: Tensor | None = None
-    entropy: Tensor | None = None
-    values: Tensor | None = None
-    scores: Tensor | None = None
+    logprobs: Tensor | None = None  # [rows, T]
+    entropy: Tensor | None = None  # [rows, T]
+    values: Tensor | None = None  # [rows, T]
+    scores: Tensor | None = None  # [rows]
 
 
 @dataclass(frozen=True)
