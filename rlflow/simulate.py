@@ -119,11 +119,11 @@ class _Clock:
 
     plan: Plan  # what runs
     seconds: Mapping[int, float]  # node or piece → how long it takes
-    ended: Callable[[float], float] = evenly  # seconds of a chunk's share of its node
+    ended: Callable[[float], float] = evenly  # share of a node's rows → share of its time after which they have ended
     now: float = 0.0  # virtual time
     spans: list[Span] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
-    _ends: list[tuple[float, bool, int]] = field(default_factory=list)  # (end, is a piece, unit) of what runs, a heap
+    _ends: list[tuple[float, bool, int]] = field(default_factory=list)  # (end, not a chunk, unit) of what runs, a heap
     _since: dict[int, float] = field(default_factory=dict)  # unit → when it started
 
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
