@@ -46,6 +46,9 @@ class Capabilities:
     cache_bytes: int = 0  # of a generator whose cache is as large as its settings say
     movable: tuple[str, ...] = ()  # parts that ``sleep`` frees
     passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
+    forward_ahead: bool = False  # a trainer whose next update may begin with a forward that was made before
+    pieces: bool = False  # a trainer that shows which boxes of its weights a rank holds
+    destinations: bool = False  # a generator that shows where in its memory weights belong
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
         batch_tokens=getattr(chosen, "batch_tokens", 0), longest=getattr(chosen, "max_model_len", 0),
         cache_bytes=int(kind.cache_bytes(chosen, device)) if hasattr(kind, "cache_bytes") else 0,
         movable=tuple(kind.movable(chosen, device)) if hasattr(kind, "movable") else (), passing=tuple(getattr(kind, "passing", ())),
+        forward_ahead=hasattr(kind, "forward_ahead"), pieces=hasattr(kind, "pieces"), destinations=hasattr(kind, "destinations"),
     )  # fmt: skip
 
 

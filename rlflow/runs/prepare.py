@@ -135,7 +135,7 @@ def _assemble(
     plan = make_plan(program, placed)
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
         note(str(warning))
-    inputs = judge(graph, depends_on(program, placed, config, training, held_out)) if judge else None
+    inputs = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out)) if judge else None
     files = {name: kept_files(role.folder) for name, role in roles.items() if role.use.trained}
     for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
@@ -167,11 +167,13 @@ def _evaluation(graph: Graph, placed: PlacedRoles, engine: Engine, held_out: Dat
     return evaluation(graph, placed.roles[placed.evaluated], engine, held_out, scorer, placed.options)
 
 
-def depends_on(program: Program, placed: PlacedRoles, config: RunConfig, training: Dataset, held_out: Dataset) -> Dependencies:
+def depends_on(
+    program: Program, placed: PlacedRoles, tokenizer: str | None, training: Dataset, held_out: Dataset
+) -> Dependencies:
     """Everything that the run's numbers depend on beside its settings and its graph."""
     rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
-    sources = Sources(Path(program.flow.place.path), placed.roles, rewards, training, held_out, config.tokenizer_folder)
-    return find_dependencies(sources, config.options)
+    sources = Sources(Path(program.flow.place.path), placed.roles, rewards, training, held_out, tokenizer)
+    return find_dependencies(sources, placed.options)
 
 
 def kept_files(folder: Path | None) -> dict[str, bytes]:
