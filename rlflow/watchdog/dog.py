@@ -78,8 +78,8 @@ class Dog:
         elif "folder" in message:
             self.folders.append(message["folder"])
         elif "fork" in message:
-            found = kin.stat(message["fork"])
-            self.forks += [(message["fork"], found.started)] if found else []
+            start = kin.started(message["fork"])
+            self.forks += [(message["fork"], start)] if start else []
         self.ended |= "end" in message
 
     def signalled(self, numbers: bytes) -> None:
