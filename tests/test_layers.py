@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency memory memory.sizes "
             "memory.footprint memory.inputs spans "
             "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds",
-    "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch config binding runs "
+    "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
            "memory memory.sizes watchdog",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",

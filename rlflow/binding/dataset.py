@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlflow.author.flow import Flow
@@ -24,11 +25,22 @@ def open_dataset(flow: Flow, given: RunConfig) -> Dataset:
             return made_up(flow)
         raise PlanError.of("no-data", "there are no data", found="no --data", expected="a file, a folder or a reasoning-gym task",
                            remedy="--data FILE")
+    columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
+    data = open_data(given.options.data, tokenizer=tokenizer(given), columns=columns, bad=given.options.bad_records,
+                     **data_settings(given.data, flow.data))
+    holds_responses(flow, data, given.options.data)
+    return data
+
+
+def data_settings(values: Mapping[str, Any], declared: Iterable[str]) -> dict[str, Any]:
+    """Keywords of ``open_data`` for what is given as ``--data.NAME``. declared: columns that a flow reads of the data beside the standard
+    ones. Names that are none of these are parameters of a task."""
     fields: dict[str, str | None] = {}
     options: dict[str, Any] = {}
     task: dict[str, Any] = {}
-    for name, value in given.data.items():
-        if name in FIELDS or name in flow.data:
+    columns = tuple(declared)
+    for name, value in values.items():
+        if name in FIELDS or name in columns:
             fields[name] = str(value)
         elif name in TEXT_OPTIONS:
             options[name] = str(value)
@@ -38,11 +50,7 @@ def open_dataset(flow: Flow, given: RunConfig) -> Dataset:
             options[name] = int(value)
         else:
             task[name] = number(value)
-    columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
-    data = open_data(given.options.data, tokenizer=tokenizer(given), fields=fields or None, columns=columns, task=task or None,
-                     bad=given.options.bad_records, **options)
-    holds_responses(flow, data, given.options.data)
-    return data
+    return {**options, "fields": fields or None, "task": task or None}
 
 
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
