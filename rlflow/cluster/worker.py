@@ -207,7 +207,7 @@ class Worker:
         return self._keep(call, batch)._replace(value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:
-        return batch.data["group"].value if "group" in batch else batch.axis.keys[:, 0]
+        return batch.data["group"].value if "group" in batch else batch.axis.group_numbers
 
     def update(self, call: Call, batch: Batch) -> Answer:
         """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""

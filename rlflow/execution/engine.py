@@ -15,7 +15,8 @@ from torch import Tensor
 from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution.apply import apply_stage

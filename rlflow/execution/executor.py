@@ -12,14 +12,14 @@ from typing import Any
 
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Batch, Data
+from rlflow.batch import Batch, Data, spread
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import StageError, Stopped
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
-from rlflow.execution.store import Store, spread
+from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, settled
 from rlflow.graph.model import Column, Node, Op

@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlflow.batch import Axis, Batch
+from rlflow.axis import Axis
+from rlflow.batch import Batch
 from rlflow.errors import SkipIteration
 from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.executor import Executor, Outcome, Sampled
