@@ -31,6 +31,9 @@ class Op(StrEnum):
     REWARD = "reward"
     UPDATE = "update"
     REPEAT = "repeat"
+    ASK = "ask"
+    CHOOSE = "choose"
+    CONCAT = "concat"
 
 
 @dataclass(frozen=True)

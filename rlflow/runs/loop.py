@@ -16,6 +16,7 @@ from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
 from rlflow.errors import RemoteError, SkipIteration, Stopped
 from rlflow.execution import threads
+from rlflow.execution.account import Account
 from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.execution.lookahead import Ahead
@@ -232,6 +233,7 @@ class Loop:
             outcome = self.outcome(iteration)
         except SkipIteration as skip:
             self.skipped += 1
+            self.records.account(iteration, skip.account if isinstance(skip.account, Account) else None)
             self.reporter.note(f"iteration {iteration} is skipped: {skip}")
             return
         seconds = time.monotonic() - start
@@ -242,6 +244,7 @@ class Loop:
         self.last = outcome.metrics | outcome.summary.health | canaries | speed(outcome) | outcome.state | {"seconds": seconds}
         samples = outcome.summary.rows
         self.records.metrics(iteration, self.last)
+        self.records.account(iteration, outcome.account)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         odd = strange(canaries, self.options.max_mismatch, self.options.dtype)
