@@ -13,9 +13,9 @@ from rlflow.data import gym, records
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.data.faults import Fault, Room, refused
-from rlflow.data.fields import Mapped, Record, mapped
+from rlflow.data.fields import FIELDS, Mapped, Record, mapped
 from rlflow.data.records import Raw
-from rlflow.errors import PlanError, Problem
+from rlflow.errors import PlanError, Problem, listed, nearest
 
 STEP = 1024  # records that are encoded at once
 TRIED = 1000  # records of which one must suit the settings
@@ -51,7 +51,8 @@ def open_data(
         _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")
         data = _drawn(name.removeprefix(gym.PREFIX), task or {}, columns or {}, seed)
     else:
-        _unused({"task": task}, f"{name} is a file or a folder")
+        if task:
+            raise _no_setting(next(iter(task)), name)
         data = _read(Path(name), fields or {}, columns or {}, split, bad)
     dataset = Dataset(**data, encoder=encoder, wording=wording)
     _check_wording(dataset)
@@ -71,6 +72,12 @@ def _unused(settings: Mapping[str, object], why: str) -> None:
     for name, value in settings.items():
         if value:
             raise PlanError.of("data-setting", f"'{name}' has no effect: {why}", found=f"{name} = {value}", expected=f"no '{name}'")
+
+
+def _no_setting(setting: str, name: str) -> PlanError:
+    known = [*FIELDS, "chat", "system", "template", "max_prompt", "split"]
+    return PlanError.of("data-setting", f"'{setting}' has no effect: {name} is a file or a folder", found=f"--data.{setting}",
+                        expected=f"one of {listed(known)}, or a column that the flow declares", nearest=nearest(setting, known))
 
 
 def _drawn(task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind], seed: int) -> dict[str, Any]:
