@@ -34,31 +34,32 @@ Parts = frozenset[ModelPart]
 
 
 def parts(role: str, half: str, *what: str) -> Parts:
+    """The parts of these kinds of a half: weights, gradient, optimizer or cache."""
     return frozenset(ModelPart(role, half, each) for each in what)
 
 
 def computing(role: str) -> Parts:
-    """What a forward pass of a role's trainer needs, a file of its weights too."""
+    """The parts that a forward pass of a role's trainer needs; writing a file of its weights needs the same."""
     return parts(role, "trainer", "weights")
 
 
 def copying(role: str) -> Parts:
-    """What a copy of all that training changes needs."""
+    """The parts that a copy of everything that training changes needs."""
     return parts(role, "trainer", "weights", "optimizer")
 
 
 def learning(role: str) -> Parts:
-    """What an update needs."""
+    """The parts that an update needs."""
     return parts(role, "trainer", "weights", "optimizer", "gradient")
 
 
 def sampling(role: str) -> Parts:
-    """What its generator needs to sample, or to score."""
+    """The parts that a role's generator needs to sample, or to score."""
     return parts(role, "generator", "weights", "cache")
 
 
 def syncing(role: str) -> Parts:
-    """What weights need that go from the trainer to the generator."""
+    """The parts that a transfer of weights from the trainer to the generator needs."""
     return parts(role, "trainer", "weights") | parts(role, "generator", "weights")
 
 
@@ -104,7 +105,7 @@ class MemorySchedule:
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """Of one iteration, in order: before each moment first what goes, then what comes."""
+        """The moves of one iteration, in order: before each step first what goes, then what comes."""
         return tuple(move for at in range(len(self.moments)) for move in self._moves(at))
 
     def _moves(self, at: int) -> Iterator[Move]:
@@ -119,7 +120,7 @@ class MemorySchedule:
 
     @property
     def peak_without(self) -> int:
-        """The same if nothing ever moved."""
+        """The most bytes that a rank would hold if nothing ever moved."""
         return max((self.held(moment, self.sizes) for moment in (*self.moments, *self.beside)), default=0)
 
     @property
@@ -189,8 +190,8 @@ def _search(
         on: dict[frozenset[Gap], Way] = {}
         for cost, dropped in sorted(ways.values(), key=lambda way: way[0])[:few]:
             there = [gap for gap in tight[at] if gap not in dropped]
-            for gone in _least(course, there, sum(course.sizes[gap.part] for gap in there) - room[at]):
-                way = _plus(course, cost, gone), dropped.union(gone)
+            for freed in _least(course, there, sum(course.sizes[gap.part] for gap in there) - room[at]):
+                way = _plus(course, cost, freed), dropped.union(freed)
                 key = way[1] & later
                 if way[0] <= most and (key not in on or way[0] < on[key][0]):
                     on[key] = way
@@ -208,9 +209,9 @@ def _least(course: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tu
                 yield tuple(there[i] for i in chosen)
 
 
-def _plus(course: MemorySchedule, cost: Cost, gone: tuple[Gap, ...]) -> Cost:
-    moved = [course.sizes[gap.part] for gap in gone if not gap.unused]
-    return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(gone) - len(moved)
+def _plus(course: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
+    moved = [course.sizes[gap.part] for gap in freed if not gap.unused]
+    return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(freed) - len(moved)
 
 
 # -- what does not fit, and that the rest does ---------------------------------------------------------------------------------------
@@ -230,13 +231,13 @@ def _too_large(course: MemorySchedule, moment: MemoryStep, excess: int) -> Probl
     at_once = {part: course.sizes[part] for part in moment.needs} | dict(moment.passing)
     parts = ", ".join(f"{part} {decimal(size)}" for part, size in sorted(at_once.items()))
     always = [f"always {part} {decimal(size)}" for part, size in sorted(course.fixed.items())]
-    found = ", and ".join([parts, *always] if parts else always)
-    held = at_once | dict(course.fixed)
-    largest = max(held, key=lambda part: held[part])
+    parts_text = ", and ".join([parts, *always] if parts else always)
+    sizes = at_once | dict(course.fixed)
+    largest = max(sizes, key=lambda part: sizes[part])
     less = (f"a smaller cache (--{largest.role}.batch_tokens, --{largest.role}.kv_cache_memory_bytes)" if largest.what == "cache"
             else f"more ranks with a trainer that divides what it holds (--{largest.role}.trainer fsdp)")  # fmt: skip
     return Problem("memory", f"{moment.step} does not fit into a rank's memory on {course.pool}: {decimal(excess)} too much",
-                   found=found, expected=f"at most {decimal(course.limit)} at once (--memory)",
+                   found=parts_text, expected=f"at most {decimal(course.limit)} at once (--memory)",
                    remedy=f"--memory {course.limit + excess}; or {less}, or another pool for a half")
 
 
@@ -249,10 +250,10 @@ def prove(course: MemorySchedule) -> int:
         moment = course.moments[at]
         for move in course._moves(at):
             (there.discard if move.away else there.add)(move.part)
-        held = course.held(moment, there)
-        if moment.needs - there or held > course.limit:
+        size = course.held(moment, there)
+        if moment.needs - there or size > course.limit:
             raise PlanError.of("memory-proof", f"the planned moves do not hold at {moment.step} on {course.pool}",
-                               found=f"{decimal(held)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
+                               found=f"{decimal(size)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
                                expected=f"all that it needs within {decimal(course.limit)}", remedy="leave --memory out, and report this")
-        most = max(most, held)
+        most = max(most, size)
     return most

@@ -36,6 +36,7 @@ class ModelFacts:
 
     @staticmethod
     def of(folder: Path) -> ModelFacts:
+        """Read the configuration and the headers of the safetensors in a model folder. Raises OSError and ValueError."""
         config = json.loads((folder / "config.json").read_text())
         shapes = dict(_shapes(folder))
         if config.get("tie_word_embeddings", True) and len(shapes) > 1:
@@ -49,6 +50,7 @@ class ModelFacts:
 
     @property
     def hidden(self) -> int:
+        """Width of the hidden states; 0 where the configuration does not say."""
         return int(self._number("hidden_size") or 0)
 
     @property
@@ -71,8 +73,8 @@ class ModelFacts:
         return 2 * layers * (self._number("num_key_value_heads") or heads) * (self._number("head_dim") or hidden // heads)
 
     def _number(self, name: str) -> int | None:
-        found = self.config.get(name, self.config.get(ALIASES.get(name, name)))
-        return found if isinstance(found, int) else None
+        value = self.config.get(name, self.config.get(ALIASES.get(name, name)))
+        return value if isinstance(value, int) else None
 
 
 def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -113,7 +115,8 @@ class ModelFootprint:
 
     @property
     def weight_bytes(self) -> int | None:
-        """Of the weights as a trainer holds them: in float32 where bfloat16 ones are trained, adapters beside them apart."""
+        """Bytes of the weights as a trainer holds them: in float32 where bfloat16 ones are trained; adapters beside them do not
+        count."""
         master = self.trained and not self.lora and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
@@ -133,7 +136,7 @@ class ModelFootprint:
 
     @property
     def learning_bytes(self) -> int | None:
-        """Of all that learns: as long as the gradient, and as each moment of AdamW."""
+        """Bytes of everything that learns; the gradient has as many, and so has each moment of AdamW."""
         if self.facts is None or self._weights is None:
             return None
         if self.lora:
@@ -146,7 +149,7 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """Of a copy of all that training changes: weights, what learns beside them, and AdamW's moments."""
+        """Bytes of a copy of everything that training changes: weights, what learns beside them, and AdamW's moments."""
         learning = self.learning_bytes
         if learning is None or self.weight_bytes is None:
             return None
@@ -154,27 +157,28 @@ class ModelFootprint:
         return self.weight_bytes + (learning if self.lora else head) + 2 * learning
 
     def trainer(self) -> dict[str, int | None]:
-        """What a trainer holds, by name; nothing where there is no folder."""
+        """Part of a trainer → bytes on a rank; empty where there is no folder."""
         if self.facts is None:
             return {}
-        found: dict[str, int | None] = {"weights": self.weight_bytes}
+        sizes: dict[str, int | None] = {"weights": self.weight_bytes}
         if self.trained:
             learning = self.learning_bytes
-            found |= {"adapters": learning} if self.lora else {}
-            found |= {"gradient": learning, "optimizer": None if learning is None else (2 + self.copied) * learning}
-        return {name: self._share(size) if name in self.divided else size for name, size in found.items()}
+            sizes |= {"adapters": learning} if self.lora else {}
+            sizes |= {"gradient": learning, "optimizer": None if learning is None else (2 + self.copied) * learning}
+        return {name: self._share(size) if name in self.divided else size for name, size in sizes.items()}
 
     def _share(self, size: int | None) -> int | None:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """What a generator holds: its own copy or its part of one, and at most so much cache while it samples."""
+        """Part of a generator → bytes on a rank: its copy of the weights, or its part of one, and at most so much cache while it
+        samples."""
         if self.facts is None:
             return {}
         weights = None if self._weights is None else -(-self._weights * FLOAT[self.dtype] // self.sampler_shares)
-        found: dict[str, int | None] = {"weights": weights}
+        sizes: dict[str, int | None] = {"weights": weights}
         if self.cache_bytes:
-            return found | {"cache": self.cache_bytes}
+            return sizes | {"cache": self.cache_bytes}
         numbers = self.facts.cache_numbers
         cache = int(numbers * self.batch_tokens * GROWTH) * FLOAT[self.dtype] if numbers and self.batch_tokens else None
-        return found | {"cache, at most": cache}
+        return sizes | {"cache, at most": cache}

@@ -50,18 +50,18 @@ class Bounds:
 
     @property
     def bound(self) -> float:
-        """What no schedule of these nodes can beat: the longest path, or the work of the busiest lane."""
+        """Seconds that no schedule of these nodes can beat: those of the longest path, or the work of the busiest lane."""
         return max(self.path, *self.work.values(), 0.0)
 
     @property
     def by(self) -> str:
-        """What that is."""
+        """The name of that lane, or PATH."""
         lane = max(self.work, key=lambda lane: self.work[lane], default="")
         return lane if lane and self.work[lane] > self.path else PATH
 
     @property
     def busy(self) -> dict[str, float]:
-        """Of each lane the share of its room that was taken."""
+        """Lane → share of its room that was taken."""
         return {lane: work / self.seconds if self.seconds else 0.0 for lane, work in self.work.items()}
 
 
@@ -118,6 +118,7 @@ class RunTotals:
 
     @property
     def bounds(self) -> Bounds:
+        """The means over all iterations, and the critical path that most of them had."""
         each = 1 / max(self.iterations, 1)
         most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
         critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}
@@ -127,10 +128,10 @@ class RunTotals:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values under stable keys; docs/runs.md says what each is."""
-        found = self.bounds
-        return asdict(found) | {
-            "critical": [{"node": node, "seconds": seconds} for node, seconds in found.critical.items()],
-            "bound": found.bound, "bounded_by": "path" if found.by == PATH else found.by, "busy": found.busy,
+        bounds = self.bounds
+        return asdict(bounds) | {
+            "critical": [{"node": node, "seconds": seconds} for node, seconds in bounds.critical.items()],
+            "bound": bounds.bound, "bounded_by": "path" if bounds.by == PATH else bounds.by, "busy": bounds.busy,
             "nodes": {share.node: {"calls": share.calls, "seconds": share.seconds, "part": share.part, "critical": share.critical}
                       for share in self},
         }

@@ -39,6 +39,7 @@ class WeightFile(BaseModel):
         return (self.bytes, self.modified, self.changed, self.inode) == (other.bytes, other.modified, other.changed, other.inode)
 
     def with_digest(self, digits: str | None) -> WeightFile:
+        """The file with the digest of its bytes."""
         return self.model_copy(update={"sha256": digits})
 
 
@@ -54,6 +55,7 @@ class Identity(BaseModel):
     weights: dict[str, WeightFile] = Field(default_factory=dict)
 
     def encode(self) -> bytes:
+        """The content of identity.json."""
         return f"{json.dumps(self.model_dump(), indent=1)}\n".encode()
 
 
