@@ -1,8 +1,9 @@
-"""Residency: which parts of models lie in a rank's memory at which moment. The fewest moves that fit; nothing is moved here.
+"""Memory schedules: which parts of models are in a rank's memory during which step of an iteration, with the fewest moves that fit. Nothing
+is moved here.
 
-An iteration is a course of moments that comes round again and again. Between two moments that need it, a part either stays where it is
-and takes its bytes, or is put away after the first and brought back before the second, which is a move each. To keep it for a while and
-then put it away saves nothing, so that a course is decided by which of these gaps are kept. The search for them is exact.
+An iteration is a row of steps that is repeated. Between two steps that need it, a part either stays in memory and takes its bytes, or is
+moved out after the first and back before the second. To keep it for a while and then move it out saves nothing, so that a schedule is
+decided by which of these gaps are kept. The search for them is exact.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from rlflow.errors import PlanError, Problem
 
 @dataclass(frozen=True, order=True)
 class ModelPart:
-    """A part of what a half of a role holds on a rank. what: weights, gradient, optimizer or cache."""
+    """A part of what a half of a role holds in the memory of a rank."""
 
     role: str
-    half: str
-    what: str
+    half: str  # trainer or generator; reward for a reward model of its own folder
+    what: str  # weights, gradient, optimizer or cache
 
     def __str__(self) -> str:
         return f"{self.role}.{self.half} {self.what}"
@@ -65,42 +66,37 @@ def syncing(role: str) -> Parts:
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """What computes with parts: a node, or a part of one. needs: parts that have to be there and could be elsewhere. passing: parts that
-    are there just as long, by their bytes."""
+    """A step of an iteration that computes with parts of models: a node, or a part of one."""
 
-    step: str
-    needs: Parts
-    passing: Mapping[ModelPart, int] = field(default_factory=dict)
+    step: str  # its name
+    needs: Parts  # that must be in memory during the step, and could be elsewhere at other times
+    passing: Mapping[ModelPart, int] = field(default_factory=dict)  # part → bytes that are in memory during the step alone
 
 
 @dataclass(frozen=True)
 class Move:
-    """Before a moment. ``away`` frees bytes of each rank; else they are taken again."""
+    """A part of a model that is moved out of memory, or back, before a step."""
 
-    before: str
+    before: str  # name of the step
     part: ModelPart
-    bytes: int
-    away: bool
+    bytes: int  # of each rank
+    away: bool  # whether they are freed; else they are taken again
 
 
 @dataclass(frozen=True)
 class MemorySchedule:
-    """What happens on each rank of a pool in an iteration, and what is there meanwhile.
-
-    sizes: bytes of the parts that can be elsewhere; fixed: of those that cannot. limit: bytes that a rank may hold. awake: for each moment
-    the parts of ``sizes`` that are there. beside: moments that come now and then, between two iterations.
-    """
+    """The steps of an iteration on each rank of a pool, and which parts of models are in memory during each."""
 
     pool: str
-    moments: tuple[MemoryStep, ...]
-    sizes: Mapping[ModelPart, int]
-    fixed: Mapping[ModelPart, int]
-    limit: int
-    awake: tuple[Parts, ...] = ()
-    beside: tuple[MemoryStep, ...] = ()
+    moments: tuple[MemoryStep, ...]  # in their order; after the last one the first comes again
+    sizes: Mapping[ModelPart, int]  # bytes on a rank of the parts that can be elsewhere
+    fixed: Mapping[ModelPart, int]  # bytes on a rank of the parts that cannot
+    limit: int  # bytes that a rank may hold
+    awake: tuple[Parts, ...] = ()  # for each step the parts of ``sizes`` that are in memory
+    beside: tuple[MemoryStep, ...] = ()  # steps that come now and then, between two iterations
 
     def held(self, moment: MemoryStep, awake: Iterable[ModelPart]) -> int:
-        """Bytes on a rank at a moment with these parts there."""
+        """Bytes on a rank during a step, with these parts of ``sizes`` in memory."""
         return sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
 
     @cached_property
@@ -134,11 +130,11 @@ class MemorySchedule:
 
 @dataclass(frozen=True)
 class Gap:
-    """Moments, by number, through which a part is not needed. unused: no moment needs it, so that it may stay away for free."""
+    """Steps in a row during which a part is not needed."""
 
     part: ModelPart
-    over: frozenset[int]
-    unused: bool = False
+    over: frozenset[int]  # the steps, by number
+    unused: bool = False  # whether no step needs the part at all, so that it may stay away for free
 
 
 def gaps(course: MemorySchedule) -> Iterator[Gap]:

@@ -18,21 +18,21 @@ ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hid
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """Something in the memory of each rank of a pool. bytes: None where they cannot be told from the folder."""
+    """Something in the memory of each rank of a pool."""
 
     pool: str
     role: str
-    half: str
-    what: str
-    bytes: int | None
+    half: str  # trainer, generator, or reward
+    what: str  # such as weights, or optimizer
+    bytes: int | None  # None where they cannot be told from the model's folder
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model folder: its config (of the text model, where it has several) and the shape of each weight by name, tied ones once."""
+    """The configuration of a model folder, and the shapes of its weights."""
 
-    config: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
+    config: Mapping[str, Any]  # of the text model, where the folder has several
+    shapes: Mapping[str, tuple[int, ...]]  # weight → shape; of tied weights one
 
     @staticmethod
     def of(folder: Path) -> ModelFacts:
@@ -88,30 +88,24 @@ def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class ModelFootprint:
-    """How a role's halves keep a model: its folder's facts (None: no folder), the head, whether it is trained, the arithmetic's dtype,
-    the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known).
+    """The memory that the halves of a role take for a model, on each of their ranks."""
 
-    shares, divided: over how many ranks the trainer divides what. flat: as parts of flattened tensors; tensor: after as many ranks have cut
-    them for tensor parallelism; dims: those that it cuts along another dimension than the first. copied: whether its optimizer has a
-    float32 copy of its own of what learns. sampler_shares: over how many the generator divides its weights, and outer whether these
-    are not adjacent ranks; cache_bytes: of its cache, where that is set in bytes (0: it is not)."""
-
-    facts: ModelFacts | None
+    facts: ModelFacts | None  # None: no folder, nothing is known
     head: str = "logprobs"
     trained: bool = False
-    dtype: str = "float32"
-    lora: int = 0
-    attention: bool = False
-    batch_tokens: int = 0
-    shares: int = 1
+    dtype: str = "float32"  # of the arithmetic
+    lora: int = 0  # rank of adapters; 0: none
+    attention: bool = False  # whether adapters are beside attention alone
+    batch_tokens: int = 0  # tokens of the generator's cache; 0: not known
+    shares: int = 1  # ranks over which the trainer divides the parts in ``divided``
     divided: tuple[str, ...] = ()
-    sampler_shares: int = 1
-    cache_bytes: int = 0
-    copied: bool = False
-    flat: bool = False
-    tensor: int = 1
-    dims: tuple[tuple[str, int], ...] = ()
-    outer: bool = False
+    sampler_shares: int = 1  # ranks over which the generator divides its weights
+    cache_bytes: int = 0  # of the generator's cache, where a setting says so; 0: none does
+    copied: bool = False  # whether the optimizer has a float32 copy of its own of what learns
+    flat: bool = False  # whether the trainer divides flattened tensors
+    tensor: int = 1  # ranks that cut the trainer's tensors for tensor parallelism, before they are divided
+    dims: tuple[tuple[str, int], ...] = ()  # (tensor, dimension) of tensors that are cut along another dimension than the first
+    outer: bool = False  # whether the ranks that share a generator are not adjacent
 
     @property
     def weight_bytes(self) -> int | None:

@@ -23,12 +23,12 @@ ROUNDING = {"bfloat16": 3.0}  # times by which the mean factor may be further fr
 
 @dataclass(frozen=True)
 class Canary:
-    """``roles`` are scored on ``rows`` every ``every`` iterations."""
+    """Scores fixed tokens with the trainer and the generator of roles."""
 
     engine: Engine
     roles: tuple[str, ...]
-    rows: Batch
-    every: int
+    rows: Batch  # the tokens that are scored, and prompts before them
+    every: int  # iterations from one time to the next
 
     def __call__(self, iteration: int) -> dict[str, float]:
         """Metrics of each role: the largest and the mean difference of a token's log-prob, and the mean factor between its

@@ -16,10 +16,10 @@ from pathlib import Path
 
 @dataclass
 class Imports:
-    """files: of the folder, by their paths. outside: top-level modules that lie elsewhere and are not Python's own."""
+    """The files and modules that a file imports."""
 
-    files: set[Path] = field(default_factory=set)
-    outside: set[str] = field(default_factory=set)
+    files: set[Path] = field(default_factory=set)  # in its own folder
+    outside: set[str] = field(default_factory=set)  # top-level modules that lie elsewhere and are not Python's own
 
 
 def imports(file: Path, module: str = "") -> Imports:

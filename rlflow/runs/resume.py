@@ -152,7 +152,9 @@ def _of_pools(flag: str) -> bool:
     return flag in ("pools", "ray_address", "interface") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
 
 
-def same_run(folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, dependencies: Dependencies) -> Dependencies:
+def same_run(
+    folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, dependencies: Dependencies
+) -> Dependencies:
     """Compare a run with what it was started with; its dependencies with the digests that are known of them. Raises PlanError where
     the algorithm or any dependency has changed."""
     same_algorithm(folder, name, saved, graph, reporter)
