@@ -63,6 +63,7 @@ def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
 
 
 def true_or_false(value: Any) -> bool:
+    """The value of ``--data.chat`` as a bool. Raises PlanError for anything but true and false."""
     if str(value).lower() not in ("true", "false"):
         raise PlanError.of("flag", "--data.chat is true or false", found=str(value), expected="true or false", remedy="--data.chat true")
     return str(value).lower() == "true"

@@ -178,4 +178,5 @@ class Rewards:
         self._pool.hear = hear
 
     def close(self) -> None:
+        """End the processes of reward functions."""
         self._pool.close()

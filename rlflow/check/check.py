@@ -16,17 +16,19 @@ from rlflow.trace.compile import Program, TraceOptions, trace
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found. ``program`` is None where the flow could not be traced to its end."""
+    """The findings of `check`. ``program`` is None where the flow could not be traced to its end."""
 
     program: Program | None
     problems: tuple[Problem, ...]
 
     @cached_property
     def errors(self) -> tuple[Problem, ...]:
+        """The problems for which a run would be refused."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
     def ok(self) -> bool:
+        """Whether there are no errors; warnings and notes may be there."""
         return not self.errors
 
 
@@ -55,7 +57,7 @@ def variant_problems(flow: Flow, hp: Any, options: TraceOptions | None, known: l
     not meant."""
     seen = {(problem.code, problem.message) for problem in known}
     for change, changed in variants(hp):
-        found = [p for p in trace(flow, changed, options).problems if p.severity == "error" and (p.code, p.message) not in seen]
-        if all(problem.code == "missing-column" for problem in found):
-            seen |= {(problem.code, problem.message) for problem in found}
-            yield from (replace(problem, variant=change) for problem in found)
+        missing = [p for p in trace(flow, changed, options).problems if p.severity == "error" and (p.code, p.message) not in seen]
+        if all(problem.code == "missing-column" for problem in missing):
+            seen |= {(problem.code, problem.message) for problem in missing}
+            yield from (replace(problem, variant=change) for problem in missing)

@@ -68,6 +68,7 @@ def named_reward(reward: Any) -> Any:
 
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:
+    """Whether a run takes the packaged task: where neither a model nor data are named."""
     return values.get("model") is None and values.get("data") is None and values.get("backend") != "null"
 
 
@@ -92,9 +93,11 @@ class Roles(dict[str, Any]):
 
     @property
     def state(self) -> dict[str, float]:
+        """The scalars that live across iterations, by name."""
         return self.prepared.engine.state
 
     def close(self) -> None:
+        """End everything that was started for the roles."""
         self.prepared.close()
 
 

@@ -42,6 +42,7 @@ class Home:
             return None
 
     def close(self) -> None:
+        """Let go of the folder."""
         os.close(self._handle)
 
 

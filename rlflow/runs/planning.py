@@ -111,8 +111,8 @@ def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | No
 
 
 def place_across_machines(placed: PlacedRoles, program: Program, spread: Collection[str]) -> PlacedRoles:
-    """The same pools with other layouts, where some of them are on several machines. ``spread``: their names. Raises PlanError where the
-    backends cannot do it."""
+    """Choose layouts for pools of which some are on several machines. ``spread``: their names. Raises PlanError where the backends
+    cannot do it."""
     if not spread:
         return placed
     return replace(placed, placement=with_parallelism(placed.placement, program.graph, placed.roles, placed.options, spread))
@@ -122,17 +122,17 @@ def make_plan(program: Program, placed: PlacedRoles) -> Plan:
     """Run all passes over the program, once for a run. Raises PlanError for chunks that nothing waits for, and for memory that does not
     suffice."""
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
-    made = plan(program, placed.placement, chunks)
-    if problems := list(stream_problems(made, options.staleness)):
+    passed = plan(program, placed.placement, chunks)
+    if problems := list(stream_problems(passed, options.staleness)):
         raise PlanError(*problems)
-    return within_memory(made, placed.roles, placed.rewards, placed.where, options, placed.evaluated)
+    return within_memory(passed, placed.roles, placed.rewards, placed.where, options, placed.evaluated)
 
 
-def pool_warnings(made: Plan, sizes: Sizes) -> Iterator[Problem]:
+def pool_warnings(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
     """Pools and ranks that a plan leaves idle."""
-    if made.placement is not None:
-        yield from unused_pools(made.placement)
-        yield from idle_ranks(made, sizes)
+    if plan.placement is not None:
+        yield from unused_pools(plan.placement)
+        yield from idle_ranks(plan, sizes)
 
 
 def crowd_warnings(placed: PlacedRoles) -> Iterator[Problem]:

@@ -72,7 +72,7 @@ class WorkerSetups:
 
 
 def worker_setups(program: Program, config: RunConfig, data: Judged, options: TraceOptions, updates: Mapping[str, int]) -> WorkerSetups:
-    """What workers are told of a run, with the device that ``auto`` is here: workers may see other ones."""
+    """Gather what workers need to know of a run, with the device that ``auto`` is here: workers may see other ones."""
     device: Any = device_in(config.options.device)
     return WorkerSetups(program, replace(config, options=replace(config.options, device=device)), data, options, updates)
 
@@ -175,7 +175,7 @@ def engine_of(plan: Plan, options: Options, prompts: Prompts, pools: Mapping[str
 
 
 def carrier(role: str, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> Carrier | None:
-    """What brings the weights of a role to another pool by a plan; None where they go otherwise, or nowhere."""
+    """The transfer that brings the weights of a role to another pool by a plan; None where they go otherwise, or nowhere."""
     source, target = placement.trainers.get(role), placement.generators.get(role)
     if source is None or target is None or source == target or options.weights == "gather":
         return None

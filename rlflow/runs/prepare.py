@@ -122,7 +122,7 @@ def compile_with_data(
 
 
 def trace_options(options: Options, data: Judged, rewards: bound.Rewards) -> TraceOptions:
-    """What shapes the graph of a run whose data are open."""
+    """The part of a run whose data are open that shapes its graph."""
     return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named))
 
 

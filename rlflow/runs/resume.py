@@ -84,22 +84,22 @@ WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}  # what settings.j
 def read_settings(folder: Path) -> dict[str, Any]:
     """settings.json of a run. Raises PlanError where there is none, or not all of it."""
     try:
-        found = json.loads(durable.read(folder / directory.SETTINGS))
+        settings = json.loads(durable.read(folder / directory.SETTINGS))
     except (OSError, ValueError, RecursionError) as error:
         runs = [str(path.parent) for path in folder.parent.glob("*/settings.json")] if folder.parent.is_dir() else []
         raise PlanError.of("no-run", f"'{folder}' is no run directory", found=f"settings.json: {error}",
                            expected="a folder that `rlflow run` made", nearest=nearest(str(folder), runs),
                            remedy="`rlflow runs` lists them") from error
-    lacking = [name for name, kind in WHAT.items() if not isinstance(found, dict) or not isinstance(found.get(name), kind)]
+    lacking = [name for name, kind in WHAT.items() if not isinstance(settings, dict) or not isinstance(settings.get(name), kind)]
     if lacking:
         raise PlanError.of("run-settings", f"settings.json of '{folder}' is not what a run wrote", found=f"no {listed(lacking)}",
                            expected=f"a JSON object with {listed(WHAT)}",
                            remedy=f"put a copy of it back; the model alone can be had: rlflow export {folder} FOLDER")
-    return dict(found)
+    return dict(settings)
 
 
 def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was given, by flag: its settings among it."""
+    """The values that a run was configured with, by flag, with the settings of its flow."""
     return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
 
 
@@ -152,10 +152,13 @@ def _of_pools(flag: str) -> bool:
     return flag in ("pools", "ray_address", "interface") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
 
 
-def same_run(folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, found: Dependencies) -> Dependencies:
-    """What the run depends on, with the digests that are known of it. Raises PlanError where the algorithm or any of it is another."""
+def same_run(
+    folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, dependencies: Dependencies
+) -> Dependencies:
+    """Compare a run with what it was started with; its dependencies with the digests that are known of them. Raises PlanError where
+    the algorithm or any dependency has changed."""
     same_algorithm(folder, name, saved, graph, reporter)
-    return same_inputs(folder, name, reporter, found)
+    return same_inputs(folder, name, reporter, dependencies)
 
 
 def same_algorithm(folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter) -> None:
@@ -178,13 +181,14 @@ def _same_identity(name: str, before: object, now: str) -> None:
         raise _changed(name, f"the graph {now}, and not {before}; what differs cannot be told without {directory.GRAPH}")
 
 
-def _changed(name: str, found: str) -> PlanError:
-    return PlanError.of("resume-changed", "the algorithm is not the one that this run was started with", found=found,
+def _changed(name: str, differences: str) -> PlanError:
+    return PlanError.of("resume-changed", "the algorithm is not the one that this run was started with", found=differences,
                         expected="the same graph and the same function bodies",
                         remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {name} --fork")
 
 
 def timeless(graph: Graph) -> Graph:
+    """The graph without deadlines, which may change."""
     return dataclasses.replace(graph, nodes=tuple(_timeless(node) for node in graph.nodes))
 
 

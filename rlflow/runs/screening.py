@@ -28,12 +28,12 @@ def screened(
     prompts, began = training.prompts(options.seed), time.monotonic()
     asides = held_out.faulty(range(len(held_out)))
     judged = prompts.check(SECONDS)
-    found = [*data.faults, *asides.values(), *prompts.faults.values()]
+    faults = [*data.faults, *asides.values(), *prompts.faults.values()]
     total = judged + len(held_out) + len(data.faults)
-    if found and (len(found) == total or not begun and options.bad_records == "stop"):
-        raise refused(data.name, in_order(found), total, limited.room)
-    if found:
-        note(f"{len(found)} of {total} records of {data.name} are left out: {spoken(in_order(found))}")
+    if faults and (len(faults) == total or not begun and options.bad_records == "stop"):
+        raise refused(data.name, in_order(faults), total, limited.room)
+    if faults:
+        note(f"{len(faults)} of {total} records of {data.name} are left out: {spoken(in_order(faults))}")
     if judged < len(training):
         note(f"{judged} of {len(training)} records to train on were checked in {time.monotonic() - began:.0f} s; the others are checked "
              "when they are drawn, and left out where they cannot be used")
@@ -41,6 +41,6 @@ def screened(
     return prompts, replace(held_out, records=kept)
 
 
-def in_order(found: Sequence[Fault]) -> list[Fault]:
+def in_order(faults: Sequence[Fault]) -> list[Fault]:
     """Faults as their records stand in the data."""
-    return sorted(found, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))
+    return sorted(faults, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))

@@ -130,7 +130,7 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
 
 
 def _failure(raised: Exception, iteration: int, then: str) -> Exception:
-    """What a run says that ends so; what comes from workers between stages, of an evaluation or a save, as the run's own."""
+    """The error that a run ends with. An error of workers between stages, as in an evaluation or a save, is one of the run itself."""
     failure = StageError("", iteration, 0, str(raised)) if isinstance(raised, RemoteError) else raised
     if isinstance(failure, StageError):
         failure.then = then

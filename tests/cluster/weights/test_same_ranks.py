@@ -75,13 +75,18 @@ class Shown:
         return None
 
 
+def model(trainer, generator):
+    """As the loader makes it, which has asked both what they show."""
+    return Model(trainer, generator, has_pieces=isinstance(trainer, Shown), has_destinations=isinstance(generator, Shown))
+
+
 def test_without_other_ranks_no_plan_moves_anything():
-    assert not movable(Model(Shown(), Shown()), "auto")
+    assert not movable(model(Shown(), Shown()), "auto")
 
 
 def test_a_plan_moves_weights_of_halves_that_show_them(on_ranks):
     def asked(rank):
-        pairs = [Model(Shown(), Shown()), Model(Shown(None), Shown()), Model(SimpleNamespace(), Shown()), Model(Shown(), SimpleNamespace())]
+        pairs = [model(Shown(), Shown()), model(Shown(None), Shown()), model(SimpleNamespace(), Shown()), model(Shown(), SimpleNamespace())]
         return [movable(pair, "auto") for pair in pairs] + [movable(pairs[0], "gather")]
 
     assert on_ranks(2, asked) == [[True, False, False, False, False]] * 2
