@@ -109,6 +109,8 @@ class StageError(Exception):
 class SkipIteration(Exception):
     """An iteration has no row to train on; the run goes on with the next one."""
 
+    account: object = None  # what became of the rows that were sampled for it
+
 
 class Stopped(Exception):
     """An iteration was stopped on request before any weights changed, so that it can be run again from its beginning."""

@@ -54,16 +54,16 @@ class Segment:
         self._slots = slots
         sweep(self.run, self.root)
         room = -(-send // HEAD) * HEAD
-        mine = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{Process.this().tag()}"
+        file = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{Process.this().tag()}"
         try:
-            problem = create(mine, HEAD + slots * room)
-            told = exchange((str(mine), HEAD + slots * room, machine(), problem), FILE, self.group)
-            check_machines(where for _, _, where, _ in told)
-            check_room({f"rank {rank}": what for rank, (_, _, _, what) in enumerate(told)})
-            self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in told]
+            problem = create(file, HEAD + slots * room)
+            offers = exchange((str(file), HEAD + slots * room, machine(), problem), FILE, self.group)
+            check_machines(where for _, _, where, _ in offers)
+            check_room({f"rank {rank}": what for rank, (_, _, _, what) in enumerate(offers)})
+            self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in offers]
             dist.barrier(self.group)
         finally:
-            mine.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
     def _slot(self, rank: int, slot: int) -> Tensor:
         memory = self._memory[rank]
@@ -126,26 +126,27 @@ def create(path: Path, size: int) -> str:
 
 
 def machine() -> str:
-    """The same for processes that can share memory, and for no others."""
+    """A text that is equal for two processes exactly where they can share memory."""
     return f"{socket.gethostname()} {boot()}"
 
 
 def check_machines(machines: Iterable[str]) -> None:
     """Raises PlanError for ranks on several."""
-    found = set(machines)
-    if len(found) > 1:
+    distinct = set(machines)
+    if len(distinct) > 1:
         raise PlanError.of(
-            "reshard-machines", "shared memory reaches no other machine", found=f"ranks on {sorted({name.split()[0] for name in found})}",
+            "reshard-machines", "shared memory reaches no other machine",
+            found=f"ranks on {sorted({name.split()[0] for name in distinct})}",
             expected="all ranks on one machine", remedy="--weights auto, or alltoall",
         )  # fmt: skip
 
 
 def check_room(problems: Mapping[str, str]) -> None:
-    """Of each rank what is wrong, if anything is. Raises PlanError."""
-    told = [f"{who}: {problem}" for who, problem in problems.items() if problem]
-    if told:
+    """Raise PlanError where there is no room for shared memory. problems: process → message, empty where nothing is wrong."""
+    lines = [f"{who}: {problem}" for who, problem in problems.items() if problem]
+    if lines:
         raise PlanError.of(
-            "reshard-memory", "shared memory is too small for a bucket", found="; ".join(told),
+            "reshard-memory", "shared memory is too small for a bucket", found="; ".join(lines),
             expected="room for two buckets of each rank", remedy="make /dev/shm larger (docker run --shm-size), or buckets smaller",
         )  # fmt: skip
 

@@ -22,8 +22,6 @@ from rlflow.watch.follow import follow
 from rlflow.watch.plain import Plain
 from rlflow.watch.tables import sparkline
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def called(monkeypatch, capsys, tmp_path):
@@ -199,6 +197,7 @@ print({"torch", "transformers", "wandb", "mlflow"} & set(sys.modules))
 """
 
 
+@pytest.mark.slow
 def test_doctor_says_what_is_there_and_what_listens(tmp_path):
     server = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", server, "rlflow"]
