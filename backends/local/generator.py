@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.axis import Axis
 from rlflow.backends.local.decode import Drawn, block_of, decode, sent
 from rlflow.backends.local.endings import Endings, eos_of
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
@@ -19,7 +20,7 @@ from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer, texts
-from rlflow.batch import Axis, Batch, Data, flatten
+from rlflow.batch import Batch, Data, flatten
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import PlanError
 from rlflow.reshard.layout import Spread
@@ -50,7 +51,7 @@ class Generator:
 
     @staticmethod
     def movable(settings: GeneratorSettings, device: str) -> tuple[str, ...]:
-        """What ``sleep`` can take out of a rank's memory."""
+        """The parts that ``sleep`` can take out of a rank's memory."""
         return ("weights",)
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
@@ -69,8 +70,8 @@ class Generator:
         return self._batch(axis, out, sampling)
 
     def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
-        """The same rows in ``chunks`` chunks, each as soon as its last row has ended. Rows end by length, of equals those first that
-        stopped, ties by row; after those of an earlier batch where the cache has no room for all."""
+        """The rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended. Rows end by length, of equals those
+        first that stopped, ties by row; after those of an earlier batch where the cache has no room for all."""
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
 
@@ -96,7 +97,7 @@ class Generator:
 
     def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
         columns = _columns(drawn, sampling, self.version) | self._text(drawn)
-        return Batch(axis, columns | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})
+        return Batch(axis, columns | {"group": Data(standard_kind("group"), axis.group_numbers)})
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
         """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained on."""
@@ -120,7 +121,7 @@ class Generator:
         self.version = version
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Where each of these tensors lies here: under the same name, whole."""
+        """The memory into which each of these tensors is to be written: the parameter of the same name, whole."""
         own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
         return Destinations(own, {}, {}, self.network.device)
 
@@ -183,7 +184,7 @@ def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:
 
 
 def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
-    """Those at ``done`` of the rows of a batch, where they belong."""
+    """Copy the rows ``done`` of a batch to their places among all rows."""
     there = sent(done, drawn.tokens.device)
     out.tokens[rows[done]], out.logprobs[rows[done]] = drawn.tokens[there].cpu(), drawn.logprobs[there].cpu()
     out.lengths[rows[done]], out.stopped[rows[done]] = drawn.lengths[done], drawn.stopped[done]
