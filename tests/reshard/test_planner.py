@@ -125,6 +125,14 @@ def test_what_many_could_send_is_shared_out_among_them():
     assert make_plan(source, target).stats.outbound.tolist() == [4 << 20] * 4 + [0]
 
 
+def test_the_least_loaded_is_the_one_that_sends_the_fewest_bytes_whatever_their_dtypes():
+    held = ((0, 64),)
+    shapes = {"large": "float64", **{f"small{i}": "int8" for i in range(8)}}
+    source, target = (WeightLayout(3, {name: Spread((64,), dtype, lies) for name, dtype in shapes.items()})
+                      for lies in (((held,), (held,), ()), ((), (), (held,))))  # fmt: skip
+    assert make_plan(source, target).stats.outbound.tolist() == [512, 512, 0]  # one of 8 bytes an element, eight of one
+
+
 def test_the_narrower_dtype_travels():
     assert [wire("float32", "bfloat16"), wire("bfloat16", "float32"), wire("bfloat16", "float16")] == ["bfloat16", "bfloat16", "float16"]
 
