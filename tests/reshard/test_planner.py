@@ -126,11 +126,18 @@ def test_what_many_could_send_is_shared_out_among_them():
 
 
 def test_the_least_loaded_is_the_one_that_sends_the_fewest_bytes_whatever_their_dtypes():
-    held = ((0, 64),)
-    shapes = {"large": "float64", **{f"small{i}": "int8" for i in range(8)}}
-    source, target = (WeightLayout(3, {name: Spread((64,), dtype, lies) for name, dtype in shapes.items()})
-                      for lies in (((held,), (held,), ()), ((), (), (held,))))  # fmt: skip
-    assert make_plan(source, target).stats.outbound.tolist() == [512, 512, 0]  # one of 8 bytes an element, eight of one
+    tensors = {"large": ("float64", ((0, 64),)), "middle": ("int8", ((0, 128),)), "small": ("int8", ((0, 96),))}
+    source, target = (WeightLayout(3, {name: Spread((box[0][1],), dtype, tuple((box,) if rank in ranks else () for rank in range(3)))
+                                       for name, (dtype, box) in tensors.items()}) for ranks in ((0, 1), (2,)))  # fmt: skip
+    assert make_plan(source, target).stats.outbound.tolist() == [512, 128 + 96, 0]
+
+
+def test_pieces_of_a_tensor_go_to_who_has_sent_the_fewest_bytes_of_it():
+    ends = [0, 10, 13, 16, 19]
+    source = WeightLayout(6, {"a": Spread((19,), "float64", ((((0, 19),),),) * 2 + ((),) * 4)})
+    needed = tuple((((low, high),),) for low, high in zip(ends, ends[1:], strict=False))
+    target = WeightLayout(6, {"a": Spread((19,), "float64", ((), (), *needed))})
+    assert make_plan(source, target).stats.outbound.tolist() == [80, 72, 0, 0, 0, 0]
 
 
 def test_the_narrower_dtype_travels():
