@@ -26,13 +26,13 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/reshard/mailbox", "tests/cluster/weights/test_endpoints.py", "messages between the two ends of a transfer"),
     ("rlflow/reshard/verify", "tests/reshard/test_execute.py", "digests that a transfer compares"),
     ("rlflow/rewards/alone rlflow/rewards/hints rlflow/rewards/vocabulary", "tests/rewards", "what runs beside users' code in its process"),
-    ("rlflow/runs/context rlflow/runs/depends rlflow/runs/layout_choice rlflow/runs/loop rlflow/runs/parallelism "
+    ("rlflow/runs/context rlflow/runs/depends rlflow/runs/layout_choice rlflow/runs/parallelism "
      "rlflow/runs/streaming", "tests/runs", "parts of one run, which is judged as users start it"),
     ("rlflow/trace/tracer", "tests/trace/test_compile.py", "tracing is compiling, seen from inside"),
     ("rlflow/watch/mlflow_store", "tests/watch/test_trackers.py", "runs in a process of its own"),
     ("backends/deepspeed/residency backends/deepspeed/start backends/deepspeed/trainer backends/fsdp/folder backends/fsdp/network "
-     "backends/fsdp/settings backends/fsdp/tensor_parallel backends/fsdp/trainer backends/vllm/chance backends/vllm/columns "
-     "backends/vllm/engine backends/vllm/generator backends/vllm/settings", "tests/backends/test_contract.py",
+     "backends/fsdp/settings backends/fsdp/tensor_parallel backends/fsdp/trainer backends/vllm/chance "
+     "backends/vllm/generator backends/vllm/settings", "tests/backends/test_contract.py",
      "engines: the contract of backends is their test"),
     ("backends/local/padding backends/local/sequences", "tests/backends/test_forward.py", "how rows are laid out for a pass"),
 ]

@@ -6,8 +6,8 @@
 Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean operator, a condition, a
 constant, a deleted statement, a returned None. It is applied in a copy of the tree and judged by the unmarked tests that mirror its module
 (judges.py); what these let live meets the slow tests of the files that have the module's name, or its folder's. killed, killed slow: a test
-failed that passes without it. survived: none did. timeout: the unmarked ones did not end within --seconds. A mutant that no test can kill,
-since nothing that anybody could see differs, is listed in equivalents.toml with the reason, and is not run. A mutant takes 5 to 60 s of one
+failed that passes without it. survived: none did. timeout: the unmarked ones did not end within --seconds, which is a failure too. A mutant
+that no test can kill, since nothing that anybody could see differs, is listed in equivalents.toml with the reason, and is not run. A mutant takes 5 to 60 s of one
 core, most where it survives: a count of 60 about half an hour with one job.
 """
 
@@ -94,11 +94,11 @@ def place(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Verdicts by kind, and of all; equivalents have no part in the share of killed ones."""
-    lines = [f"| kind | {' | '.join(VERDICTS)} | killed, of those run |", f"| --- |{' ---: |' * (len(VERDICTS) + 1)}"]
+    lines = [f"| kind | {' | '.join(VERDICTS)} | noticed, of those run |", f"| --- |{' ---: |' * (len(VERDICTS) + 1)}"]
     for kind in [*sorted({row["kind"] for row in rows}), "all"]:
         found = Counter(row["verdict"] for row in rows if kind in (row["kind"], "all"))
         run = sum(found.values()) - found["equivalent"]
-        share = f"{(found['killed'] + found['killed slow']) / run:.0%}" if run else "–"
+        share = f"{(run - found['survived']) / run:.0%}" if run else "–"
         lines.append(f"| {kind} | {' | '.join(str(found[verdict]) for verdict in VERDICTS)} | {share} |")
     return "\n".join(lines)
 
