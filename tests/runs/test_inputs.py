@@ -200,6 +200,16 @@ def test_a_run_whose_identity_is_not_known_goes_on_and_says_so(left, begun):
     assert identity.read(begun).weights
 
 
+def test_an_identity_that_cannot_be_read_says_why(tmp_path):
+    (tmp_path / identity.FILE).write_text('{"format": "another"}')
+    with pytest.raises(ValueError, match=f"{identity.FILE} cannot be read: Input should be 'rlflow-identity'"):
+        identity.read(tmp_path)
+    (tmp_path / identity.FILE).unlink()
+    (tmp_path / identity.FILE).mkdir()
+    with pytest.raises(ValueError, match=f"{identity.FILE} cannot be read: it is no regular file"):
+        identity.read(tmp_path)
+
+
 def test_weights_that_nobody_read_are_refused_where_their_file_is_another(place, begun):
     path, name = place / "reference/model.safetensors", "reference: model.safetensors"
     recorded(begun, weights={name: as_of_long_ago(path).model_dump()})
