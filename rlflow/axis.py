@@ -83,7 +83,7 @@ class Axis:
         before = itertools.accumulate((part.groups for part in parts), initial=0)
         number = torch.cat([part.slots + start for part, start in zip(parts, before, strict=False)])
         within = torch.cat([torch.arange(len(part)) - part.heads[part.slots] for part in parts])
-        return Axis(torch.cat([paths, torch.stack([number, within], 1)], 1), grouped=any(part.grouped for part in parts))
+        return Axis(torch.cat([paths, torch.stack([number, within], 1)], 1), grouped=all(part.grouped for part in parts))
 
     @property
     def line(self) -> Iterator[Axis]:

@@ -165,6 +165,9 @@ class Worker:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
         return self._keep(call, scores, tallies)
 
+    def encode(self, call: Call, batch: Batch) -> Answer:
+        return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
+
     def stage(self, call: Call, batch: Batch) -> Answer:
         stage = self._stage(call)
         result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
@@ -320,6 +323,7 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
+    "encode": Worker.encode,
     "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }
