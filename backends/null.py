@@ -48,6 +48,7 @@ class Trainer:
 
     @dataclass(frozen=True)
     class Settings:
+        """How long each call takes."""
         forward_seconds: Annotated[float, Ge(0)] = 0.0  # how long a forward takes
         row_seconds: Annotated[float, Ge(0)] = 0.0  # how long each of its rows takes beside that
         update_seconds: Annotated[float, Ge(0)] = 0.0  # how long an update takes
@@ -130,6 +131,7 @@ class Generator:
 
     @dataclass(frozen=True)
     class Settings:
+        """How long sampling takes, and how long responses are."""
         generate_seconds: Annotated[float, Ge(0)] = 0.0  # how long a call of generate takes
         token_seconds: Annotated[float, Ge(0)] = 0.0  # how long each token of the longest response takes beside that
         longest: Annotated[int, Ge(1)] = 4096  # tokens of the longest response, where max_tokens does not cut it
@@ -141,14 +143,14 @@ class Generator:
         self.spec, self.settings, self.version = spec, settings, 0
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
-        made = self._made(prompts, sampling)
-        _take(self.settings.generate_seconds + self.settings.token_seconds * max(_lengths(made), default=0))
-        return made
+        sampled = self._made(prompts, sampling)
+        _take(self.settings.generate_seconds + self.settings.token_seconds * max(_lengths(sampled), default=0))
+        return sampled
 
     def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
-        """The same rows, a token of each at a time: rows end by length."""
-        made = self._made(prompts, sampling)
-        lengths = _lengths(made)
+        """The rows of ``generate``, as if each got a token at a time: rows end by length."""
+        sampled = self._made(prompts, sampling)
+        lengths = _lengths(sampled)
 
         def ended() -> Iterator[Tensor]:
             _take(self.settings.generate_seconds)
@@ -157,8 +159,8 @@ class Generator:
                 _take(self.settings.token_seconds * (step - before))
                 yield torch.tensor([row for row, length in enumerate(lengths) if length == step])
 
-        for rows in chunked(ended(), len(made), chunks):
-            yield made.rows(rows)
+        for rows in chunked(ended(), len(sampled), chunks):
+            yield sampled.rows(rows)
 
     def _made(self, prompts: Batch, sampling: Sampling) -> Batch:
         rows = prompts.repeat(sampling.samples)

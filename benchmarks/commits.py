@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from overhead import prepared
 
-from rlflow.runs.loop import RunContext
+from rlflow.runs.context import RunContext
 
 BLOCK = 10
 SETTINGS = (0, 1, 10)

@@ -25,8 +25,8 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch, Data
 from rlflow.config.flags import flat
 from rlflow.execution.engine import Engine
-from rlflow.runs.api import resolved
-from rlflow.runs.loop import RunContext
+from rlflow.runs.api import resolve_config
+from rlflow.runs.context import RunContext
 from rlflow.runs.prepare import prepare
 from rlflow.runs.records import Records
 from rlflow.seeds import row_seeds
@@ -35,7 +35,7 @@ from rlflow.training.protocols import Sampling
 
 def prepared(flow: str, **keywords: Any) -> RunContext:
     loaded = load_flow(flow)
-    given, hp = resolved(loaded, None, flat(keywords))
+    given, hp = resolve_config(loaded, None, flat(keywords))
     return prepare(loaded, hp, given)
 
 

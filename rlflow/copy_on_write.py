@@ -24,6 +24,6 @@ def lent(tensor: Tensor) -> Tensor:
 
 
 def address(tensor: Tensor) -> int:
-    """Where a tensor's memory is, for reading: asking by ``data_ptr()`` would copy what is lent."""
+    """The address of a tensor's memory, for reading: ``data_ptr()`` would copy memory that is lent."""
     storage: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
     return storage + int(tensor.storage_offset()) * tensor.element_size()

@@ -53,6 +53,7 @@ def _chunks(data: memoryview) -> Iterable[memoryview]:
 
 
 def write_all(file: int, data: memoryview) -> None:
+    """Write all of ``data``. Raises OSError, with a part written, where the disk is full."""
     while data:
         data = data[os.write(file, data) :]  # a disk that fills takes a part first
 
@@ -164,15 +165,15 @@ def clear(where: Path, older: float = 0.0) -> None:
 
 
 def leftovers(where: Path) -> list[Path]:
-    """What processes that are dead left behind. Raises OSError."""
+    """Temporary files that dead processes left behind. Raises OSError."""
     own = Process.this()
-    found = []
+    paths = []
     for name in os.listdir(where) if where.is_dir() else []:
         match = _ASIDE.fullmatch(name)
         if match:
             owner = Process(int(match[1]), match[2], own.boot if match[3] == _short(own.boot) else "", own.space, own.host)
-            found += [where / name] if owner.alive() is False else []
-    return found
+            paths += [where / name] if owner.alive() is False else []
+    return paths
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def open_plain(path: Path) -> int:
 
 
 def checked(file: int, path: Path) -> int:
-    """The same descriptor where it is of a regular file; else it is closed and OSError raised."""
+    """The descriptor, where it is of a regular file; else it is closed and OSError raised."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))

@@ -25,7 +25,7 @@ class Interface(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """Those of this machine, once for each of their addresses (Linux)."""
+    """The network interfaces of this machine, once for each of their addresses (Linux)."""
     names = [name for _, name in socket.if_nameindex()]
     return [*(Interface(name, address) for name in names if (address := _ipv4(name))), *_ipv6()]
 
@@ -52,15 +52,15 @@ def chosen(wanted: str | None, head: str, insecure: bool, there: Iterable[Interf
     route to ``head``, the address of the cluster's first machine. Raises PlanError where there is none, or where its address is public and
     not ``insecure``."""
     there = interfaces() if there is None else list(there)
-    found = _by_route(head, there) if wanted is None else next((each for each in there if _is(each, wanted)), None)
-    if found is None:
+    interface = _by_route(head, there) if wanted is None else next((each for each in there if _is(each, wanted)), None)
+    if interface is None:
         names = dict.fromkeys(each.name for each in there)
         raise PlanError.of("no-interface", f"no network interface of {socket.gethostname()} is '{wanted}'" if wanted else
                            f"no network interface of {socket.gethostname()} leads to {head}",
                            found=listed(f"{each.name} {each.address}" for each in there), expected="a name, an address, or a network",
                            nearest=nearest(wanted or "", names), remedy="--interface NAME, or --interface 10.0.0.0/8")
-    refuse_public([found.address], insecure)
-    return found
+    refuse_public([interface.address], insecure)
+    return interface
 
 
 def _is(interface: Interface, wanted: str) -> bool:
@@ -95,7 +95,7 @@ def refuse_public(hosts: Iterable[str], insecure: bool) -> None:
 
 def _resolved(host: str) -> list[str]:
     try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        return [str(answer[4][0]) for answer in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
         return []
 

@@ -14,6 +14,7 @@ Keep = Callable[[bytes], bool]
 
 
 def everything(line: bytes) -> bool:
+    """A filter that takes every line."""
     return True
 
 
@@ -64,6 +65,7 @@ class Log:
             self._attempt(self._prepare)
 
     def close(self) -> None:
+        """Write what waits and close the file."""
         with self._turn:
             self._attempt(self._write)
             self._shut()

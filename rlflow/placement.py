@@ -15,34 +15,32 @@ GENERATORS, REST = "rollout", "train"  # two pools of these names need no flags
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a half of a role lies on the ranks of its pool. tensor: how many ranks compute the same rows together, as one data-parallel
-    rank: adjacent ones, or with ``outer`` of n such teams every n-th. collective: every rank takes part in every call, since each holds
-    a part of the weights. dims: tensors that a trainer shards along another dimension than the first, and which."""
+    """How a trainer or generator is distributed over the ranks of its pool."""
 
-    tensor: int = 1
-    collective: bool = False
-    dims: tuple[tuple[str, int], ...] = ()
-    outer: bool = False
+    tensor: int = 1  # ranks of a tensor-parallel group: they compute the same rows together, as one data-parallel rank
+    collective: bool = False  # every rank takes part in every call, since each holds a part of the weights
+    dims: tuple[tuple[str, int], ...] = ()  # (tensor, dimension) of tensors that a trainer shards along another dimension than the first
+    outer: bool = False  # of n tensor-parallel groups the k-th has the ranks k, k+n, k+2n, …; else its ranks are adjacent
 
     @property
     def order(self) -> str:
+        """The name of the order of ranks, as backends' ``rank_order`` has it."""
         return "outer" if self.outer else "inner"
 
     def teams(self, ranks: int) -> list[range]:
-        """The ranks of each team, of a pool of so many."""
+        """The ranks of each tensor-parallel group, of a pool of ``ranks``."""
         count = ranks // self.tensor
         return [range(k, ranks, count) if self.outer else range(k * self.tensor, (k + 1) * self.tensor) for k in range(count)]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """pools: name → ranks, in the order given. trainers and generators: role → pool, for the halves that the graph uses; a reward
-    that is no model has none and runs where its input lies. parallel: (role, half) → how it lies there, where it is not plain."""
+    """The pool of each half of each role. A reward that is no model has no pool and runs where its input lies."""
 
-    pools: Mapping[str, int]
-    trainers: Mapping[str, str] = field(default_factory=dict)
-    generators: Mapping[str, str] = field(default_factory=dict)
-    parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)
+    pools: Mapping[str, int]  # name → ranks, in the order of --pools
+    trainers: Mapping[str, str] = field(default_factory=dict)  # role → pool, for the trainers that the graph uses
+    generators: Mapping[str, str] = field(default_factory=dict)  # role → pool, for the generators that the graph uses
+    parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)  # (role, half) → its layout
 
     def pool_of(self, node: Node) -> str | None:
         """The pool whose model the node runs; None for what has none."""
@@ -51,7 +49,7 @@ class Placement:
         return (self.generators if node.op is Op.GENERATE else self.trainers).get(node.role)
 
     def lies(self, role: str, half: str) -> Parallel:
-        """How the half of a role lies on its pool."""
+        """How a half of a role is distributed over its pool."""
         return self.parallel.get((role, half), Parallel())
 
 
@@ -69,16 +67,16 @@ def parse_pools(text: str) -> dict[str, int]:
 
 
 def place(
-    graph: Graph, uses: Mapping[str, tuple[bool, bool]], pools: Mapping[str, int], given: Mapping[str, Mapping[str, object]]
+    graph: Graph, needs: Mapping[str, tuple[bool, bool]], pools: Mapping[str, int], settings: Mapping[str, Mapping[str, object]]
 ) -> Placement:
-    """Each role's halves on pools. ``uses``: role → whether it needs a trainer, and a generator. ``given``: role → its flags, of which
-    ``pool``, ``trainer.pool`` and ``generator.pool`` are read. Raises PlanError with the flags that would settle it."""
-    problems = list(_unknown(pools, given))
+    """Choose a pool for each half of each role. ``needs``: role → whether it needs a trainer, and a generator. ``settings``: role → its
+    settings, of which ``pool``, ``trainer.pool`` and ``generator.pool`` are read. Raises PlanError with the flags that would settle it."""
+    problems = list(_unknown(pools, settings))
     chosen: dict[str, dict[str, str]] = {half: {} for half in HALVES}
     undecided: list[str] = []
-    for role, needs in uses.items():
-        for half, needed in zip(HALVES, needs, strict=True):
-            pool = _chosen(role, half, pools, given.get(role, {}))
+    for role, halves in needs.items():
+        for half, needed in zip(HALVES, halves, strict=True):
+            pool = _chosen(half, pools, settings.get(role, {}))
             if needed and pool is None:
                 undecided.append(f"--{role}.{half}.pool")
             elif needed and pool is not None:
@@ -88,8 +86,8 @@ def place(
     return Placement(dict(pools), chosen["trainer"], chosen["generator"])
 
 
-def _chosen(role: str, half: str, pools: Mapping[str, int], given: Mapping[str, object]) -> str | None:
-    named = given.get(f"{half}.pool", given.get("pool"))
+def _chosen(half: str, pools: Mapping[str, int], settings: Mapping[str, object]) -> str | None:
+    named = settings.get(f"{half}.pool", settings.get("pool"))
     if named is not None:
         return str(named)
     if len(pools) == 1:
@@ -99,8 +97,8 @@ def _chosen(role: str, half: str, pools: Mapping[str, int], given: Mapping[str, 
     return None
 
 
-def _unknown(pools: Mapping[str, int], given: Mapping[str, Mapping[str, object]]) -> Iterable[Problem]:
-    for role, flags in given.items():
+def _unknown(pools: Mapping[str, int], settings: Mapping[str, Mapping[str, object]]) -> Iterable[Problem]:
+    for role, flags in settings.items():
         for name in ("pool", *(f"{half}.pool" for half in HALVES)):
             if name in flags and str(flags[name]) not in pools:
                 yield Problem("no-pool", f"--{role}.{name} names no pool", found=str(flags[name]), expected=f"one of {listed(pools)}",
@@ -121,43 +119,44 @@ SIZES = {"bool": 1, "int64": 8, "float64": 8}
 
 
 def homes(graph: Graph, placement: Placement) -> dict[int, str]:
-    """The pool of each node: of a model's node its model's; of the data's the first model that reads them; of others the one that holds
-    most of the bytes that they read, of equals the pool that was named first."""
-    found: dict[int, str] = {}
+    """The pool of each node, by id. A node of a model runs where that is; any other where most of the bytes lie that it reads, of equals
+    on the pool that was named first; one that reads nothing, as the data's, with the first model."""
+    pools: dict[int, str] = {}
     first = next((pool for node in _all(graph) if (pool := placement.pool_of(node))), next(iter(placement.pools)))
     for node in graph.nodes:
-        found[node.id] = placement.pool_of(node) or _heaviest(graph, node, found, placement) or first
-    return found
+        pools[node.id] = placement.pool_of(node) or _heaviest(graph, node, pools, placement) or first
+    return pools
 
 
-def judging(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
-    """The pools on which rows are scored by each role."""
-    found: dict[str, frozenset[str]] = {}
+def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
+    """For each reward role the pools on which it scores rows."""
+    pools: dict[str, frozenset[str]] = {}
     home = homes(graph, placement)
     for node in graph.nodes:
-        inner = judging(node.body, placement) if node.body else {}
+        inner = reward_pools(node.body, placement) if node.body else {}
         if node.op is Op.REWARD and node.role is not None:
             inner = {node.role: frozenset([home[node.id]])}
-        found |= {role: found.get(role, frozenset()) | pools for role, pools in inner.items()}
-    return found
+        pools |= {role: pools.get(role, frozenset()) | more for role, more in inner.items()}
+    return pools
 
 
 def _all(graph: Graph) -> Iterator[Node]:
-    """The nodes in program order, those of `repeat` bodies in the place of the repeat."""
+    """All nodes in program order, those of a `repeat` body in the place of the repeat."""
     for node in graph.nodes:
         yield from _all(node.body) if node.body else (node,)
 
 
-def _heaviest(graph: Graph, node: Node, found: Mapping[int, str], placement: Placement) -> str | None:
-    held = dict.fromkeys(placement.pools, 0)
+def _heaviest(graph: Graph, node: Node, home: Mapping[int, str], placement: Placement) -> str | None:
+    """The pool with the most bytes that a node reads. ``home``: the pools of earlier nodes, by id. None where it reads nothing."""
+    bytes_on = dict.fromkeys(placement.pools, 0)
     for item in node.inputs:
         kind = graph.nodes[item.column.node].output(item.column.name).kind
-        held[found[item.column.node]] += typical_bytes(kind)
-    return max(held, key=lambda pool: held[pool]) if any(held.values()) else None
+        bytes_on[home[item.column.node]] += typical_bytes(kind)
+    return max(bytes_on, key=lambda pool: bytes_on[pool]) if any(bytes_on.values()) else None
 
 
 def typical_bytes(kind: Kind | None) -> int:
-    """Bytes of a row of such a column, for responses of a thousand tokens; what is not known counts as a number per row."""
+    """Bytes of a row of a column of this kind, for responses of a thousand tokens; an unknown kind counts as a number per row."""
     if kind is None:
         return 4
     return TYPICAL[kind.level] * (1 if kind.level is Level.TEXT else SIZES.get(kind.dtype or "", 4))

@@ -48,7 +48,7 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def read_generation_config(folder: Path) -> Any:
-    """What the folder says of sampling."""
+    """The folder's generation config: end tokens and defaults of sampling."""
     from transformers import GenerationConfig
 
     return GenerationConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -124,8 +124,8 @@ def _conversion(folder: Path) -> str:
 def named_code(folder: Path) -> list[str]:
     """Python of the folder, or of another, that its configs name: ``AutoConfig: modeling.OwnConfig``. Where transformers knows the model
     by itself it needs none of it."""
-    found = [f"{name}: {', '.join(_texts(value))}" for file in (CONFIG, TOKENIZER) for name, value in _mapped(folder / file)]
-    return list(dict.fromkeys(found))
+    places = [f"{name}: {', '.join(_texts(value))}" for file in (CONFIG, TOKENIZER) for name, value in _mapped(folder / file)]
+    return list(dict.fromkeys(places))
 
 
 def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
@@ -135,7 +135,7 @@ def _mapped(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _wants_code(folder: Path, file: str, kind: str, error: Exception) -> PlanError | None:
-    """What is said where a load failed and the folder names code for it; None where it does not."""
+    """The error where a load failed and the folder names code for it; None where it names none."""
     return None if isinstance(error, PlanError | OSError) else _code(folder, file, kind)
 
 
@@ -152,10 +152,10 @@ def _code(folder: Path, file: str, kind: str) -> PlanError | None:
 def _content(file: Path) -> dict[str, Any]:
     """A JSON object; an empty one where the file holds none, which others tell."""
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:

@@ -44,7 +44,7 @@ Instruction = StartNode | Free | Finish
 
 @dataclass(slots=True)
 class _Lane:
-    """Its number, by when it first had a ready node; places taken; and ready nodes, the one to start first on top."""
+    """A lane: its number, by when it first had a ready node; the places taken; and ready nodes, the one to start first on top."""
 
     number: int
     limit: float
@@ -99,6 +99,7 @@ class Scheduler:
 
     @property
     def running(self) -> frozenset[int]:
+        """Nodes that were started and have not ended."""
         return frozenset(self._running)
 
     def validate(self) -> None:
@@ -147,9 +148,9 @@ class Scheduler:
         """Columns whose last reader this was, and its own that nobody reads."""
         for column in self._plan.reads[node]:
             self._unread[column] -= 1
-        gone = [column for column in (*self._plan.reads[node], *self._plan.gives[node]) if self._over(column)]
-        self._stored.difference_update(gone)
-        return [Free(tuple(sorted(gone, key=_place)))] if gone else []
+        columns = [column for column in (*self._plan.reads[node], *self._plan.gives[node]) if self._over(column)]
+        self._stored.difference_update(columns)
+        return [Free(tuple(sorted(columns, key=_place)))] if columns else []
 
     def _over(self, column: Column) -> bool:
         return not self._unread.get(column) and column in self._stored and column not in self._plan.held_to_end

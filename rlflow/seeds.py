@@ -84,4 +84,5 @@ def row_seeds(base: int, keys: Tensor) -> list[int]:
 
 
 def generator(seed: int) -> torch.Generator:
+    """A torch generator with this seed, on the CPU."""
     return torch.Generator().manual_seed(seed)

@@ -33,13 +33,12 @@ class CriticalNode:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One iteration in virtual time. ``spans`` in the order in which nodes ended; ``longest`` is the seconds of the longest path,
-    ``room`` how many nodes each lane runs at once; ``started`` are nodes and pieces in the order in which they started."""
+    """One iteration in virtual time."""
 
-    spans: tuple[Span, ...]
-    longest: float
-    room: Mapping[str, int]
-    started: tuple[int, ...] = ()
+    spans: tuple[Span, ...]  # in the order in which nodes ended
+    longest: float  # seconds of the longest path
+    room: Mapping[str, int]  # lane → nodes that it runs at once
+    started: tuple[int, ...] = ()  # nodes and pieces in the order in which they started
 
     @property
     def makespan(self) -> float:
@@ -54,7 +53,7 @@ class Simulation:
 
     @property
     def busy(self) -> dict[str, float]:
-        """For each lane the share of its room that is taken from start to end."""
+        """Lane → share of its places that is taken from start to end."""
         return busy(self.spans, self.makespan, self.room)
 
     @cached_property
@@ -72,6 +71,7 @@ class Simulation:
 
     @cached_property
     def by_name(self) -> dict[str, Span]:
+        """Node → its span."""
         return {span.node: span for span in self.spans}
 
     def together(self, *names: str) -> bool:
@@ -90,40 +90,41 @@ def simulate(plan: Plan, seconds: Seconds, room: Mapping[str, int], ended: Calla
     one node. ``room`` is how many nodes each lane runs at once. ``ended``: of a node whose rows are streamed the share of its time after
     which a share of its rows has ended, rising from 0 to 1. Raises PlanError where a node has no duration, and where nodes are left that
     can never start."""
-    taken = plan.shared(durations(plan, seconds))
-    clock = _Clock(plan, taken, ended)
+    seconds_of = plan.shared(durations(plan, seconds))
+    clock = _Clock(plan, seconds_of, ended)
     scheduler = Scheduler(plan, room)
     instructions = scheduler.begin()
     while not clock.carry_out(instructions):
         unit = clock.next()
         instructions = scheduler.released(unit) if unit in plan.source_of else scheduler.done(unit)
-    after = remaining(plan, taken, room={})
-    return Simulation(tuple(clock.spans), max((taken[i] + after[i] for i in plan.units), default=0.0), dict(room), tuple(clock.started))
+    after = remaining(plan, seconds_of, room={})
+    bound = max((seconds_of[i] + after[i] for i in plan.units), default=0.0)
+    return Simulation(tuple(clock.spans), bound, dict(room), tuple(clock.started))
 
 
 def durations(plan: Plan, seconds: Seconds) -> dict[int, float]:
     """The seconds of each live node."""
     nodes = [plan.graph.nodes[i] for i in plan.live]
-    given = {node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan) for node in nodes if node.op not in INSTANT}
-    wrong = [f"{plan.graph.nodes[i].name} ({value})" for i, value in given.items() if not 0 <= value < math.inf]
+    known = {node.id: seconds(node) if callable(seconds) else seconds.get(node.id, math.nan) for node in nodes if node.op not in INSTANT}
+    wrong = [f"{plan.graph.nodes[i].name} ({value})" for i, value in known.items() if not 0 <= value < math.inf]
     if wrong:
         raise PlanError.of("no-duration", "a simulation needs the duration of every node", found=listed(wrong),
                            expected="finite seconds, 0 or more", remedy="give seconds for each live node that runs something")
-    return {node.id: given.get(node.id, 0.0) for node in nodes}
+    return {node.id: known.get(node.id, 0.0) for node in nodes}
 
 
 @dataclass
 class _Clock:
     """Nodes that run, by when they end; those that end at once do so in program order."""
 
-    plan: Plan
-    seconds: Mapping[int, float]
-    ended: Callable[[float], float] = evenly
-    now: float = 0.0
+    plan: Plan  # what runs
+    seconds: Mapping[int, float]  # node or piece → how long it takes
+    ended: Callable[[float], float] = evenly  # share of a node's rows → share of its time after which they have ended
+    now: float = 0.0  # virtual time
     spans: list[Span] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
-    _ends: list[tuple[float, bool, int]] = field(default_factory=list)
-    _since: dict[int, float] = field(default_factory=dict)
+    _ends: list[tuple[float, bool, int]] = field(default_factory=list)  # (end, not a chunk, unit) of what runs, a heap
+    _since: dict[int, float] = field(default_factory=dict)  # unit → when it started
 
     def carry_out(self, instructions: Iterable[Instruction]) -> bool:
         """Whether the iteration is over."""

@@ -9,30 +9,31 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Span:
-    """When a node ran, in seconds of a monotonic clock, and in which lane."""
+    """When a node ran, in seconds of a monotonic clock."""
 
-    node: str
-    lane: str
+    node: str  # its name
+    lane: str  # the threads in which it ran
     start: float
     end: float
-    waits_for: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()  # names of the nodes whose results it read
 
     @property
     def seconds(self) -> float:
+        """Seconds from start to end."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class RankSpan:
-    """When a rank of a pool carried out an operation for a node of an iteration, by the same clock."""
+    """When a rank of a pool carried out an operation for a node, by the same clock as ``Span``."""
 
-    node: str
+    node: str  # its name
     pool: str
-    rank: int
+    rank: int  # of the pool
     start: float
     end: float
-    iteration: int = 0
-    op: str = ""
+    iteration: int = 0  # of the run
+    op: str = ""  # name of the operation
 
 
 TICK = 1e-9  # what clocks and sums of seconds may differ by
@@ -64,9 +65,9 @@ class _Ended:
             ends.sort()
 
     def last_before(self, span: Span, path: Mapping[Span, None]) -> Span | None:
-        """What ended last of all that the span waited for and that is not on the path yet."""
-        found = [*(self._backwards(("node", name), span.start, path) for name in span.waits_for), self._full(span, path)]
-        last = max((first for ends in found if (first := next(ends, None)) is not None), default=None)
+        """The span that ended last among all that ``span`` waited for and that are not on the path yet."""
+        candidates = [*(self._backwards(("node", name), span.start, path) for name in span.waits_for), self._full(span, path)]
+        last = max((first for ends in candidates if (first := next(ends, None)) is not None), default=None)
         return None if last is None else self._spans[-last[1]]
 
     def _backwards(self, key: tuple[str, str], start: float, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
@@ -76,7 +77,7 @@ class _Ended:
                 yield ends[place]
 
     def _full(self, span: Span, path: Mapping[Span, None]) -> Iterator[tuple[float, int]]:
-        """Of the span's lane the ends before which it had no place to spare."""
+        """The ends, in the span's lane, before which the lane had no place to spare."""
         limit = 1 if self._room is None else self._room.get(span.lane, 0)
         for end in self._backwards(("lane", span.lane), span.start, path) if limit else ():
             if limit == 1 or self._beside(self._spans[-end[1]]) >= limit:
@@ -90,31 +91,31 @@ class _Ended:
 def chain(names: Iterable[str]) -> list[str]:
     """The names along a path without its loops: where a node comes again, what ran since it came before is left out. So each node still
     stands after one that it waited for."""
-    found: list[str] = []
+    path: list[str] = []
     for name in names:
-        del found[found.index(name) + 1 if name in found else len(found) :]
-        found += [] if name in found else [name]
-    return found
+        del path[path.index(name) + 1 if name in path else len(path) :]
+        path += [] if name in path else [name]
+    return path
 
 
 def flat(spans: Sequence[Span], within: Mapping[str, str]) -> list[Span]:
     """Spans in which no time stands twice. ``within``: by node the one that it runs in, as the body of a `repeat` does. Such a holder
     stands for what is left of its time: before, between and after what ran in it. What ran first in it then waits for the holder, and
     the rest of the holder for what ran before that."""
-    found, holders = list(spans), set(within.values())
+    parts, holders = list(spans), set(within.values())
     for holder in sorted((span for span in spans if span.node in holders), key=lambda span: span.seconds):  # those within others first
-        inner = {id(span): span for span in found if holder.node in _holders(span.node, within) and _inside(span, holder)}
+        inner = {id(span): span for span in parts if holder.node in _holders(span.node, within) and _inside(span, holder)}
         if inner:
             names = {span.node for span in inner.values()}
-            found = [span for span in found if span is not holder and id(span) not in inner]
-            found += [span if names.intersection(span.waits_for) else replace(span, waits_for=(*span.waits_for, holder.node))
+            parts = [span for span in parts if span is not holder and id(span) not in inner]
+            parts += [span if names.intersection(span.waits_for) else replace(span, waits_for=(*span.waits_for, holder.node))
                       for span in inner.values()]
-            found += _rest(holder, list(inner.values()))
-    return found
+            parts += _rest(holder, list(inner.values()))
+    return parts
 
 
 def _holders(node: str, within: Mapping[str, str]) -> Iterator[str]:
-    """What a node runs in, and what that runs in."""
+    """The repeat that a node runs in, the one that this runs in, and so on."""
     while node in within:
         yield (node := within[node])
 
@@ -147,7 +148,7 @@ def _covered(spans: Iterable[Span]) -> Iterator[tuple[float, float]]:
 
 
 def divided(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
-    """By node its part of the seconds from ``start`` to ``end``: while several ran at once each has an even part of that time."""
+    """Node → its part of the seconds from ``start`` to ``end``: where several ran at once, each has an even part of that time."""
     clipped = [(max(span.start, start), min(span.end, end), span.node) for span in spans]
     events = sorted([(first, 1, node) for first, last, node in clipped if first < last]
                     + [(last, -1, node) for first, last, node in clipped if first < last])
@@ -176,9 +177,9 @@ def longest_path(spans: Iterable[Span]) -> float:
 
 
 def busy(spans: Sequence[Span], seconds: float, room: Mapping[str, int]) -> dict[str, float]:
-    """For each lane that ran something the share of its room that was taken over ``seconds``; a lane without a limit counts as one
+    """Lane → share of its places that was taken over ``seconds``, of lanes that ran something; a lane without a limit counts as one
     place, so its share may exceed 1."""
     work: dict[str, float] = {}
     for span in spans:
         work[span.lane] = work.get(span.lane, 0.0) + span.seconds
-    return {lane: taken / (room.get(lane, 1) * seconds) if seconds else 0.0 for lane, taken in sorted(work.items())}
+    return {lane: seconds_taken / (room.get(lane, 1) * seconds) if seconds else 0.0 for lane, seconds_taken in sorted(work.items())}

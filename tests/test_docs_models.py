@@ -18,7 +18,8 @@ from rlflow.cli.main import main
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "models.md").read_text()
 COMMANDS = [line for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S) for line in block.replace("\\\n", " ").splitlines()]
-OWN = [line for line in COMMANDS if "--model MODEL" in line]  # the others are run by tests/runs/test_reward_model.py
+# the others are run by tests/runs/test_reward_model.py
+OWN = [line for line in COMMANDS if "rlflow run" in line and "--model MODEL" in line]
 SHORT = {"--prompts": "4", "--iterations": "1", "--held-out": "2", "--hp.samples": "2", "--hp.max-tokens": "8", "--name": "one"}
 
 
@@ -58,10 +59,22 @@ def test_a_command_runs(command, folder, tmp_path, monkeypatch):
     assert row["actor.update/steps"] == 1
 
 
+def test_the_command_that_shows_data_shows_them(folder, monkeypatch, capsys):
+    (command,) = (line for line in COMMANDS if line.startswith("rlflow data"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out = capsys.readouterr().out
+    assert not stop.value.code, out
+    assert "prompts go through the chat template of MODEL" in out
+    assert "row 2, gsm8k/train.jsonl:2" in out
+
+
 def test_the_flags_of_adapters_are_those_of_the_trainer():
     own = {name for name in TrainerSettings.__dataclass_fields__ if name.startswith("lora")}
     assert {name.replace("-", "_") for name in re.findall(r"^\| `--(lora[\w-]*)", PAGE, re.M)} == own
 
 
 def test_there_is_a_command_of_each_kind():
-    assert [line.split()[2] for line in COMMANDS] == ["grpo", "sft", "ppo", "reward_model", "ppo"]
+    assert [line.split()[2] for line in COMMANDS] == ["grpo", "sft", "gsm8k/train.jsonl", "ppo", "reward_model", "ppo"]

@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds",
-    "cli": "errors extras author graph trace check placement explain plan rewards checkpoints watch config binding runs "
+    "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
            "memory memory.sizes watchdog",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
@@ -170,6 +170,21 @@ def test_an_import_that_no_layer_may_have_is_named(module, text, sentence):
 ])  # fmt: skip
 def test_an_import_that_a_layer_may_have_is_not_named(module, text):
     assert list(refused(Path(module), module, ast.parse(text))) == []
+
+
+def test_no_modules_of_runs_import_each_other_in_a_circle():
+    """Neither while they load nor for their types."""
+    names = {module for _, module, _ in sources() if layer(module) == "runs"}
+    graph = nx.DiGraph()
+    for _, module, tree in sources():
+        for node in ast.walk(tree) if module in names else ():
+            if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("rlflow.runs"):
+                start = node.module.removeprefix("rlflow.")
+                imported = [start, *(f"{start}.{alias.name}" for alias in node.names)]
+                graph.add_edges_from((module, name) for name in imported if name in names)
+    graph.remove_nodes_from(["runs"])
+    assert graph.number_of_edges() > 50
+    assert list(nx.simple_cycles(graph)) == []
 
 
 def test_importing_the_package_needs_no_torch():

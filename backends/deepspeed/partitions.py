@@ -31,18 +31,18 @@ def part(tensor: Any) -> tuple[Tensor, int]:
     """This rank's part of a parameter, flat and without padding, and the element at which it starts. Not a copy."""
     if not is_cut(tensor):
         return tensor.detach().reshape(-1), 0
-    held = tensor.ds_tensor
-    start = min(dist.get_rank() * held.ds_numel, tensor.ds_numel)
-    return held[: min(held.ds_numel, tensor.ds_numel - start)], start
+    partition = tensor.ds_tensor
+    start = min(dist.get_rank() * partition.ds_numel, tensor.ds_numel)
+    return partition[: min(partition.ds_numel, tensor.ds_numel - start)], start
 
 
 def whole(tensor: Any) -> Tensor:
     """The parameter as it would be on one rank. Every rank calls this; of a cut one each gets a tensor of its own."""
     if not is_cut(tensor):
         return tensor.detach()
-    held = tensor.ds_tensor
-    flat = held.new_empty(held.ds_numel * dist.get_world_size())
-    dist.all_gather(list(flat.chunk(dist.get_world_size())), held.detach())
+    partition = tensor.ds_tensor
+    flat = partition.new_empty(partition.ds_numel * dist.get_world_size())
+    dist.all_gather(list(flat.chunk(dist.get_world_size())), partition.detach())
     return flat[: tensor.ds_numel].view(tensor.ds_shape)
 
 
@@ -72,6 +72,7 @@ def put_learning(parameter: Any, value: Tensor) -> None:
 
 
 def put_moment(parameter: Any, name: str, value: Tensor) -> None:
+    """Write a moment of AdamW (``exp_avg`` or ``exp_avg_sq``), whole, into the part of it that this rank keeps."""
     value = value.to(parameter.device, torch.float32)
     if is_cut(parameter):
         _fragments().safe_set_local_optimizer_state(parameter, _padded(parameter, value), name)
@@ -88,7 +89,7 @@ def _padded(parameter: Any, value: Tensor) -> Tensor:
 
 
 def flats(optimizer: Any) -> list[Tensor]:
-    """What AdamW really steps: this rank's part of the parameters, one tensor for each group of them."""
+    """The tensors that AdamW steps: this rank's part of the parameters, one flat tensor for each group of them."""
     groups = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     return groups if groups is not None else optimizer.single_partition_of_fp32_groups
 
@@ -112,11 +113,14 @@ class Parts:
         self.module = module
 
     def named_parameters(self) -> Any:
+        """The parameters of the module, as they lie."""
         return self.module.named_parameters()
 
     def state_dict(self) -> Parts:
+        """This object, whose ``items`` gathers one tensor at a time."""
         return self
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) of each tensor of the module. Every rank has to take part."""
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             yield name, whole(tensor)

@@ -13,8 +13,8 @@ from rlflow.backends.local.network import Network
 
 
 def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
-    """What this rank has of a part in memory. optimizer: DeepSpeed's, None of a frozen model. Flat buffers of DeepSpeed's share their
-    storages with the tensors that are cut from them, and so keep what they know of each other."""
+    """The tensors of a part that this rank has in memory. optimizer: DeepSpeed's, None of a frozen model. Flat buffers of DeepSpeed's
+    share their storages with the tensors that are cut from them, and so keep what they know of each other."""
     if part == "weights":
         yield from (tensor.ds_tensor if is_cut(tensor) else tensor for tensor in network.held())
     elif optimizer is not None and part == "gradient":
@@ -25,7 +25,7 @@ def held(part: str, network: Network, optimizer: Any) -> Iterator[Tensor]:
 
 
 def move_rest(network: Network, device: torch.device) -> None:
-    """What no optimizer of DeepSpeed's looks after: buffers, and weights that do not learn."""
+    """Move buffers and frozen weights, which no optimizer of DeepSpeed's looks after, to ``device``."""
     for tensor in [*network.module.parameters(), *network.module.buffers(), *(network.head.parameters() if network.head else ())]:
         if is_cut(tensor):
             tensor.ds_tensor.data = tensor.ds_tensor.data.to(device)

@@ -35,24 +35,23 @@ from rlflow.backends.local.settings import TrainerSettings as LocalSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.local.trainer import stored
 from rlflow.batch import Batch
+from rlflow.checkpoints.export import VALUE_HEAD
 from rlflow.errors import listed
 from rlflow.reshard.shards import TensorViews, pieces_of
 from rlflow.training.learning import OptimizerStep
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
 
-HEAD = "value_head."
-
 
 @dataclass(frozen=True)
 class TrainerSettings(LocalSettings):
-    """Those of the local trainer, and how much the ranks share out."""
+    """The settings of the local trainer, and how much the ranks share out."""
 
     zero: Annotated[int, Ge(1), Le(3)] = 3  # a rank holds part of: 1 optimizer state, 2 gradients too, 3 weights too; more saves memory
 
 
 class Computation(nn.Module):
-    """What the local trainer computes, as one module: DeepSpeed brings weights together around its parts."""
+    """The local trainer's computation as one module: DeepSpeed brings weights together around its parts."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -63,6 +62,7 @@ class Computation(nn.Module):
         self.compute = trainer.compute_whole
 
     def forward(self, *, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:  # by name: DeepSpeed searches the rest for tensors
+        """The columns ``want`` of the rows. Arguments come by name, since DeepSpeed searches the others for tensors."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # it would keep all weights in bfloat16 until the last layer
         try:
@@ -76,6 +76,7 @@ class Reader(nn.Module):
     together once, while what DeepSpeed sees is the same on every rank."""
 
     def forward(self, hidden: Tensor, *, read: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Call ``read`` on the hidden states, while the head's weight is there."""
         return read(hidden)
 
 
@@ -119,7 +120,7 @@ class Trainer(local.Trainer):
     # -- computing ---------------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
-        """As the local trainer's. Afterwards no more than this rank's part of the weights stays."""
+        """The local trainer's forward. Afterwards this rank keeps no more than its own part of the weights."""
         out = super().forward(batch, want)
         if self.settings.zero == 3:
             self.engine.optimizer.empty_partition_cache()  # what was fetched ahead, for a backward pass that does not come
@@ -141,9 +142,9 @@ class Trainer(local.Trainer):
             self.engine.step()
         if self.settings.zero == 3:
             self.engine.optimizer.grad_partitions_flat_buffer.zero_()  # a layer that no token reaches would find an older gradient
-        taken = bool(self.engine.was_step_applied())
-        self.steps += taken
-        return OptimizerStep(taken, float(self.engine.get_global_grad_norm()), lr)
+        applied = bool(self.engine.was_step_applied())
+        self.steps += applied
+        return OptimizerStep(applied, float(self.engine.get_global_grad_norm()), lr)
 
     def compute_whole(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
         """Flat token quantities [entries] and scores [rows], where weights are brought together as layers need them."""
@@ -161,10 +162,10 @@ class Trainer(local.Trainer):
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, parameter or buffer) of the model, tied ones once, without adapters."""
         self.network.check_awake()
-        seen = set()
+        storages = set()
         for name, tensor in self.network.module.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen and not lora.is_adapter(name):
-                seen.add(id(tensor))
+            if id(tensor) not in storages and not lora.is_adapter(name):
+                storages.add(id(tensor))
                 yield lora.plain(name), tensor
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -174,7 +175,7 @@ class Trainer(local.Trainer):
             yield name, whole(tensor) if layer is None else lora.merged(layer, whole(tensor), whole)
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """What this rank holds of each tensor of ``weights``, nothing gathered; None with adapters, which ``weights`` merges."""
+        """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters, which ``weights`` merges."""
         return None if self.network.adapted else pieces_of(self._own())
 
     def _take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -220,8 +221,8 @@ class Trainer(local.Trainer):
                 self._change(parameter, other.head.state_dict()[name])
 
     def state(self) -> dict[str, Tensor]:
-        """What the local trainer's ``state`` has, in the same names and shapes, whatever the stage and the number of ranks: on the first
-        rank, in host memory. Every rank takes part; the others get an empty dict."""
+        """The local trainer's ``state`` in the same names and shapes, whatever the stage and the number of ranks: on the first rank, in
+        host memory. Every rank takes part; the others get an empty dict."""
         first = dist.get_rank() == 0
         return {name: tensor.cpu() for name, tensor in self._state() if first}
 
@@ -235,7 +236,7 @@ class Trainer(local.Trainer):
         if self.learning:
             link_moments(self.engine.optimizer)
         for name, parameter in self.learning.items():
-            if name.startswith(HEAD) or lora.is_adapter(name):
+            if name.startswith(VALUE_HEAD) or lora.is_adapter(name):
                 yield stored(name), whole(parameter)
             for kind in MOMENTS if self.optimizer.state else ():
                 yield f"{kind}/{name}", moment(parameter, kind)
@@ -247,10 +248,10 @@ class Trainer(local.Trainer):
             self._check_adapters(state)
         else:
             own = ((name.removeprefix("parameters/"), t) for name, t in state.items() if name.startswith("parameters/"))
-            self._take((name, t) for name, t in own if not name.startswith(HEAD))
+            self._take((name, t) for name, t in own if not name.startswith(VALUE_HEAD))
         self.steps = int(state["steps"])
         for name, parameter in self.learning.items():
-            if self.network.adapted or name.startswith(HEAD):
+            if self.network.adapted or name.startswith(VALUE_HEAD):
                 put_learning(parameter, state[stored(name)])
         if self.learning:
             self._restore_moments(state)

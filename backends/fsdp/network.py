@@ -32,12 +32,13 @@ class Root(nn.Module):
         self.module, self.head = module, head
 
     def forward(self, compute: Callable[..., T], *arguments: Any) -> T:
+        """Call ``compute`` while the sharded weights are gathered around it."""
         return compute(*arguments)
 
 
 class ShardedNetwork(Network):
-    """What computes with the weights does so within ``root``; what reads or writes them does so on all ranks, tensor by tensor. added:
-    names of parameters whose gradients are to be added up over the tensor-parallel ranks."""
+    """A network whose forward runs within ``root``, and whose tensors all ranks read and write together, one after another. added: names
+    of parameters whose gradients are added up over the tensor-parallel ranks."""
 
     def __init__(self, module: Any, kind: Head, head: nn.Linear | None, ranks: Ranks) -> None:
         super().__init__(module, kind, head)
@@ -60,7 +61,7 @@ class ShardedNetwork(Network):
         self.root.to(device)
 
     def save(self, folder: Path) -> None:
-        """Of the pool's first rank; the others take part."""
+        """Write the model folder on the first rank of the pool; the other ranks take part."""
         tensors = self.host(self.tensors())
         head = self.host((name, self.whole(x)) for name, x in (self.head.state_dict().items() if self.kind == "values" else ()))
         if self.ranks.first:
@@ -68,12 +69,12 @@ class ShardedNetwork(Network):
 
     def host(self, tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Copies in host memory on the pool's first rank, nothing on the others."""
-        kept = {}
+        copies = {}
         for name, tensor in tensors:
             if self.ranks.first:
-                kept[name] = tensor.detach().to("cpu", copy=True)
+                copies[name] = tensor.detach().to("cpu", copy=True)
             del tensor
-        return kept
+        return copies
 
     def shard(self, low: bool, dims: Mapping[str, int]) -> None:
         """Over the data-parallel ranks: layer by layer, the head in its own precision, the rest with the root. Gradients are sums, since
@@ -94,8 +95,8 @@ class ShardedNetwork(Network):
     def _placements(self, dims: Mapping[str, int]) -> Callable[[nn.Parameter], Shard | None]:
         """FSDP2 cuts other dimensions than the first only where the ranks divide them."""
         ranks, named = self.ranks.data.size(), self.module.named_parameters()
-        found = {id(p): Shard(dim) for name, p in named if (dim := dims.get(name)) is not None and p.shape[dim] % ranks == 0}
-        return lambda parameter: found.get(id(parameter))
+        placements = {id(p): Shard(dim) for name, p in named if (dim := dims.get(name)) is not None and p.shape[dim] % ranks == 0}
+        return lambda parameter: placements.get(id(parameter))
 
     @torch.no_grad()
     def fill(self, spec: ModelSpec) -> None:

@@ -27,7 +27,7 @@ class Ranks:
 
     @staticmethod
     def of(device: str, tensor_parallel: int) -> Ranks:
-        """Of torch's default group. Ranks [k·t, (k+1)·t) share rows. Raises PlanError where t does not divide their number."""
+        """The mesh over torch's default group. Ranks [k·t, (k+1)·t) share rows. Raises PlanError where t does not divide their number."""
         ranks = dist.get_world_size()
         if ranks % tensor_parallel:
             raise PlanError.of("tensor-parallel", "tensor_parallel must divide the ranks of the pool",
@@ -58,7 +58,7 @@ def own(tensor: Tensor) -> Tensor:
 
 
 def box(tensor: Tensor) -> tuple[slice, ...]:
-    """Where this rank's part lies in the whole."""
+    """Slices of the whole tensor that this rank has a part of."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

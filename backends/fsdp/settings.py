@@ -13,7 +13,7 @@ from rlflow.errors import PlanError
 
 @dataclass(frozen=True)
 class TrainerSettings(local.TrainerSettings):
-    """Those of the local trainer, and how a model lies on the ranks of its pool."""
+    """The settings of the local trainer, and how a model lies on the ranks of its pool."""
 
     shard: Literal["full", "none"] = "full"  # none keeps the whole model on each rank (data parallel): faster, if it fits
     tensor_parallel: Annotated[int, Ge(1)] = 1  # adjacent ranks that share each matrix product; more fits wider layers, and talks more

@@ -50,7 +50,7 @@ class Trainer(local.Trainer):
         return ((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
-        """As the local trainer. The first rank writes; every rank takes part."""
+        """Write the model folder. The first rank writes; every rank takes part."""
         if not dist.is_initialized() or dist.get_rank() == 0:
             super().save(folder)
         elif self.ranks is not None:
@@ -70,8 +70,8 @@ class Trainer(local.Trainer):
             self.network.put(self.network.head.state_dict()[name], value)
 
     def state(self) -> dict[str, Tensor]:
-        """That of the local trainer, which knows of no ranks: whole tensors, on the first rank in host memory, copies. Every rank takes
-        part; the others get an empty dict."""
+        """The state of a local trainer, which knows of no ranks: whole tensors, copied into host memory on the first rank. Every rank
+        takes part; the others get an empty dict."""
         return self.network.host(self._state()) if self.ranks is not None else super().state()
 
     def _compute(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ def _ranks(spec: ModelSpec, settings: TrainerSettings) -> Ranks | None:
     """None where every rank has the whole model."""
     alone = not dist.is_initialized()
     if settings.tensor_parallel > 1 and (alone or settings.shard == "none"):
-        found = "one process without a torch group" if alone else "--shard none"
-        raise PlanError.of("tensor-parallel", "tensor_parallel needs a pool of ranks that share a model", found=found,
+        setting = "one process without a torch group" if alone else "--shard none"
+        raise PlanError.of("tensor-parallel", "tensor_parallel needs a pool of ranks that share a model", found=setting,
                            expected="--pools all=N with as many ranks, and --shard full", remedy="--tensor-parallel 1")
     return None if alone or settings.shard == "none" else Ranks.of(spec.device, settings.tensor_parallel)

@@ -31,13 +31,12 @@ def block_of(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Drawn:
-    """tokens int64 and logprobs [rows, max_tokens], of which the first ``lengths`` [rows] count; stopped: bool [rows]. The last two are
-    on the host."""
+    """The responses as they are drawn; ``lengths`` and ``stopped`` are on the host."""
 
-    tokens: Tensor
-    logprobs: Tensor
-    lengths: Tensor
-    stopped: Tensor
+    tokens: Tensor  # int64 [rows, max_tokens], of which the first ``lengths`` count
+    logprobs: Tensor  # [rows, max_tokens]
+    lengths: Tensor  # int64 [rows]
+    stopped: Tensor  # bool [rows]: ended by an end token or a stop string
 
     @staticmethod
     def nothing(rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu") -> Drawn:
@@ -49,8 +48,8 @@ class Drawn:
     def end(self, numbers: Tensor, columns: range, ends: Endings) -> Tensor:
         """Mark those of the rows ``numbers`` that end in the newest ``columns``; their numbers. The one look at the device."""
         going = numbers[~self.stopped[numbers]]
-        seen = self.tokens[:, max(0, columns.start - ends.reach) : columns.stop].cpu()[going]
-        at = ends(seen, len(columns))
+        newest = self.tokens[:, max(0, columns.start - ends.reach) : columns.stop].cpu()[going]
+        at = ends(newest, len(columns))
         ended = at < len(columns)
         self.lengths[going[ended]] = columns.start + at[ended] + 1
         self.stopped[going[ended]] = True
@@ -59,21 +58,16 @@ class Drawn:
 
 @dataclass
 class Rows:
-    """The rows under way.
+    """The rows under way."""
 
-    numbers: int64 [rows] on the host, which rows they are; places: the same on the device. padded: bool [rows] on the host, which have
-    padding before their prompt. prompt: int64 [rows], tokens of each prompt. hidden: [rows, hidden] after the last token read. mask:
-    bool [rows, width + max_tokens], what is no padding, None where nothing is padded. width: tokens of the longest prompt.
-    """
-
-    numbers: Tensor
-    places: Tensor
-    padded: Tensor
-    prompt: Tensor
-    hidden: Tensor
-    mask: Tensor | None
-    width: int
-    cache: Cache
+    numbers: Tensor  # int64 [rows] on the host: which rows they are
+    places: Tensor  # the same numbers on the device
+    padded: Tensor  # bool [rows] on the host: whether there is padding before the prompt
+    prompt: Tensor  # int64 [rows], tokens of each prompt
+    hidden: Tensor  # [rows, hidden] after the last token read
+    mask: Tensor | None  # bool [rows, width + max_tokens], False at padding; None where nothing is padded
+    width: int  # tokens of the longest prompt
+    cache: Cache  # keys and values of all tokens read
 
     def take(self, index: Tensor) -> Rows:
         """The rows at ``index``, which is on the host; a row may be taken several times."""

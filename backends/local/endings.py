@@ -28,23 +28,24 @@ class Endings:
         """How many tokens before a new one have a say in whether it ends its row."""
         return window(self.stop) - 1 if self.stop else 0
 
-    def __call__(self, seen: Tensor, new: int) -> Tensor:
+    def __call__(self, tokens: Tensor, new: int) -> Tensor:
         """int64 [rows]: which of the last ``new`` tokens of ``seen`` int64 [rows, reach and new] ends each row, ``new`` where none does.
         At the beginning of a response there may be fewer than ``reach`` tokens before the new ones."""
-        newest = seen[:, seen.shape[1] - new :]
+        newest = tokens[:, tokens.shape[1] - new :]
         hits = newest == self.eos if len(self.eos) == 1 else torch.isin(newest, self.eos)
         at = torch.where(hits.any(1), hits.byte().argmax(1), new)
-        return self._stopped(seen, new, at) if self.stop else at
+        return self._stopped(tokens, new, at) if self.stop else at
 
-    def _stopped(self, seen: Tensor, new: int, at: Tensor) -> Tensor:
-        """The same with ``stop``, which counts where it comes before ``at``."""
-        first, stops = seen.shape[1] - new + 1, text_stops(self.stop, self.tokenizer)
-        found = [next((n for n in range(end) if stops(row[: first + n])), end) for row, end in zip(seen.tolist(), at.tolist(), strict=True)]
-        return torch.tensor(found, dtype=torch.int64)
+    def _stopped(self, tokens: Tensor, new: int, at: Tensor) -> Tensor:
+        """The ends of rows with ``stop`` strings too, where these come before ``at``."""
+        first, stops = tokens.shape[1] - new + 1, text_stops(self.stop, self.tokenizer)
+        rows = zip(tokens.tolist(), at.tolist(), strict=True)
+        ends = [next((n for n in range(end) if stops(row[: first + n])), end) for row, end in rows]
+        return torch.tensor(ends, dtype=torch.int64)
 
 
 def window(stop: Sequence[str]) -> int:
-    """In how many of the newest tokens any of these strings is found once its last token is there: a token is at least one byte."""
+    """How many of the newest tokens hold any of these strings once its last token is there: a token is at least one byte."""
     return MARGIN + max(len(text.encode()) for text in stop)
 
 
@@ -59,11 +60,11 @@ def text_stops(stop: Sequence[str], tokenizer: Any) -> Callable[[list[int]], boo
 def eos_of(configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:
     """Every token that ends a response: those that any of a model's configs names; the tokenizer's where none does. Raises PlanError where
     none of those that are named can be sampled: no response would ever end."""
-    found: set[int] = set()
+    named_ids: set[int] = set()
     for config in configs:
         ids = getattr(config, "eos_token_id", None)
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    named = found or {token for token in [tokenizer.eos_token_id] if token is not None}
+        named_ids |= {ids} if isinstance(ids, int) else set(ids or ())
+    named = named_ids or {token for token in [tokenizer.eos_token_id] if token is not None}
     sampled = sorted(token for token in named if 0 <= token < vocabulary)
     if named and not sampled:
         raise PlanError.of("model-end", f"no response can end: eos_token_id is outside of the model's {vocabulary} tokens",

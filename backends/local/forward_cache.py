@@ -23,12 +23,13 @@ class CachedForward:
     def take(self, rows: Batch, want: tuple[str, ...]) -> dict[str, Tensor] | None:
         """The quantities of ``want`` where they are held for just these rows in this order, else None. They are given away: their
         graph is good for one backward pass."""
-        kept, flat = self._rows, self._flat
+        cached, flat = self._rows, self._flat
         self.drop()
-        fits = kept is not None and set(want) <= set(flat) and all(_equal(kept, rows, name) for name in READ)
+        fits = cached is not None and set(want) <= set(flat) and all(_equal(cached, rows, name) for name in READ)
         return {name: flat[name] for name in want} if fits else None
 
     def drop(self) -> None:
+        """Forget the forward and free its graph."""
         self._rows: Batch | None = None
         self._flat: dict[str, Tensor] = {}
 

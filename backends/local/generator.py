@@ -51,7 +51,7 @@ class Generator:
 
     @staticmethod
     def movable(settings: GeneratorSettings, device: str) -> tuple[str, ...]:
-        """What ``sleep`` can take out of a rank's memory."""
+        """The parts that ``sleep`` can take out of a rank's memory."""
         return ("weights",)
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
@@ -70,8 +70,8 @@ class Generator:
         return self._batch(axis, out, sampling)
 
     def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
-        """The same rows in ``chunks`` chunks, each as soon as its last row has ended. Rows end by length, of equals those first that
-        stopped, ties by row; after those of an earlier batch where the cache has no room for all."""
+        """The rows of ``generate`` in ``chunks`` chunks, each as soon as its last row has ended. Rows end by length, of equals those
+        first that stopped, ties by row; after those of an earlier batch where the cache has no room for all."""
         axis = _rows(prompts, sampling, seeds)
         out = self._nothing_drawn(len(axis), sampling)
 
@@ -121,7 +121,7 @@ class Generator:
         self.version = version
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Where each of these tensors lies here: under the same name, whole."""
+        """The memory into which each of these tensors is to be written: the parameter of the same name, whole."""
         own = pieces_of((names[0], tensor) for names, tensor in self.network.own() if names[0] in tensors)
         return Destinations(own, {}, {}, self.network.device)
 
@@ -184,7 +184,7 @@ def _rows(prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Axis:
 
 
 def _take(out: Drawn, rows: Tensor, drawn: Drawn, done: Tensor) -> None:
-    """Those at ``done`` of the rows of a batch, where they belong."""
+    """Copy the rows ``done`` of a batch to their places among all rows."""
     there = sent(done, drawn.tokens.device)
     out.tokens[rows[done]], out.logprobs[rows[done]] = drawn.tokens[there].cpu(), drawn.logprobs[there].cpu()
     out.lengths[rows[done]], out.stopped[rows[done]] = drawn.lengths[done], drawn.stopped[done]

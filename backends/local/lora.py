@@ -65,6 +65,7 @@ def adapted(module: Any) -> dict[str, Any]:
 
 
 def is_adapter(name: str) -> bool:
+    """Whether a parameter of that name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

@@ -53,6 +53,7 @@ class Network:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.module.device
 
     def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
@@ -74,6 +75,7 @@ class Network:
         return self.head(hidden.to(self.head.weight.dtype))[..., 0]
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
+        """The context of arithmetic: autocast to ``amp`` where it is set."""
         return torch.autocast(self.device.type, self.amp) if self.amp else contextlib.nullcontext()
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -102,7 +104,7 @@ class Network:
         target.copy_(value)
 
     def own(self) -> Iterator[tuple[list[str], Tensor]]:
-        """The same as they are in memory, without adapters, and with all names of tied ones."""
+        """(names, tensor) of each weight as it is in memory, without adapters, with all names of a tied weight."""
         self.check_awake()
         groups: dict[Any, tuple[list[str], Tensor]] = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
@@ -111,7 +113,7 @@ class Network:
         return iter(groups.values())
 
     def identity(self, tensor: Tensor) -> Any:
-        """What tied weights have in common; None for one without content."""
+        """A key that tied weights have in common; None for a tensor without content."""
         return (tensor.data_ptr(), tensor.shape) if tensor.numel() else None
 
     def copy(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
@@ -144,6 +146,7 @@ class Network:
             yield from (*module.parameters(), *module.buffers()) if module is not None else ()
 
     def to(self, device: torch.device | str) -> None:
+        """Move model and head to a device."""
         self.module.to(device)
         if self.head is not None:
             self.head.to(device)
@@ -153,7 +156,7 @@ class Network:
         self.write(folder, dict(self.tensors()) if self.adapted else None, self.head.state_dict() if self.kind == "values" else {})
 
     def write(self, folder: Path, tensors: dict[str, Tensor] | None, head: dict[str, Tensor]) -> None:
-        """The same with these weights; None: those of the model as they are."""
+        """Write a model folder with these weights, or with the model's own where ``tensors`` is None."""
         with quiet(), unwrapped():
             self.module.save_pretrained(folder, state_dict=tensors)
         if head:
@@ -161,7 +164,7 @@ class Network:
 
 
 def _silent(*_: Any) -> None:
-    """What transformers says of padding is not so here: masks are given where they are needed."""
+    """In place of transformers' warning about padding, which does not hold here: masks are given where they are needed."""
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
@@ -244,7 +247,7 @@ def _config(spec: ModelSpec) -> Any:
 
 @contextlib.contextmanager
 def readable(spec: ModelSpec) -> Iterator[None]:
-    """What transformers and safetensors say of a folder that they cannot read, as a PlanError."""
+    """A context in which errors of transformers and safetensors about an unreadable folder become a PlanError."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
@@ -345,7 +348,7 @@ def _scorer(spec: ModelSpec, config: Any, dtype: torch.dtype, load: Load) -> Any
 
 
 def _candidates(config: Any) -> Iterator[Transform]:
-    """What models do to logits after the head, as their configs tell: soft capping (Gemma), scaling (Cohere, Granite)."""
+    """The changes of logits after the head that a config names: soft capping (Gemma), scaling (Cohere, Granite)."""
     cap, scale, divisor = (getattr(config, name, None) for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"))
     if cap:
         yield lambda logits: (logits / cap).tanh() * cap

@@ -22,7 +22,7 @@ from torch import Tensor, UntypedStorage
 
 @dataclass
 class Stored:
-    """Where the bytes of some storages are."""
+    """The bytes of some storages while they are out of memory, and their sizes."""
 
     storages: list[tuple[UntypedStorage, int]]
     file: IO[bytes] | None
@@ -30,7 +30,7 @@ class Stored:
 
 
 class Away:
-    """What of one owner is away, by the name of the part."""
+    """The parts of one owner that are out of memory, by name."""
 
     def __init__(self) -> None:
         self._stored: dict[str, Stored] = {}
@@ -95,14 +95,14 @@ def _read(file: IO[bytes], storages: Iterable[UntypedStorage]) -> None:
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
     """Each once, and those that are not empty. Memory that torch cannot give back, such as a mapped file, is copied into its own first."""
-    found: dict[int, list[Tensor]] = {}
+    by_storage: dict[int, list[Tensor]] = {}
     for tensor in tensors:
-        found.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
-    for mine in found.values():
-        storage = mine[0].untyped_storage()
+        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    for tensors_of in by_storage.values():
+        storage = tensors_of[0].untyped_storage()
         if not storage.resizable():
             storage = storage.clone()
-            for tensor in mine:
+            for tensor in tensors_of:
                 empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
                 tensor.data = empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
         if storage.nbytes():

@@ -39,8 +39,8 @@ def truncated(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Logits with -inf outside the ``top_k`` likeliest (0: off), then outside the smallest set of the rest whose probability
     reaches ``top_p`` (1: off; nucleus sampling, Holtzman et al. 2020). The likeliest always stays."""
     if 0 < top_k < logits.shape[-1]:
-        kept = logits.topk(top_k, -1)
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+        highest = logits.topk(top_k, -1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, highest.indices, highest.values)
     return torch.cat([_nucleus(some, top_p) for some in logits.split(_rows(logits))]) if top_p < 1 else logits
 
 

@@ -16,17 +16,13 @@ from rlflow.batch import Batch, ramp
 
 @dataclass(frozen=True)
 class Sequences:
-    """ids: int64 [rows, L]. lengths: int64 [rows] of the response. targets: int64 [entries], the response tokens, flat.
+    """Prompts and responses as rows of one tensor, and where in it the responses stand."""
 
-    before: int64 [entries], where in the flattened [rows × L] the token before each response token stands. last: int64 [rows],
-    where the last token of each row stands.
-    """
-
-    ids: Tensor
-    lengths: Tensor
-    targets: Tensor
-    before: Tensor
-    last: Tensor
+    ids: Tensor  # int64 [rows, L]
+    lengths: Tensor  # int64 [rows], tokens of each response
+    targets: Tensor  # int64 [entries], the response tokens, flat
+    before: Tensor  # int64 [entries]: place in the flattened [rows × L] of the token before each response token
+    last: Tensor  # int64 [rows]: place in it of each row's last token
 
 
 def sequences(rows: Batch, device: torch.device) -> Sequences:

@@ -25,8 +25,8 @@ def load_tokenizer(folder: Path) -> Any:
         raise _unusable(folder, str(error)) from error
 
 
-def _unusable(folder: Path, found: str) -> PlanError:
-    return PlanError.of("no-tokenizer", f"the model folder {folder} has no tokenizer that can be loaded", found=found,
+def _unusable(folder: Path, problem: str) -> PlanError:
+    return PlanError.of("no-tokenizer", f"the model folder {folder} has no tokenizer that can be loaded", found=problem,
                         expected="tokenizer.json and tokenizer_config.json",
                         remedy="save the tokenizer beside the model: tokenizer.save_pretrained(folder)")
 

@@ -35,7 +35,7 @@ QUANTITIES = {"logprobs": ("logprobs", "entropy"), "values": ("values",), "score
 
 
 def stored(name: str) -> str:
-    """Where the state of a trainer holds something that learns: a weight of the model or a head, or an adapter."""
+    """The name in a trainer's state of something that learns: a weight of the model or a head, or an adapter."""
     return f"adapters/{name}" if is_adapter(name) else f"parameters/{name}"
 
 
@@ -63,12 +63,12 @@ class Trainer:
 
     @staticmethod
     def divided(settings: TrainerSettings) -> tuple[str, ...]:
-        """What of its weights, adapters, gradient and optimizer a trainer's ranks divide among them."""
+        """The parts of memory (weights, adapters, gradient, optimizer) that the ranks of a trainer divide among them."""
         return ()
 
     @staticmethod
     def movable(settings: TrainerSettings, device: str) -> tuple[str, ...]:
-        """What ``sleep`` can take out of a rank's memory, each apart."""
+        """The parts that ``sleep`` can take out of a rank's memory, each apart."""
         return ("weights", "optimizer")
 
     def _network(self) -> Network:
@@ -76,6 +76,7 @@ class Trainer:
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.network.device
 
     @torch.no_grad()
@@ -134,6 +135,7 @@ class Trainer:
         return New(**{name: x if name == "scores" else pad(x, lengths) for name, x in flat.items()})
 
     def backward(self, objective: Tensor) -> None:
+        """Add the gradient of the objective, a scalar, to the weights' gradients."""
         objective.backward()
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
@@ -164,7 +166,7 @@ class Trainer:
         return self.network.tensors()
 
     def pieces(self) -> dict[str, TensorViews] | None:
-        """What this rank holds of each tensor of ``weights``, nothing gathered; None with adapters, which ``weights`` merges."""
+        """Views of the tensors of ``weights`` that this rank holds, nothing gathered; None with adapters, which ``weights`` merges."""
         return None if self.network.adapted else pieces_of((names[0], tensor) for names, tensor in self.network.own())
 
     def save(self, folder: Path) -> None:
@@ -266,7 +268,7 @@ class Trainer:
             self.network.asleep = "weights" in self.away
 
     def _tensors(self, part: str) -> Iterator[Tensor]:
-        """What of a part is in this process's memory."""
+        """The tensors of a part that are in this process's memory."""
         if part == "weights":
             yield from self.network.held()
         elif self.optimizer is not None:

@@ -28,7 +28,7 @@ def installed(runner: Any) -> bool:
 
 
 def told(seed: int) -> dict[str, int]:
-    """What goes with a request, for the runner's sampler to find."""
+    """The extra arguments of a request from which the runner's sampler takes the row's chance."""
     return {"seed": signed(seed)}
 
 

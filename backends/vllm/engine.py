@@ -29,15 +29,14 @@ Stops = Callable[[list[int]], bool]  # whether a row's newest token ends it
 
 @dataclass
 class Row:
-    """One response as it grows. versions: how many updates were behind the weights that each token was sampled with. scored: log-probs of
-    the prompt's tokens but the first, where they were asked for. ended: whether it is whole; stopped: whether it ended by itself."""
+    """One response as it grows."""
 
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    ended: bool = False
-    stopped: bool = False
-    scored: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # ids sampled so far
+    logprobs: list[float] = field(default_factory=list)  # of each token
+    versions: list[int] = field(default_factory=list)  # updates behind the weights with which each token was sampled
+    ended: bool = False  # whether the response is whole
+    stopped: bool = False  # whether it ended by itself, and not by its length
+    scored: list[float] = field(default_factory=list)  # log-probs of the prompt's tokens but the first, where they were asked for
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, stops: Stops) -> bool:
         """Add what a step gave, up to the token that ``stops``, if any does."""
@@ -114,6 +113,7 @@ class VllmEngine:
 
     @property
     def vocabulary(self) -> int:
+        """Number of token ids of the model."""
         return int(self.llm.vllm_config.model_config.get_vocab_size())
 
     @property
@@ -236,7 +236,8 @@ class VllmEngine:
                 self.llm.reset_prefix_cache()
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """By Hugging Face name, this rank's part. Raises ValueError where a name is unknown or missing, or a shape does not fit."""
+        """Write weights by Hugging Face name, of each the part of this rank. Raises ValueError where a name is unknown or missing, or a
+        shape does not fit."""
         if self.direct:
             load_weights(self.module, weights)
         else:  # layer by layer through what vLLM makes of weights, for layers that compute with something else than them
@@ -257,6 +258,7 @@ def settled(rows: Sequence[Row], at_once: int) -> list[int]:
 
 
 def refused(spec: ModelSpec, error: Exception) -> PlanError:
+    """The error for a model or settings that vLLM refuses."""
     return PlanError.of("vllm-engine", f"vLLM does not run the model in {spec.folder}", found=str(error) or type(error).__name__,
                         expected="a model and settings that it takes", remedy="change --ROLE.model or settings, or --ROLE.generator local")
 
@@ -269,7 +271,7 @@ def live(module: nn.Module) -> bool:
 
 
 def load_weights(module: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
-    """In place, by the model's own loader."""
+    """Write weights in place, by the model's own loader."""
     at = "the first"
 
     def told() -> Iterator[tuple[str, Tensor]]:

@@ -53,11 +53,12 @@ class Generator:
 
     @staticmethod
     def cache_bytes(settings: GeneratorSettings, device: str) -> int:
-        """Of the key-value cache, which is there from the start; 0 where that is what is left of a GPU."""
+        """Bytes of the key-value cache, which is there from the start; 0 where it takes what is left of a GPU."""
         return settings.kv_cache_memory_bytes or (CPU_CACHE if device == "cpu" else 0)
 
     @property
     def version(self) -> int:
+        """Version of the weights: how many transfers were received."""
         return self.engine.version
 
     @property
@@ -84,18 +85,18 @@ class Generator:
 
         def ended() -> Iterator[Tensor]:
             nonlocal drawn
-            given = 0
+            yielded = 0
             for drawn in drawing:
                 order = settled(drawn, self.settings.max_num_seqs)
-                yield torch.tensor(order[given:], dtype=torch.int64)
-                given = len(order)
+                yield torch.tensor(order[yielded:], dtype=torch.int64)
+                yielded = len(order)
 
         for rows in chunked(ended(), len(axis), chunks):
             own = [drawn[row] for row in rows.tolist()]
             yield batch_of(axis.take(rows), own, sampling, self.eos, self.tokenizer)
 
     def _drawn(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> tuple[Axis, Iterator[Sequence[Row]]]:
-        """What the rows are over, and how they come to be."""
+        """The axis of the sampled rows, and the rows in the order in which they end."""
         axis = prompts.axis.repeat(sampling.samples)
         pieces = pieces_of(prompts, "prompt_tokens")
         self._check(pieces, sampling, len(axis), len(seeds))
@@ -126,7 +127,7 @@ class Generator:
         check_room([len(prompt) for prompt in prompts], sampling.max_tokens, self.engine.longest, *self._limit())
 
     def _limit(self) -> tuple[str, str]:
-        """What the longest row is bounded by, and what else can be done about it."""
+        """The limit of the longest row in words, and another remedy than a shorter row."""
         if self.positions is not None and self.engine.longest >= self.positions:
             return f"the positions of the model in {self.spec.folder}", ""
         return ("what max_model_len and the key-value cache leave of the model's positions",
@@ -144,8 +145,8 @@ class Generator:
         self.engine.load(weights)
 
     def destinations(self, tensors: Mapping[str, Spread]) -> Destinations:
-        """Where in this rank's memory each of these tensors belongs, traced from vLLM's own loader and proved bit for bit. The weights are
-        patterns afterwards: new ones have to be written before anything is sampled."""
+        """The memory of this rank into which each of these tensors is to be written, traced from vLLM's own loader and proved bit for
+        bit. The weights are patterns afterwards: new ones have to be written before anything is sampled."""
         return prove(self.module, trace(self.module, tensors), tensors, self.load)
 
     def writing(self, version: int) -> AbstractContextManager[None]:
@@ -170,7 +171,7 @@ class Generator:
 
     @staticmethod
     def movable(settings: GeneratorSettings, device: str) -> tuple[str, ...]:
-        """What ``sleep`` frees: on a CPU nothing, because vLLM frees nothing there; on a GPU with ``sleep_mode``."""
+        """The parts that ``sleep`` frees: on a CPU none, because vLLM frees nothing there; on a GPU with ``sleep_mode``."""
         return tuple(TAGS) if settings.sleep_mode and device != "cpu" else ()
 
     def sleep(self, *parts: str, keep: bool = True) -> None:

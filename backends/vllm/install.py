@@ -36,6 +36,7 @@ def main() -> int:
 
 
 def version(name: str) -> str | None:
+    """Version of an installed distribution, None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -43,7 +44,7 @@ def version(name: str) -> str | None:
 
 
 def missing() -> list[Requirement]:
-    """What the wheel asks for, needs, and does not find."""
+    """The requirements of the wheel that are needed and not installed."""
     asked = [Requirement(line) for line in metadata.requires(PACKAGE) or []]
     here = [r for r in asked if r.name.lower() not in LEFT_OUT and (r.marker is None or r.marker.evaluate({"extra": ""}))]
     return [r for r in here if not satisfied(r)]
@@ -51,21 +52,21 @@ def missing() -> list[Requirement]:
 
 def satisfied(wanted: Requirement) -> bool:
     """Whether a version is installed that will do. Of PyTorch another build will do too, but no other version."""
-    found = version(wanted.name)
-    if found is None:
+    installed = version(wanted.name)
+    if installed is None:
         return False
     exact = next((Version(s.version) for s in wanted.specifier if s.operator == "=="), None) if wanted.name == "torch" else None
-    return Version(found).public == exact.public if exact is not None else wanted.specifier.contains(found, prereleases=True)
+    return Version(installed).public == exact.public if exact is not None else wanted.specifier.contains(installed, prereleases=True)
 
 
 def plain(wanted: Requirement) -> str:
-    """For pip, without a marker, which holds here."""
+    """The requirement in pip's form, without its marker, which holds here."""
     extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
     return f"{wanted.name}{extras}{wanted.specifier}"
 
 
 def pip(*arguments: str) -> None:
-    """What it says is told where it fails: it calls what is left out an error."""
+    """Run pip; print its output where it fails only: it calls what is left out an error."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

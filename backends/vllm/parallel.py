@@ -26,15 +26,16 @@ class EngineRank:
     """This rank among those of the pool. Of n engines, which know nothing of each other, engine k is shared by the ranks
     [k·size, (k+1)·size), or with ``outer`` by k, k + n, k + 2n, … Their parts of the model are in this order."""
 
-    rank: int
-    ranks: int
-    size: int
-    outer: bool
+    rank: int  # of this process in its pool
+    ranks: int  # of the pool
+    size: int  # ranks that share an engine
+    outer: bool  # whether these are not adjacent
     run: str  # the same on all ranks of the pool, and of no other
 
     @staticmethod
     def taken(size: int, outer: bool = False) -> EngineRank:
-        """From torch's default group; every rank of the pool has to ask. Raises PlanError where engines of that size do not fill it."""
+        """This rank's place among the ranks of torch's default group; every rank of the pool has to call it. Raises PlanError where
+        engines of that size do not fill the pool."""
         grouped = dist.is_available() and dist.is_initialized()
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
         if ranks % size:
@@ -50,7 +51,7 @@ class EngineRank:
         return "external_launcher" if self.ranks > 1 else "uni"
 
     def variables(self, device: str) -> dict[str, str]:
-        """What the launcher reads."""
+        """Environment variables that vLLM's external launcher reads."""
         if self.ranks == 1:
             return {}
         index = torch.cuda.current_device() if device == "cuda" else self.rank
@@ -61,16 +62,16 @@ class EngineRank:
         """A time in which vLLM makes its groups, which it would make of adjacent ranks, of those that share an engine here. A process has
         one set of them: an engine that finds them there takes them as they are, and is refused by ``check_group``."""
         state = _state()
-        made = state.init_model_parallel_group
+        original = state.init_model_parallel_group
 
         def of_engines(groups: list[list[int]], *args: Any, **known: Any) -> Any:
-            return made([[self._nth(number) for number in group] for group in groups], *args, **known)
+            return original([[self._nth(number) for number in group] for group in groups], *args, **known)
 
         state.init_model_parallel_group = of_engines
         try:
             yield
         finally:
-            state.init_model_parallel_group = made
+            state.init_model_parallel_group = original
 
     @property
     def engines(self) -> list[list[int]]:
@@ -84,9 +85,9 @@ class EngineRank:
 
     def check_group(self) -> None:
         """Raises PlanError where this process shared an engine before, with other ranks."""
-        found, own = _state().get_tp_group().ranks, next(ranks for ranks in self.engines if self.rank in ranks)
-        if found != own:
-            raise PlanError.of("rank-order", "vLLM shares all engines of a process with the same ranks", found=f"one of ranks {found}",
+        grouped, own = _state().get_tp_group().ranks, next(ranks for ranks in self.engines if self.rank in ranks)
+        if grouped != own:
+            raise PlanError.of("rank-order", "vLLM shares all engines of a process with the same ranks", found=f"one of ranks {grouped}",
                                expected=f"ranks {own}", remedy="one --ROLE.generator.rank_order for all roles of the pool")
 
     def name_segments(self) -> None:
@@ -120,9 +121,9 @@ def _state() -> Any:
 
 
 def _drop_queues() -> None:
-    """The same for the memory and the sockets of the queues by which vLLM's groups send objects, which the rank that made one would unlink
-    at its end, if it came to that: workers are killed."""
-    for queue in (group.mq_broadcaster for found in _state()._groups.values() if (group := found()) is not None):
+    """Unlink the memory and the sockets of the queues by which vLLM's groups send objects. The rank that made a queue would unlink it at
+    its end, but workers are killed."""
+    for queue in (group.mq_broadcaster for reference in _state()._groups.values() if (group := reference()) is not None):
         if queue is not None and queue.buffer is not None and queue.buffer.is_creator:
             queue.buffer.shared_memory.unlink()
             queue.buffer.is_creator = False

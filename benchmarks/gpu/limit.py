@@ -36,13 +36,13 @@ def chosen(ground: Ground, **others: Any) -> dict[str, Any]:
 def sizes(ground: Ground) -> dict[str, int]:
     """Bytes of all that PPO's models hold at once, as `rlflow plan` has them."""
     from rlflow.config.flags import flat
-    from rlflow.runs.api import resolved
-    from rlflow.runs.preview import planned
+    from rlflow.runs.api import resolve_config
+    from rlflow.runs.preview import preview
     from rlflow.trace.compile import TraceOptions
 
     flow = load_flow(str(ROOT / "algorithms" / "ppo.py"))
-    given, hp = resolved(flow, None, flat(chosen(ground)))
-    found = planned(flow, hp, given, TraceOptions(1, ("completion", "answer")))
+    given, hp = resolve_config(flow, None, flat(chosen(ground)))
+    found = preview(flow, hp, given, TraceOptions(1, ("completion", "answer")))
     return {f"{held.role}.{held.half} {held.what}": held.bytes or 0 for held in found.memory}
 
 

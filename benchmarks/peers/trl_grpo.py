@@ -120,9 +120,9 @@ def prompts_of(folder: Path) -> list[dict[str, str]]:
 def run_rlflow(folder: Path, iterations: int) -> None:
     from rlflow.author.load import load_flow
     from rlflow.config.flags import flat
-    from rlflow.runs.api import resolved
+    from rlflow.runs.api import resolve_config
     from rlflow.runs.prepare import prepare
-    from rlflow.runs.session import started
+    from rlflow.runs.session import start_run
     from rlflow.watch.reporter import Quiet
 
     class Marks(Quiet):
@@ -133,10 +133,10 @@ def run_rlflow(folder: Path, iterations: int) -> None:
     settings = {"model": str(folder / "model"), "data": str(folder / "data.jsonl"), "reward": (f"{folder / 'reward.py'}:digits",),
                 "prompts": PROMPTS, "iterations": iterations, "held_out": 0, "save_every": 0, "device": "cpu", "out": str(folder / "runs"),
                 "hp.samples": SAMPLES, "hp.max_tokens": TOKENS, "hp.minibatch": PROMPTS * SAMPLES, "actor.lr": LR}
-    given, hp = resolved(flow, None, flat(settings))
+    given, hp = resolve_config(flow, None, flat(settings))
     run = prepare(flow, hp, given)
     turns = Turns()
-    started(run, flow, given, Marks())
+    start_run(run, Marks())
 
 
 def run_trl(folder: Path, iterations: int) -> None:

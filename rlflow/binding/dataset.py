@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlflow.author.flow import Flow
@@ -9,26 +10,36 @@ from rlflow.columns import Level
 from rlflow.config.flags import RunConfig
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
-from rlflow.data.fields import Record
+from rlflow.data.fields import FIELDS, Record
 from rlflow.data.source import open_data
 from rlflow.errors import PlanError, listed
 
 TEXT_OPTIONS = ("system", "template", "split")
-FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
 
 
-def open_dataset(flow: Flow, given: RunConfig) -> Dataset:
+def open_dataset(flow: Flow, config: RunConfig) -> Dataset:
     """The data that are named; with the null backend and none named, made-up records."""
-    if given.options.data is None:
-        if given.options.backend == "null":
+    if config.options.data is None:
+        if config.options.backend == "null":
             return made_up(flow)
         raise PlanError.of("no-data", "there are no data", found="no --data", expected="a file, a folder or a reasoning-gym task",
                            remedy="--data FILE")
+    columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
+    data = open_data(config.options.data, tokenizer=config.tokenizer_folder, columns=columns, bad=config.options.bad_records,
+                     **data_settings(config.data, flow.data))
+    holds_responses(flow, data, config.options.data)
+    return data
+
+
+def data_settings(values: Mapping[str, Any], declared: Iterable[str]) -> dict[str, Any]:
+    """Keywords of ``open_data`` for what is given as ``--data.NAME``. declared: columns that a flow reads of the data beside the standard
+    ones. Names that are none of these are parameters of a task."""
     fields: dict[str, str | None] = {}
     options: dict[str, Any] = {}
     task: dict[str, Any] = {}
-    for name, value in given.data.items():
-        if name in FIELDS or name in flow.data:
+    columns = tuple(declared)
+    for name, value in values.items():
+        if name in FIELDS or name in columns:
             fields[name] = str(value)
         elif name in TEXT_OPTIONS:
             options[name] = str(value)
@@ -38,11 +49,7 @@ def open_dataset(flow: Flow, given: RunConfig) -> Dataset:
             options[name] = int(value)
         else:
             task[name] = number(value)
-    columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
-    data = open_data(given.options.data, tokenizer=tokenizer(given), fields=fields or None, columns=columns, task=task or None,
-                     bad=given.options.bad_records, **options)
-    holds_responses(flow, data, given.options.data)
-    return data
+    return {**options, "fields": fields or None, "task": task or None}
 
 
 def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
@@ -53,11 +60,6 @@ def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
             raise PlanError.of("data-field", f"flow '{flow.name}' learns from records with {' and '.join(needed)}, which {source} has not",
                                found=f"fields read: {listed(data.fields.values())}", expected=f"the fields prompt, {', '.join(needed)}",
                                remedy=f"other data, or map them: {' '.join(f'--data.{field} FIELD' for field in needed)}")
-
-
-def tokenizer(given: RunConfig) -> Any:
-    """The folder whose tokenizer encodes the data: of --model, else of the first role with a model of its own."""
-    return given.options.model or next((role["model"] for role in given.roles.values() if "model" in role), None)
 
 
 def true_or_false(value: Any) -> bool:

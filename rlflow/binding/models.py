@@ -29,17 +29,18 @@ def make_models(
     roles: Iterable[BoundRole], options: Options, device: str, updates: Mapping[str, int], placed: Placed = needed,
     loaded: Loaded = nothing, dims: Dims | None = None, outer: Collection[str] = (),
 ) -> dict[str, Model]:
-    """A Model for each role, of the halves that ``placed`` names, one after another. updates: optimizer steps of each role over the run.
-    outer: roles of whose generator ranks that are not adjacent share a model."""
+    """Make a Model for each role, of the halves that ``placed`` names, one after another. ``updates``: optimizer steps of each role over
+    the run; ``outer``: roles of whose generator ranks that are not adjacent share a model."""
     keep_whole_products(device, options.dtype)
-    made = {}
+    models = {}
     for role in roles:
         use = role.use
         spec = ModelSpec(role.folder, use.head, use.trained, device, options.dtype, options.seed, updates.get(use.name, 0),  # type: ignore[arg-type]
                          (dims or {}).get(use.name, ()), use.name in outer)
-        model = made[use.name] = Model()
+        model = models[use.name] = Model(forwards_ahead=role.trainer.can.forward_ahead, has_pieces=role.trainer.can.pieces,
+                                         has_destinations=role.generator.can.destinations)  # fmt: skip
         for half, wanted in zip(role.halves, placed(role), strict=True):
             if wanted:
                 setattr(model, half.half, half.kind(spec, half.settings))
                 loaded(use.name, half.half, getattr(model, half.half))
-    return made
+    return models

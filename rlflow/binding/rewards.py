@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from rlflow.author.verbs import MODEL_READS
 from rlflow.batch import Batch
 from rlflow.binding.backends import backend, numbers
-from rlflow.binding.dataset import tokenizer
+from rlflow.binding.roles import half_class
 from rlflow.config.flags import RunConfig
+from rlflow.config.options import Options
 from rlflow.data.scorer import Judged
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.tally import PartialMetric, PartialMetrics
@@ -25,8 +27,6 @@ from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.vocabulary import check_same
 from rlflow.training.protocols import ModelSpec, Trainer
 
-MODEL_READS = ("prompt_tokens", "tokens")
-
 
 @dataclass
 class ModelReward:
@@ -35,10 +35,10 @@ class ModelReward:
     spec: RewardSpec
     trainer: Trainer | None = None
 
-    def load(self, device: str, given: RunConfig) -> None:
-        model = ModelSpec(Path(self.spec.path), "scores", False, device, given.options.dtype, given.options.seed)
-        module = backend(given.options.backend)
-        self.trainer = module.Trainer(model, module.Trainer.Settings())
+    def load(self, device: str, options: Options) -> None:
+        """Load the model with a trainer of the run's backend."""
+        kind = half_class(options.backend, "trainer")
+        self.trainer = kind(ModelSpec(Path(self.spec.path), "scores", False, device, options.dtype, options.seed), kind.Settings())
 
     def __call__(self, batch: Batch) -> Tensor:
         assert self.trainer is not None
@@ -82,61 +82,76 @@ class ModelScore:
         return torch.as_tensor(self.engine.forward(self.role, ("scores",), batch)["scores"]), {}
 
 
-def specs_of(role: str, given: RunConfig, specs: list[RewardSpec]) -> list[RewardSpec]:
-    """The rewards of a role: its own (--ROLE.reward), of those for all of ``*rewards`` the one in its place, or all of them."""
-    own = given.roles.get(role, {}).get("reward")
-    if own:
-        return [parse_reward(own)]
-    number = role.rpartition("_")[2]
-    return [specs[int(number)]] if number.isdigit() and len(specs) > 1 else specs
+@dataclass(frozen=True)
+class RewardNames:
+    """Which rewards judge which role, as flags name them."""
+
+    named: tuple[RewardSpec, ...] = ()  # of --reward, in its order; the data's own scorer where none is named
+    own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own (--ROLE.reward)
+    made_up: bool = False  # whether scores are the null backend's own, and nothing judges
+
+    @staticmethod
+    def of(config: RunConfig) -> RewardNames:
+        """Read the names of rewards. Raises PlanError for a reward that is not there."""
+        if config.judged_by_nothing:
+            return RewardNames(made_up=True)
+        own = {role: parse_reward(str(values["reward"])) for role, values in config.roles.items() if values.get("reward")}
+        return RewardNames(tuple(map(parse_reward, config.options.reward or ("task",))), own)
+
+    def of_role(self, role: str) -> tuple[RewardSpec, ...]:
+        """The rewards of a role: its own, of those for all of ``*rewards`` the one in its place, or all of them."""
+        if role in self.own:
+            return (self.own[role],)
+        number = role.rpartition("_")[2]
+        return (self.named[int(number)],) if number.isdigit() and len(self.named) > 1 else self.named
+
+    def functions_only(self, role: str) -> bool:
+        """Whether no model is among the rewards that may judge for a role."""
+        return all(spec.kind != "model" for spec in ([self.own[role]] if role in self.own else self.named))
 
 
 class Rewards:
     """The rewards of a run. Functions share a pool of processes, which ``close`` ends."""
 
-    def __init__(self, given: RunConfig, data: Judged) -> None:
-        self._given, self._data = given, data
-        options = given.options
+    def __init__(self, names: RewardNames, data: Judged, options: Options, tokenizer: str | None) -> None:
+        """``tokenizer``: the folder whose tokenizer encodes the data, which reward models must share."""
+        self.names, self._data, self._options, self._tokenizer = names, data, options, tokenizer
         allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
         self._pool = RewardPool(confinement=allowed)
-        self._dtype = numbers(given.options.dtype)
-        null = given.options.backend == "null" and not given.options.reward
-        self._specs = [] if null else [parse_reward(item) for item in given.options.reward or ("task",)]
+        self._dtype = numbers(options.dtype)
         self._models: dict[str, list[ModelReward]] = {}
         self._bound: list[Weighted] = []
-        self._null: Scorer | None = backend("null").Score() if null else None
+        self._null: Scorer | None = backend("null").Score() if names.made_up else None
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns that reward roles read at these settings."""
         if self._null:
             return ()
-        functions = [spec for spec in self._specs if spec.kind != "model"]
+        functions = [spec for spec in self.names.named if spec.kind != "model"]
         bound = self._bind(functions) if self._judged else []
-        found = [name for reward in bound for name in (*reward.reads, *(n for n in reward.optional if n in self._data.columns))]
-        models = MODEL_READS if len(functions) < len(self._specs) else ()
-        return tuple(dict.fromkeys((*found, *models)))
+        columns = [name for reward in bound for name in (*reward.reads, *(n for n in reward.optional if n in self._data.columns))]
+        models = MODEL_READS if len(functions) < len(self.names.named) else ()
+        return tuple(dict.fromkeys((*columns, *models)))
 
     @property
     def _judged(self) -> bool:
         """Whether the default, the data's own scorer, can judge; a flow without rewards needs none."""
-        return bool(self._given.options.reward) or self._data.scorer is not None
+        return bool(self._options.reward) or self._data.scorer is not None
 
-    def _bind(self, specs: list[RewardSpec]) -> list[Reward]:
-        options = self._given.options
-        return bind(specs, self._pool, self._data, options.reward_timeout, options.unsafe_scorers)
+    def _bind(self, specs: Iterable[RewardSpec]) -> list[Reward]:
+        return bind(list(specs), self._pool, self._data, self._options.reward_timeout, self._options.unsafe_scorers)
 
     def scorer(self, role: str) -> Scorer:
-        """What judges the rows of a reward role: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""
+        """The scorer of a reward role's rows: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""
         if self._null:
             return self._null
-        specs = specs_of(role, self._given, self._specs)
+        specs = self.names.of_role(role)
         models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
-        writer = tokenizer(self._given)
-        for model in models if writer else ():
-            check_same(Path(model.spec.path), Path(writer))
+        for model in models if self._tokenizer else ():
+            check_same(Path(model.spec.path), Path(self._tokenizer or ""))
         self._models[role] = models
-        self._bound.append(Weighted(self._dtype, self._bind([spec for spec in specs if spec.kind != "model"]), models))
+        self._bound.append(Weighted(self._dtype, self._bind(spec for spec in specs if spec.kind != "model"), models))
         return self._bound[-1]
 
     def reasons(self) -> dict[str, str]:
@@ -144,22 +159,22 @@ class Rewards:
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
     def judge(self) -> Scorer | None:
-        """What says whether a held-out answer is right, at weight 1: the reward ``math`` or ``task`` where it is given, else the data's
-        own scorer, else the first reward that is a function. A reward for style or length does not tell right from wrong."""
-        given = [spec for spec in self._specs if spec.kind == "math" or (spec.kind == "task" and self._data.scorer)]
+        """The scorer that says whether a held-out answer is right, at weight 1: the reward ``math`` or ``task`` where it is named, else the
+        data's own scorer, else the first reward that is a function. A reward for style or length does not tell right from wrong."""
+        named = [spec for spec in self.names.named if spec.kind == "math" or (spec.kind == "task" and self._data.scorer)]
         own = [parse_reward("task")] if self._data.scorer else []
-        functions = [spec for spec in self._specs if spec.kind == "function"]
-        chosen = next(iter([*given, *own, *functions]), None)
+        functions = [spec for spec in self.names.named if spec.kind == "function"]
+        chosen = next(iter([*named, *own, *functions]), None)
         return Weighted(self._dtype, self._bind([dataclasses.replace(chosen, weight=1.0)])) if chosen else None
 
     def load_models(self, device: str, roles: Collection[str] | None = None) -> None:
-        """The models of some roles, or of all."""
+        """Load the reward models of some roles, or of all."""
         for role, models in self._models.items():
             for model in models if roles is None or role in roles else ():
-                model.load(device, self._given)
+                model.load(device, self._options)
 
     def heard_by(self, hear: Hear) -> None:
-        """What processes of rewards print from now on goes there, from several threads."""
+        """Hand on what processes of rewards print from now on, from several threads."""
         self._pool.hear = hear
 
     def close(self) -> None:

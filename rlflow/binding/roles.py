@@ -1,18 +1,18 @@
-"""The models of a run bound to their backends: folders, classes, settings and what these say that they do. It is all asked here, once for a
-run, a plan or a worker; nothing else looks into a backend."""
+"""Roles bound to backends: the model folder of each, the classes of its halves, their settings and what these declare that they can do.
+All of it is resolved here, once for a run, a plan or a worker; nothing else looks into a backend."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlflow import pretrained
-from rlflow.author.settings import override
+from rlflow.author.settings import fields, override
 from rlflow.binding.backends import backend, device_in
-from rlflow.config.flags import RunConfig
-from rlflow.config.names import unfit_values, unknown_names, untouched
+from rlflow.config.flags import RoleConfig, RunConfig
+from rlflow.config.names import setting_problems, untouched
 from rlflow.config.options import Options
 from rlflow.errors import PlanError, Problem, nearest
 from rlflow.extras import missing
@@ -46,6 +46,9 @@ class Capabilities:
     cache_bytes: int = 0  # of a generator whose cache is as large as its settings say
     movable: tuple[str, ...] = ()  # parts that ``sleep`` frees
     passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
+    forward_ahead: bool = False  # a trainer whose next update may begin with a forward that was made before
+    pieces: bool = False  # a trainer that shows which boxes of its weights a rank holds
+    destinations: bool = False  # a generator that shows where in its memory weights belong
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,10 @@ class BoundHalf:
 
 @dataclass(frozen=True)
 class BoundRole:
-    """A role that is a model."""
+    """A role that is a model, resolved."""
 
-    use: RoleUse
+    use: RoleUse  # what the flow does with it
+    config: RoleConfig  # its settings as they were written
     folder: Path | None  # of the model; None where its backends need none
     needs: Halves
     trainer: BoundHalf
@@ -90,25 +94,25 @@ def model_uses(graph: Graph) -> list[RoleUse]:
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
 
-def halves(graph: Graph, use: RoleUse) -> Halves:
-    """A trainer for forwards and updates, a generator for sampling."""
+def needed_halves(graph: Graph, use: RoleUse) -> Halves:
+    """The halves that a flow uses of a role: a trainer for forwards and updates, a generator for sampling."""
     ops = {node.op for node in all_nodes(graph.nodes) if node.role == use.name}
     return Halves(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
 
 
-def bound(graph: Graph, given: RunConfig) -> dict[str, BoundRole]:
-    """The models of a graph. Raises PlanError with all that does not fit: names, values, folders and packages, before any data or model is
-    loaded."""
-    return bind({use: halves(graph, use) for use in model_uses(graph)}, given)
+def bind_roles(graph: Graph, config: RunConfig) -> dict[str, BoundRole]:
+    """Bind the roles of a graph that are models. Raises PlanError with every name, value, folder and package that does not fit, before any
+    data or model is loaded."""
+    return bind({use: needed_halves(graph, use) for use in model_uses(graph)}, config)
 
 
-def bind(uses: Mapping[RoleUse, Halves], given: RunConfig) -> dict[str, BoundRole]:
-    """The same of some roles with what they need."""
+def bind(uses: Mapping[RoleUse, Halves], config: RunConfig) -> dict[str, BoundRole]:
+    """Bind roles of which it is known which halves they need. Raises PlanError, as ``bind_roles`` does."""
     roles: dict[str, BoundRole] = {}
     problems: list[Problem] = []
     for use, needs in uses.items():
-        role, amiss = _bound(use, needs, given)
-        problems += amiss
+        role, wrong = _bind(use, needs, config.role(use.name), config.options)
+        problems += wrong
         if role is not None:
             roles[use.name] = role
     if problems:
@@ -116,45 +120,53 @@ def bind(uses: Mapping[RoleUse, Halves], given: RunConfig) -> dict[str, BoundRol
     return roles
 
 
-def _bound(use: RoleUse, needs: Halves, given: RunConfig) -> tuple[BoundRole | None, list[Problem]]:
-    names = {half: given.backend(use.name, half) for half in HALVES}
-    kinds = {half: getattr(backend(names[half]), half.capitalize(), None) for half in HALVES}
-    folder = _folder(use, given, set(names.values()))
-    if folder is not None and set(names.values()) != {"null"}:
+def _bind(use: RoleUse, needs: Halves, config: RoleConfig, options: Options) -> tuple[BoundRole | None, list[Problem]]:
+    kinds = {half: half_class(name, half) for half, name in config.backends.items()}
+    folder = _folder(config, options.model)
+    if folder is not None and set(config.backends.values()) != {"null"}:
         pretrained.check(folder)
-    lacking = [no_half(names[half], half, use.name) for half, need in zip(HALVES, needs, strict=True) if need and kinds[half] is None]
-    # the settings of a half that is not there are unknown, too, which would say no more
-    tried = untouched(names)
-    problems = lacking or unknown_names(use.name, given.role(use.name), {*known_names(kinds), *tried}, given.every_role, given.own)
-    problems += unfit_values(use.name, given.role(use.name), tried, given.every_role)
+    absent = [no_half(config.backends[half], half, use.name) for half, need in zip(HALVES, needs, strict=True) if need and not kinds[half]]
+    # settings of a half that is not there are unknown, too, which would say no more
+    problems = absent or setting_problems(config, untouched(config.backends) | class_types(kinds))
     problems += [problem for half, need in zip(HALVES, needs, strict=True) if need and kinds[half] is not None
-                 and (problem := missing(names[half], given.options.device))]  # fmt: skip
-    chosen = {half: settings(kinds[half], half, use.name, given.role(use.name)) for half in HALVES if kinds[half] is not None}
+                 and (problem := missing(config.backends[half], options.device))]  # fmt: skip
     if problems:
         return None, problems
-    device = device_in(given.options.device)
-    found = [BoundHalf(half, names[half], kinds[half], chosen.get(half), capabilities(kinds[half], chosen[half], device)
-                       if half in chosen else Capabilities()) for half in HALVES]  # fmt: skip
-    return BoundRole(use, folder, needs, *found), []
+    device = device_in(options.device)
+    halves = (_bind_half(half, kinds[half], config, device) for half in HALVES)
+    return BoundRole(use, config, folder, needs, *halves), []
 
 
-def settings(kind: Any, half: str, role: str, given: Mapping[str, Any]) -> Any:
-    """The half's settings from what is given for the role, ``trainer.NAME`` and ``generator.NAME`` before ``NAME``; names of the other half
-    are left to it."""
-    own = f"{half}."
-    alone = {name.removeprefix(own): value for name, value in given.items() if name.startswith(own)}
-    known = {field.name for field in fields(kind.Settings)}
-    return override(kind.Settings(), {name: value for name, value in {**given, **alone}.items() if name in known}, f"{role}.")
+def _bind_half(half: str, kind: Any, config: RoleConfig, device: str) -> BoundHalf:
+    if kind is None:
+        return BoundHalf(half, config.backends[half], None, None, Capabilities())
+    chosen = settings(kind, half, config)
+    return BoundHalf(half, config.backends[half], kind, chosen, capabilities(kind, chosen, device))
 
 
-def known_names(kinds: Mapping[str, Any]) -> set[str]:
-    """The settings that the halves of a role have, each also with its half before it."""
-    return {name for half, kind in kinds.items() if kind is not None for field in fields(kind.Settings)
+def half_class(name: str, half: str) -> Any:
+    """The Trainer or Generator of a backend, by the name of the half; None where the backend has none. Raises PlanError."""
+    return getattr(backend(name), half.capitalize(), None)
+
+
+def settings(kind: Any, half: str, config: RoleConfig) -> Any:
+    """The settings of a half: ``trainer.NAME`` and ``generator.NAME`` go before ``NAME``; those of the other half are left to it. Raises
+    PlanError for values that do not fit."""
+    prefix = f"{half}."
+    of_half = {name.removeprefix(prefix): value for name, value in config.values.items() if name.startswith(prefix)}
+    known = fields(kind.Settings)
+    return override(kind.Settings(), {name: value for name, value in {**config.values, **of_half}.items() if name in known},
+                    f"{config.name}.")  # fmt: skip
+
+
+def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of the settings that the classes of a role's halves have, by name, each also with its half before it."""
+    return {name: field.type for half, kind in kinds.items() if kind is not None for field in fields(kind.Settings).values()
             for name in (field.name, f"{half}.{field.name}")}  # fmt: skip
 
 
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
-    """What a class and its settings declare; what neither says is the default."""
+    """What a backend's class and its settings declare; what neither says is the default."""
     return Capabilities(
         tensor=getattr(chosen, "tensor_parallel", 1), collective=bool(getattr(kind, "collective", False)),
         row_exact=bool(getattr(kind, "row_exact", False)), chunks=hasattr(kind, "generate_chunks"), scores=hasattr(kind, "logprobs"),
@@ -165,12 +177,13 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
         batch_tokens=getattr(chosen, "batch_tokens", 0), longest=getattr(chosen, "max_model_len", 0),
         cache_bytes=int(kind.cache_bytes(chosen, device)) if hasattr(kind, "cache_bytes") else 0,
         movable=tuple(kind.movable(chosen, device)) if hasattr(kind, "movable") else (), passing=tuple(getattr(kind, "passing", ())),
+        forward_ahead=hasattr(kind, "forward_ahead"), pieces=hasattr(kind, "pieces"), destinations=hasattr(kind, "destinations"),
     )  # fmt: skip
 
 
 def row_exact(name: str) -> bool:
     """Whether forwards of a backend's trainer give a row the same bits beside any other rows."""
-    return bool(getattr(getattr(backend(name), "Trainer", None), "row_exact", False))
+    return bool(getattr(half_class(name, "trainer"), "row_exact", False))
 
 
 def no_half(name: str, half: str, role: str) -> Problem:
@@ -179,24 +192,25 @@ def no_half(name: str, half: str, role: str) -> Problem:
 
 
 def folders(roles: Iterable[BoundRole]) -> Iterator[Path]:
-    """Of all models, each once."""
+    """The model folders of roles, each once."""
     yield from dict.fromkeys(role.folder for role in roles if role.folder is not None)
 
 
-def _folder(use: RoleUse, given: RunConfig, backends: set[str]) -> Path | None:
-    """The folder that a role's model starts from, wherever a stage goes later; None where its backend needs none."""
-    text = given.role(use.name).get("model") or given.options.model
+def _folder(config: RoleConfig, model: str | None) -> Path | None:
+    """The absolute folder that a role's model starts from, its own or that of ``--model``; None where its backend needs none. Raises
+    PlanError for one that is missing or holds no model."""
+    text = config.values.get("model") or model
     if text is None:
-        if backends == {"null"}:
+        if set(config.backends.values()) == {"null"}:
             return None
-        raise PlanError.of("no-model", f"role '{use.name}' has no model", found="neither --model nor --" + use.name + ".model",
+        raise PlanError.of("no-model", f"role '{config.name}' has no model", found="neither --model nor --" + config.name + ".model",
                            expected="a Hugging Face model folder", remedy="--model FOLDER")
     folder = Path(text)
     if not (folder / "config.json").is_file():
         siblings = [str(p.parent) for p in folder.parent.glob("*/config.json")] if folder.parent.is_dir() else []
         raise PlanError.of("model-folder", f"'{folder}' is no Hugging Face model folder", found="no config.json there",
                            expected="a folder with config.json and weights", nearest=nearest(str(folder), siblings),
-                           remedy=f"name another folder with --model or --{use.name}.model; nothing is downloaded: "
+                           remedy=f"name another folder with --model or --{config.name}.model; nothing is downloaded: "
                                   f"hf download {folder if len(folder.parts) == 2 else 'OWNER/NAME'} --local-dir FOLDER")
     return folder.absolute()
 

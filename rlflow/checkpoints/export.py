@@ -30,24 +30,24 @@ def export(source: Path, out: Path, role: str | None = None, *, shard_bytes: int
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
         raise PlanError.of("export-exists", f"'{out}' exists and is not empty", found="a file, or a folder with content",
                            expected="a new or empty folder", remedy="choose another folder")  # fmt: skip
-    seen: dict[str, Mapping[str, Tensor]] = {}
-    loaded = _open(source, role, seen)
-    found = roles_of(loaded.snapshot.tensors)
-    if len(found) != 1:
-        raise no_role(role, seen)
+    states: dict[str, Mapping[str, Tensor]] = {}
+    loaded = _open(source, role, states)
+    roles = roles_of(loaded.snapshot.tensors)
+    if len(roles) != 1:
+        raise no_role(role, states)
     try:
-        _place(_content(loaded, found[0]), loaded.snapshot.tensors[f"{found[0]}.{PARAMETERS}"], out, shard_bytes)
+        _place(_content(loaded, roles[0]), loaded.snapshot.tensors[f"{roles[0]}.{PARAMETERS}"], out, shard_bytes)
     except OSError as error:
         raise PlanError.of("export-folder", f"'{out}' cannot be written", found=str(error.strerror or error),
                            expected="room and permission", remedy="choose another folder") from error  # fmt: skip
     return loaded
 
 
-def _open(source: Path, role: str | None, seen: dict[str, Mapping[str, Tensor]]) -> Loaded:
+def _open(source: Path, role: str | None, states: dict[str, Mapping[str, Tensor]]) -> Loaded:
     """The checkpoint with the parameters that are wanted; ``seen`` gets the names of all groups, for the message."""
 
     def wanted(group: str) -> bool:
-        seen[group] = {}
+        states[group] = {}
         return group == f"{role}.{PARAMETERS}" if role else group.endswith("." + PARAMETERS)
 
     if not (source / names.MANIFEST).is_file():

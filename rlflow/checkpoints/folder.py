@@ -36,7 +36,7 @@ def _short(text: str) -> str:
 
 
 def of_run(run_folder: Path) -> Path:
-    """Where a run's checkpoints lie. Raises PlanError where a link leads elsewhere."""
+    """The folder of a run's checkpoints. Raises PlanError where a link leads elsewhere."""
     folder = run_folder / FOLDER
     if folder.is_symlink():
         raise PlanError.of("checkpoint-link", f"'{folder}' is a symbolic link", found=f"a link to {os.readlink(folder)}",
@@ -47,13 +47,14 @@ def of_run(run_folder: Path) -> Path:
 def steps(folder: Path) -> list[Path]:
     """Everything named as a checkpoint is, newest first. Raises OSError."""
     try:
-        found = [name for name in os.listdir(folder) if names.of_step(name)]
+        entries = [name for name in os.listdir(folder) if names.of_step(name)]
     except FileNotFoundError:
         return []
-    return [folder / name for name in sorted(found, key=lambda name: names.of_step(name) or (0, 0), reverse=True)]
+    return [folder / name for name in sorted(entries, key=lambda name: names.of_step(name) or (0, 0), reverse=True)]
 
 
 def free_name(folder: Path, iteration: int) -> Path:
+    """The path of the next checkpoint after ``iteration``: a new revision where there are some already."""
     revision = 1
     while os.path.lexists(folder / names.step(iteration, revision)):
         revision += 1

@@ -25,12 +25,12 @@ Wanted = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Loaded:
-    """rejected: what was newer and could not be used, each with the reason. ignored: what lies in the checkpoint's folder and is no part
-    of it, such as the files that desktops leave; none of it is read."""
+    """A checkpoint that was read."""
 
-    snapshot: Snapshot
-    path: Path
-    rejected: list[tuple[Path, str]]
+    snapshot: Snapshot  # its content
+    path: Path  # its folder
+    rejected: list[tuple[Path, str]]  # newer checkpoints that could not be used, each with the reason
+    #: files in its folder that are no part of it, such as those that desktops leave; none is read
     ignored: list[str] = field(default_factory=list)
 
 
@@ -55,7 +55,8 @@ def load_latest(run_folder: Path, wanted: Wanted = lambda group: True) -> Loaded
 
 
 def _candidates(where: Path, rejected: list[tuple[Path, str]]) -> Iterator[tuple[Path, str | None]]:
-    """What to try, with the manifest's digest where it is known. A checkpoint that differs from its pointer is not tried again."""
+    """Checkpoints to try, newest first, with the manifest's digest where it is known. A checkpoint that differs from its pointer is not
+    tried again."""
     try:
         every = folder.steps(where)
     except OSError as error:
@@ -82,7 +83,7 @@ def _none_good(run_folder: Path, rejected: list[tuple[Path, str]]) -> PlanError:
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with a checkpoint; empty where nothing is."""
+    """The faults of a checkpoint, a line of text each; empty where there are none."""
     try:
         read(path, lambda group: False)
     except Damaged as damage:
@@ -138,18 +139,18 @@ def _manifest(path: Path, digest: str | None) -> Manifest:
 
 
 def unlisted(path: Path) -> list[str]:
-    """What lies in a checkpoint's folder though its manifest does not list it. Raises Damaged."""
+    """Files in a checkpoint's folder that its manifest does not list. Raises Damaged."""
     return _compared(path, _manifest(path, None))[1]
 
 
 def _compared(path: Path, manifest: Manifest) -> tuple[list[str], list[str]]:
-    """What the manifest lists and is not there as a plain file, and what is there and not listed."""
+    """(files that the manifest lists and that are not there as plain files, files that are there and not listed)."""
     try:
-        found = set(_listing(path))
+        present = set(_listing(path))
     except OSError as error:
         raise Damaged([f"it cannot be read: {error.strerror}"]) from error
     expected = manifest.files.keys() | {names.MANIFEST} | {name.partition("/")[0] + "/" for name in manifest.files if "/" in name}
-    return sorted(expected - found), sorted(found - expected)
+    return sorted(expected - present), sorted(present - expected)
 
 
 def _listing(path: Path, prefix: str = "") -> Iterator[str]:

@@ -88,7 +88,8 @@ class Lock:
                 os.close(file)
 
     def _attempt_without(self) -> bool:
-        """By a file that only one process can make. Whoever finds a dead one's replaces it, one process at a time."""
+        """Take the lock without the kernel's help: by a file that only one process can make. Whoever finds a dead process's file
+        replaces it, one process at a time."""
         self._said_in = self._owner
         self._owns = _create(self._owner)
         if self._owns or not self._is_stale() or not _create(self._takeover):
@@ -114,13 +115,13 @@ class Lock:
     def _held(self, process: Process | None, since: str) -> RunHeld:
         remedy = f"wait for it, or stop it; if it is surely gone, delete {self.path}*"
         if process is None:
-            found = "a process that has not said its name"
+            owner = "a process that has not said its name"
         elif process.alive() is False:
-            found, remedy = f"a process that process {process.pid} left behind", f"stop it: fuser -v {self.path}"
+            owner, remedy = f"a process that process {process.pid} left behind", f"stop it: fuser -v {self.path}"
         else:
-            found = f"process {process.pid} on {process.host} since {since}"
+            owner = f"process {process.pid} on {process.host} since {since}"
             remedy = f"wait for it, or stop it: kill {process.pid}" if process.alive() else remedy
-        error = RunHeld.of("run-held", f"another process runs in '{self.folder}'", found=found, expected="one process per run directory",
+        error = RunHeld.of("run-held", f"another process runs in '{self.folder}'", found=owner, expected="one process per run directory",
                            remedy=remedy)  # fmt: skip
         assert isinstance(error, RunHeld)
         return error
@@ -149,7 +150,7 @@ def _create(path: Path) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a lock's file says; nothing where it is missing or half written."""
+    """The content of a lock's file; empty where it is missing or half written."""
     try:
         values = json.loads(durable.read(path, SMALL))
     except (OSError, ValueError):

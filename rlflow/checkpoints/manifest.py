@@ -28,15 +28,15 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """groups: group → file → names of the tensors in it, in the order in which they were given."""
+    """The list of a checkpoint's files, which is written last."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-checkpoint"] = "rlflow-checkpoint"
     version: Literal[1] = 1
-    iteration: Count
-    files: dict[str, FileEntry]
-    groups: dict[str, dict[str, list[str]]]
-    state: dict[str, Any]
+    iteration: Count  # after which it was taken
+    files: dict[str, FileEntry]  # name of each file → length and digest
+    groups: dict[str, dict[str, list[str]]]  # group → file → names of the tensors in it, in the order in which they were given
+    state: dict[str, Any]  # plain JSON values
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
@@ -54,12 +54,13 @@ class Manifest(BaseModel):
 
 
 def encode(manifest: Manifest) -> bytes:
+    """The bytes of a manifest's file, which begin with a digest of the rest."""
     body = state.dumps(manifest.model_dump())
     return _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE + body + _END
 
 
 def decode(data: bytes) -> Manifest:
-    """What ``encode`` wrote. Raises ValueError saying what is wrong with it."""
+    """The manifest that ``encode`` wrote. Raises ValueError naming what is wrong."""
     digest, body = data[len(_HEAD) : len(_HEAD) + 64], data[len(_HEAD) + 64 + len(_MIDDLE) : -len(_END)]
     if data != _HEAD + digest + _MIDDLE + body + _END or hashlib.sha256(body).hexdigest().encode() != digest:
         raise ValueError("it is not what was written: its own digest differs")

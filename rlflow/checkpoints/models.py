@@ -19,8 +19,8 @@ BESIDE = ("value_head.safetensors", "adapter_model.safetensors", "adapter_model.
 
 
 def small_files(folder: Path, patterns: tuple[str, ...] = (*CONFIG, *TOKENIZER)) -> list[Path]:
-    """Those of config, generation config and tokenizer that are there, by name. Whatever else lies in the folder is not the model's.
-    Raises OSError."""
+    """The files of a model folder beside its weights: config, generation config and tokenizer, by name. Other files in the folder are
+    not the model's. Raises OSError."""
     return sorted(path for path in folder.iterdir() if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns))
 
 
@@ -31,8 +31,8 @@ def index_files(folder: Path) -> list[Path]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that a model is loaded from: one, or those of an index; and a value head and adapters beside them."""
-    found = next((files for one, index in WEIGHTS if (files := list(_named(folder, one, index)))), [])
-    return [*found, *(folder / name for name in BESIDE if (folder / name).is_file())]
+    files_of_kind = next((files for one, index in WEIGHTS if (files := list(_named(folder, one, index)))), [])
+    return [*files_of_kind, *(folder / name for name in BESIDE if (folder / name).is_file())]
 
 
 def _named(folder: Path, one: str, index: str) -> Iterator[Path]:

@@ -14,6 +14,7 @@ EXPECTED = "letters, digits, '.', '_' and '-', the first no '.' or '-', and at m
 
 
 def is_group(name: str) -> bool:
+    """Whether a group of tensors may have this name."""
     return _GROUP.fullmatch(name) is not None
 
 

@@ -18,16 +18,14 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """tensors: group → name → tensor, such as ``actor.parameters``; they must not change while they are written (``host_copy``).
-    state: plain JSON values, copied here. files: ``NAME`` or ``FOLDER/NAME`` → bytes, such as ``actor/config.json``.
+    """The content of a checkpoint. Raises PlanError for a name that is no file name, a dtype that safetensors lacks, or state that is
+    not JSON."""
 
-    Raises PlanError for a name that is no file name, a dtype that safetensors lacks, or state that is not JSON.
-    """
-
-    iteration: int
+    iteration: int  # after which it is taken
+    #: group, such as ``actor.parameters`` → name → tensor, which must not change while it is written (``host_copy``)
     tensors: Groups = field(default_factory=dict)
-    state: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)  # plain JSON values, copied here
+    files: Mapping[str, bytes] = field(default_factory=dict)  # ``NAME`` or ``FOLDER/NAME``, such as ``actor/config.json`` → bytes
 
     def __post_init__(self) -> None:
         if not 0 <= self.iteration < 10**18:
@@ -42,7 +40,7 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """What it takes on disk, without headers and state."""
+        """Bytes of all tensors; headers and state come on top of it on disk."""
         return sum(tensors.size(members) for members in self.tensors.values()) + sum(len(data) for data in self.files.values())
 
 

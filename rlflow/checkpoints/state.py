@@ -41,8 +41,8 @@ def _mapping(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]
     return {str(key): plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
 
 
-def _unfit(where: str, found: str, expected: str) -> PlanError:
-    return PlanError.of("checkpoint-state", f"{where} cannot be written as JSON", found=found, expected=expected)
+def _unfit(where: str, value: str, expected: str) -> PlanError:
+    return PlanError.of("checkpoint-state", f"{where} cannot be written as JSON", found=value, expected=expected)
 
 
 def dumps(value: Any) -> bytes:
@@ -51,7 +51,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """What ``dumps`` wrote. Raises ValueError for anything else: a key given twice, a number that is none, too deep."""
+    """The value that ``dumps`` wrote. Raises ValueError for anything else: a key given twice, a number that is none, too deep."""
     try:
         return json.loads(data.decode("ascii"), object_pairs_hook=_object, parse_constant=_refused)
     except (RecursionError, TypeError, struct.error) as error:

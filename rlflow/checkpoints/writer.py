@@ -112,7 +112,7 @@ class Writer:
             return snapshot
 
     def _attempt(self, what: str, action: Callable[[], None]) -> None:
-        """Whatever is wrong with a save, training goes on, and so does this thread."""
+        """Carry out a part of a save; an error is told, and training goes on, as does this thread."""
         try:
             action()
         except OSError as error:
@@ -161,14 +161,14 @@ class Writer:
 
     def _prune(self) -> None:
         """Remove what is older than the newest ``keep`` good ones. A damaged one does not count as one of them."""
-        kept = 1  # the one just written, which 'latest' names
+        count = 1  # the one just written, which 'latest' names
         for path in folder.steps(self.folder):
             if path == self.saved:
                 continue
-            if kept >= self.keep:
+            if count >= self.keep:
                 self._remove(path)
             elif self._is_good(path):
-                kept += 1
+                count += 1
 
     def _is_good(self, path: Path) -> bool:
         if path not in self._good:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlflow.author.load import load_flow
-from rlflow.cli.check import check_names, given_flags, roles_of, settings, trace_options
+from rlflow.cli.check import check_names, read_config, roles_of, settings, trace_options
 from rlflow.config.flags import parse_flags
 from rlflow.errors import PlanError, nearest
 from rlflow.graph.diff import diff, same_shape
@@ -14,18 +14,19 @@ from rlflow.trace.compile import compile_flow
 
 
 def print_graph(file: str, format: str, arguments: Sequence[str]) -> int:
+    """Print the graph of a file's flow in one of the formats. Raises FlowError and PlanError."""
     if format not in FORMATS:
         raise PlanError.of("graph-format", f"there is no graph format '{format}'", found=format, expected=", ".join(FORMATS),
                            nearest=nearest(format, FORMATS), remedy="choose one of them")
     flow = load_flow(file)
-    given = given_flags(flow, parse_flags(arguments))
-    check_names(given, roles_of(flow, given))
-    print(FORMATS[format](compile_flow(flow, settings(flow, given.hp), trace_options(given)).graph))
+    config = read_config(flow, parse_flags(arguments))
+    check_names(config, roles_of(flow, config.options.reward))
+    print(FORMATS[format](compile_flow(flow, settings(flow, config.hp), trace_options(config.options.reward)).graph))
     return 0
 
 
 def print_diff(first: str, second: str) -> int:
-    """0 where nothing differs, else 1."""
+    """Print what differs between the graphs of two files: 0 where nothing does, else 1. Raises FlowError."""
     one, two = compile_flow(load_flow(first)).graph, compile_flow(load_flow(second)).graph
     differences = diff(one, two)
     for difference in differences:

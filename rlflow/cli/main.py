@@ -68,6 +68,18 @@ def plan(context: typer.Context, file: File) -> None:
     raise typer.Exit(plan_file(file, context.args))
 
 
+@app.command(context_settings=WITH_FLAGS)
+def data(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="a .jsonl or .parquet file, a dataset folder, or a task", show_default=False)],
+) -> None:
+    """Print what a model reads of the data: fields, lengths, what is left out, rows with their ids. Takes --model FOLDER, --rows COUNT,
+    --json, and --data.NAME as `run` does."""
+    from rlflow.cli.data import show_data
+
+    raise typer.Exit(show_data(file, context.args))
+
+
 @app.command()
 def diff(first: File, second: File) -> None:
     """Print what differs between two algorithms; exit 1 where something does."""

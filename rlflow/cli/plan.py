@@ -31,22 +31,22 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
     values = (read_toml(Path(config)) if config else {}) | flags
     as_json = bool(values.pop("json", False))
 
-    from rlflow.runs.api import resolved
-    from rlflow.runs.preview import planned
+    from rlflow.runs.api import resolve_config
+    from rlflow.runs.preview import preview
 
-    given, hp = resolved(flow, None, values)
-    found = planned(flow, hp, given, options_of(given))
+    config, hp = resolve_config(flow, None, values)
+    explanation = preview(flow, hp, config, options_of(config))
     if as_json:
-        print(json.dumps(found.as_json()))
+        print(json.dumps(explanation.as_json()))
     else:
-        output(printed(found))
+        output(printed(explanation))
     return 0
 
 
-def options_of(given: RunConfig) -> TraceOptions:
-    """As for `check`; the reward of the null backend reads nothing."""
-    options = trace_options(given)
-    return TraceOptions(options.rewards, ()) if given.options.backend == "null" and not given.options.reward else options
+def options_of(config: RunConfig) -> TraceOptions:
+    """What of the flags shapes the graph, as for `check`; the reward of the null backend reads nothing."""
+    options = trace_options(config.options.reward)
+    return TraceOptions(options.rewards, ()) if config.judged_by_nothing else options
 
 
 def printed(found: Explanation) -> Iterator[RenderableType]:

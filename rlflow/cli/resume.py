@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlflow.cli.run import told
+from rlflow.cli.run import report
 from rlflow.config.flags import parse_flags
 from rlflow.errors import listed, printable
 
@@ -22,7 +22,7 @@ def resume_run(run: str, arguments: Sequence[str], fork: bool, trust: bool = Fal
 
     reporter = make_reporter(quiet, as_json, flags.get("track", ()))
     result = (resume.fork if fork else resume.resume)(find_run(run), flags, reporter, trust)
-    told(result, reporter)
+    report(result, reporter)
     if as_json:
         print(json.dumps(result.as_json()))
     return 0

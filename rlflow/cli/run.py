@@ -16,7 +16,7 @@ from rlflow.config.options import Options
 from rlflow.trace.compile import role_names
 
 if TYPE_CHECKING:
-    from rlflow.runs.loop import RunResult
+    from rlflow.runs.context import RunResult
     from rlflow.watch.reporter import Reporter
 
 
@@ -34,37 +34,37 @@ def run_file(file: str, arguments: Sequence[str], general_help: Callable[[], str
 
 
 def _run(flow: Flow, flags: dict[str, Any]) -> int:
-    config = flags.pop("config", None)
-    values = (read_toml(Path(config)) if config else {}) | flags
+    file = flags.pop("config", None)
+    values = (read_toml(Path(file)) if file else {}) | flags
     quiet, as_json = bool(values.pop("quiet", False)), bool(values.pop("json", False))
 
-    from rlflow.runs.api import resolved, uses_packaged
+    from rlflow.runs.api import resolve_config, uses_packaged
     from rlflow.runs.directory import check_free
     from rlflow.runs.packaged import packaged
     from rlflow.runs.prepare import prepare
-    from rlflow.runs.session import started
+    from rlflow.runs.session import start_run
     from rlflow.watch.reporter import make_reporter
 
-    given, hp = resolved(flow, None, values)
-    check_free(Path(given.options.out), given.options.name)
-    reporter = make_reporter(quiet, as_json, given.options.track)
+    config, hp = resolve_config(flow, None, values)
+    check_free(Path(config.options.out), config.options.name)
+    reporter = make_reporter(quiet, as_json, config.options.track)
     if uses_packaged(values):
         task, beneath = packaged(flow.name)
-        model, other = given.options.model, [f"{name} {value}" for name, value in beneath.items()
-                                             if name in given.values and name not in ("model", "data") and name not in values]
-        reporter.note(f"task: packaged '{task}': {given.options.data}, model {model} (--model or --data for others); {', '.join(other)}")
-    prepared = prepare(flow, hp, given, reporter.note)
-    if prepared.prompts.data.worded:
-        reporter.note(prepared.prompts.data.worded)
-    result = started(prepared, flow, given, reporter)
-    told(result, reporter)
+        model, other = config.options.model, [f"{name} {value}" for name, value in beneath.items()
+                                             if name in config.values and name not in ("model", "data") and name not in values]
+        reporter.note(f"task: packaged '{task}': {config.options.data}, model {model} (--model or --data for others); {', '.join(other)}")
+    context = prepare(flow, hp, config, reporter.note)
+    if context.prompts.data.worded:
+        reporter.note(context.prompts.data.worded)
+    result = start_run(context, reporter)
+    report(result, reporter)
     if as_json:
         print(json.dumps(result.as_json()))
     return 0
 
 
-def told(result: RunResult, reporter: Reporter) -> None:
-    """The summary, line by line, where the reporter tells it."""
+def report(result: RunResult, reporter: Reporter) -> None:
+    """Print the summary of a run that has ended, where the reporter prints."""
     from rlflow.runs.report import summary
 
     reporter.note(summary(result))

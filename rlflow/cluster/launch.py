@@ -222,7 +222,7 @@ def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, Placeme
         resources = {"num_cpus": 1, "runtime_env": environment}
         if "GPU" in groups[name].bundle_specs[0]:
             resources["num_gpus"] = 1
-        options = ranks[0].given.options
+        options = ranks[0].config.options
         meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].meeting.startswith("/") else None
         made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
     return made

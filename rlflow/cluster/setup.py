@@ -84,7 +84,7 @@ class Setup:
     version: str
     flow: FlowSource
     hp: Mapping[str, Any] | None
-    given: RunConfig
+    config: RunConfig
     options: TraceOptions
     graph: str
     data: DataShape

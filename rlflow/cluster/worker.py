@@ -16,8 +16,8 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.binding.backends import device_of
 from rlflow.binding.models import make_models
-from rlflow.binding.rewards import ModelScore, Rewards
-from rlflow.binding.roles import BoundRole, Halves, bound
+from rlflow.binding.rewards import ModelScore, RewardNames, Rewards
+from rlflow.binding.roles import BoundRole, Halves, bind_roles
 from rlflow.cluster.group import LOOPBACK, join
 from rlflow.cluster.health.heartbeat import MARKS
 from rlflow.cluster.rpc.actor import Payload, opened, own_interface, packed
@@ -35,7 +35,7 @@ from rlflow.execution.tally import PartialMetric
 from rlflow.execution.threads import others_alone
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
-from rlflow.placement import judging
+from rlflow.placement import reward_pools
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, setup: Setup, address: str = "") -> None:
         """address: where ranks on several machines meet."""
         guard(sys.stdout, sys.stderr)  # which Ray keeps in files
-        remember(setup.given.values)
+        remember(setup.config.values)
         torch.set_num_threads(setup.threads)
         self.setup = setup
         self.program = setup.program()
@@ -58,10 +58,10 @@ class Worker:
         self.moving: dict[str, Moving] = {}
         self.ends: dict[str, End] = {}
         if setup.ranks > 1:
-            options = setup.given.options
+            options = setup.config.options
             interface = own_interface(options.interface, options.insecure) if address else LOOPBACK
             join(address or setup.meeting, setup.rank, setup.ranks, device_of(options.device), interface)
-        self.rewards = Rewards(setup.given, setup.data)
+        self.rewards = Rewards(RewardNames.of(setup.config), setup.data, setup.config.options, setup.config.tokenizer_folder)
         self.engine = self._engine()
         others_alone()
 
@@ -69,19 +69,20 @@ class Worker:
         """The models of this pool. A role has here just the half that is placed here."""
         setup, graph = self.setup, self.program.graph
         used = {node.role for node in all_nodes(graph.nodes)}
-        roles = bound(graph, setup.given)
-        device = device_of(setup.given.options.device)
+        roles = bind_roles(graph, setup.config)
+        device = device_of(setup.config.options.device)
         dims = {name: setup.placement.lies(name, "trainer").dims for name in roles}
         outer = [name for name in roles if setup.placement.lies(name, "generator").outer]
         keeper = MemoryMover(setup.course)
-        made = make_models(roles.values(), setup.given.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
+        made = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
-        engine = Engine(made, scorers, setup.given.options.seed, _no_data, reward_timeout=setup.given.options.reward_timeout, keeper=keeper)
+        options = setup.config.options
+        engine = Engine(made, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper)
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
-        where = judging(graph, setup.placement)
+        where = reward_pools(graph, setup.placement)
         self.rewards.load_models(device, [role for role, pools in where.items() if setup.pool in pools])
         return engine
 
@@ -281,7 +282,7 @@ class Worker:
 
     def synchronise(self, role: str, version: int) -> dict[str, Any]:
         """The model has this many updates behind it; the generator beside the trainer takes its weights. Bytes that came by a plan."""
-        model, options = self.engine.models[role], self.setup.given.options
+        model, options = self.engine.models[role], self.setup.config.options
         model.version, model.sampled_version = version, -1
         self.engine.keeper.settle(syncing(role))
         if role not in self.moving and movable(model, options.weights):
@@ -299,7 +300,7 @@ class Worker:
         if step == "begin":
             if role in self.ends:
                 self.ends.pop(role).close()
-            self.ends[role] = end_of(self.engine.models[role], device_of(self.setup.given.options.device))
+            self.ends[role] = end_of(self.engine.models[role], device_of(self.setup.config.options.device))
         self.engine.keeper.settle(syncing(role))
         return getattr(self.ends[role], step)(*told)
 

@@ -11,6 +11,7 @@ from typing import Any
 from rlflow.author.settings import override
 from rlflow.config.options import Options
 from rlflow.errors import PlanError, Problem, listed, nearest
+from rlflow.graph.model import HALVES
 
 SWITCHES = ("json", "quiet")
 REPEATED = ("reward", "reward_env", "reward_write", "track")
@@ -96,30 +97,59 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class RoleConfig:
+    """The settings of one role, as flags, files and keywords name them: texts are not parsed yet."""
+
+    name: str
+    values: Mapping[str, Any]  # by name, such as lr or generator.pool; one of the role's own goes before one for all roles
+    shared: frozenset[str]  # names that were written without a role, for all roles
+    trainer: str  # name of the trainer's backend
+    generator: str  # name of the generator's backend
+    hp: tuple[str, ...] = ()  # names of the flow's own settings, one of which may be meant by a name that nothing has
+
+    @property
+    def backends(self) -> dict[str, str]:
+        """The name of the backend of each half."""
+        return {"trainer": self.trainer, "generator": self.generator}
+
+    def flag(self, name: str) -> str:
+        """The flag by which a setting was written, without its dashes."""
+        return name if name in self.shared else f"{self.name}.{name}"
+
+
+@dataclass(frozen=True)
 class RunConfig:
-    """Values by where they belong: the run, the algorithm's settings, the data, each role, and all roles; and all as they came. ``own``:
-    names of the flow's settings, whether they are given or not."""
+    """Everything that a run is configured with, sorted by what it belongs to."""
 
-    options: Options
-    hp: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
-    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    every_role: Mapping[str, Any] = field(default_factory=dict)
-    values: Mapping[str, Any] = field(default_factory=dict)
-    own: tuple[str, ...] = ()
+    options: Options  # of the run itself
+    hp: Mapping[str, Any] = field(default_factory=dict)  # settings of the flow that are not at their defaults (--hp.NAME)
+    data: Mapping[str, Any] = field(default_factory=dict)  # --data.NAME
+    roles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # role → settings written for it alone (--ROLE.NAME)
+    every_role: Mapping[str, Any] = field(default_factory=dict)  # settings written for all roles (--NAME)
+    values: Mapping[str, Any] = field(default_factory=dict)  # all of the above by flag, as it came: what a run records
+    own: tuple[str, ...] = ()  # names of all settings of the flow
 
-    def role(self, name: str) -> dict[str, Any]:
-        """What is given for a role, its own before what is given for all."""
-        return {**self.every_role, **self.roles.get(name, {})}
+    def role(self, name: str) -> RoleConfig:
+        """The settings of one role; a setting of its own goes before one for all roles."""
+        own = self.roles.get(name, {})
+        values = {**self.every_role, **own}
+        trainer, generator = (str(values.get(half) or self.options.backend) for half in HALVES)
+        return RoleConfig(name, values, frozenset(self.every_role.keys()), trainer, generator, self.own)
 
-    def backend(self, role: str, half: str) -> str:
-        """The name of the backend of a role's ``trainer`` or ``generator``."""
-        return str(self.role(role).get(half) or self.options.backend)
+    @property
+    def tokenizer_folder(self) -> str | None:
+        """The folder whose tokenizer encodes the data: of --model, else of the first role with a model of its own."""
+        return self.options.model or next((role["model"] for role in self.roles.values() if "model" in role), None)
+
+    @property
+    def judged_by_nothing(self) -> bool:
+        """Whether scores are made up: the null backend's own, where no reward is named."""
+        return self.options.backend == NULL and not self.options.reward
 
 
-def sorted_out(values: Mapping[str, Any], roles: Iterable[str], settings: Any = None) -> RunConfig:
-    """Each name to where it belongs. ``settings``: those of the flow, as it has them by default. Raises PlanError for names that belong
-    nowhere; backend settings are judged by the backend."""
+def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any = None) -> RunConfig:
+    """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults. Raises PlanError for names that
+    belong to nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
     own = {f.name for f in fields(Options)}
     roles = list(roles)
     options, hp, data, every = {}, {}, {}, {}
@@ -147,19 +177,22 @@ def sorted_out(values: Mapping[str, Any], roles: Iterable[str], settings: Any = 
     if pools:
         options["pools"] = ",".join(pools)
     return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(values),
-                 tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ())  # fmt: skip
+                     tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ())  # fmt: skip
 
 
-def refuse_stray(roles: Iterable[str], given: RunConfig) -> None:
-    """Without pools. Raises PlanError for flags that only mean something with them: the run would not be what they say."""
+def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:
+    """Flags that only mean something beside --pools, where that is missing: the run would not be what they say."""
+    if config.options.pools:
+        return []
     names = ("pool", "trainer.pool", "generator.pool")
-    stray = [f"--{name}" for name in names if name in given.every_role]
-    stray += [f"--{role}.{name}" for role in roles for name in names if name in given.roles.get(role, {})]
-    stray += ["--ray-address"] if given.options.ray_address else []
-    stray += ["--interface"] if given.options.interface else []
-    if stray:
-        raise PlanError.of("no-pools", f"{stray[0]} is given, but there are no pools", found=listed(stray),
-                           expected="--pools beside it; without it a run is in one process", remedy="--pools all=2, or leave it out")
+    flags = [f"--{name}" for name in names if name in config.every_role]
+    flags += [f"--{role}.{name}" for role in roles for name in names if name in config.roles.get(role, {})]
+    flags += ["--ray-address"] if config.options.ray_address else []
+    flags += ["--interface"] if config.options.interface else []
+    if not flags:
+        return []
+    return [Problem("no-pools", f"{flags[0]} is given, but there are no pools", found=listed(flags),
+                    expected="--pools beside it; without it a run is in one process", remedy="--pools all=2, or leave it out")]
 
 
 def _nowhere(name: str, head: str, roles: list[str]) -> Problem:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from rlflow.author.settings import parse
-from rlflow.config.flags import NULL, ROLE_KEYWORDS, nearest_flag, unknown_flag
+from rlflow.config.flags import NULL, ROLE_KEYWORDS, RoleConfig, nearest_flag, unknown_flag
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES
 
@@ -43,31 +43,33 @@ def no_backend(name: str) -> PlanError:
                         nearest=nearest(name, SHIPPED), remedy="choose one of them; rlflow doctor says which can be used here")
 
 
-def unknown_names(
-    role: str, given: Mapping[str, Any], settings: Iterable[str], every: Mapping[str, Any], own: Iterable[str] = ()
-) -> list[Problem]:
-    """Settings given for a role that neither of its halves has. ``every``: those that were given for all roles. ``own``: settings of the
-    flow, one of which may be meant."""
-    known = {*settings, *ROLE_KEYWORDS}
+def setting_problems(role: RoleConfig, types: Mapping[str, Any]) -> list[Problem]:
+    """The settings of a role that neither of its halves has, and those whose values are not of their ``types`` (by name, as a Settings
+    class annotates them). `check` takes the types from the sources of backends (``role_types``), a run from their classes."""
+    return [*unknown_settings(role, types), *unfit_values(role, types)]
+
+
+def unknown_settings(role: RoleConfig, names: Iterable[str]) -> list[Problem]:
+    """The settings of a role that are not among ``names``, those of its two halves."""
+    known = {*names, *ROLE_KEYWORDS}
     return [
-        unknown_flag(name, known, own) if name in every else
-        Problem("unknown-setting", f"role '{role}' has no setting '{name}'", found=f"--{role}.{name}",
+        unknown_flag(name, known, role.hp) if name in role.shared else
+        Problem("unknown-setting", f"role '{role.name}' has no setting '{name}'", found=f"--{role.name}.{name}",
                 expected=f"one of {listed(sorted(known))}", nearest=nearest_flag(name, known),
                 remedy="see --help for all settings with their defaults")
-        for name in given
+        for name in role.values
         if name not in known
     ]
 
 
-def unfit_values(role: str, given: Mapping[str, Any], types: Mapping[str, Any], every: Mapping[str, Any]) -> Iterator[Problem]:
-    """Settings given for a role whose values are not of their ``types``."""
-    for name, value in given.items():
+def unfit_values(role: RoleConfig, types: Mapping[str, Any]) -> Iterator[Problem]:
+    """The settings of a role whose values are not of their types. A setting without a type may have any value."""
+    for name, value in role.values.items():
         try:
             parse(types.get(name, Any), value)
         except ValueError as error:
-            flag = name if name in every else f"{role}.{name}"
-            yield Problem("setting-range", f"the setting '{flag}' does not fit", found=repr(value), expected=str(error),
-                          remedy=f"change --{flag}")
+            yield Problem("setting-range", f"the setting '{role.flag(name)}' does not fit", found=repr(value), expected=str(error),
+                          remedy=f"change --{role.flag(name)}")
 
 
 @functools.cache

@@ -42,6 +42,7 @@ class Dataset:
     doubles: int = 0
     faults: tuple[Fault, ...] = ()
     room: Room = Room()
+    unread: tuple[str, ...] = ()  # fields of the file that no column is read from
 
     def __len__(self) -> int:
         return len(self.records)
@@ -91,6 +92,10 @@ class Dataset:
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
         """Those of the records at ``index`` that no model can be given, with what is wrong with each."""
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
+
+    def within(self, room: Room) -> Dataset:
+        """The same records, judged by what a model can take of a row."""
+        return replace(self, room=room)
 
     def usable(self) -> Iterator[int]:
         """The records that models can be given, one after another."""

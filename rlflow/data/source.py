@@ -96,7 +96,14 @@ def _read(
     faults = [Fault("unreadable", problem) for problem in sorted(problems, key=_line)]
     if faults and (bad == "stop" or mapping is None):
         raise refused(str(path), faults, len(kept) + len(faults), Room())
-    return {"name": str(path), "records": kept, "declared": columns, "fields": mapping.fields if mapping else {}, "faults": tuple(faults)}
+    return {"name": str(path), "records": kept, "declared": columns, "fields": mapping.fields if mapping else {}, "faults": tuple(faults),
+            "unread": _unread(raw, mapping.fields) if mapping else ()}
+
+
+def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
+    """Fields of the first record that no name is read from; of one that holds others the whole."""
+    read = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
+    return tuple(str(name) for name in raw[0].fields if name not in read)
 
 
 def _mapping(raw: Sequence[Raw], fields: Mapping[str, str | None], columns: Mapping[str, Kind], bad: Literal["stop", "skip"]) -> Mapped:

@@ -44,6 +44,9 @@ class Model:
     generator: Generator | None = None
     version: int = 0
     sampled_version: int = 0
+    forwards_ahead: bool = False  # whether the trainer has ``forward_ahead``
+    has_pieces: bool = False  # whether the trainer has ``pieces``
+    has_destinations: bool = False  # whether the generator has ``destinations``
 
     @property
     def stale(self) -> bool:
@@ -175,10 +178,10 @@ class Engine:
         return Batch(axis, joined.rows(taken.argsort()).data)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        trainer = self.models[role].trainer
+        model, trainer = self.models[role], self.models[role].trainer
         assert trainer is not None
         self.keeper.settle(computing(role))
-        forward = getattr(trainer, "forward_ahead", trainer.forward) if terms.ahead else trainer.forward
+        forward = trainer.forward_ahead if terms.ahead and model.forwards_ahead else trainer.forward  # type: ignore[attr-defined]
         return Batch(batch.axis, whole(forward(batch, want), len(batch), want).data)
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:

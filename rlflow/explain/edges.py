@@ -18,47 +18,44 @@ from rlflow.trace.compile import all_nodes
 
 @dataclass(frozen=True)
 class Edge:
-    """Columns of one node that another reads. bytes: all of them; moved: what is expected to change ranks. why: ``pool`` where it goes
-    to another pool, ``split`` to other ranks of its own, ``stays`` otherwise."""
+    """Columns of one node that another reads."""
 
-    source: str
-    target: str
-    columns: tuple[str, ...]
-    bytes: int
-    moved: int = 0
-    from_pool: str | None = None
-    to_pool: str | None = None
-    why: str = "stays"
+    source: str  # name of the node that gives them
+    target: str  # name of the node that reads them
+    columns: tuple[str, ...]  # their names
+    bytes: int  # of all of them
+    moved: int = 0  # bytes that are expected to change ranks
+    from_pool: str | None = None  # None in one process
+    to_pool: str | None = None  # None in one process
+    why: str = "stays"  # ``pool`` where they go to another pool, ``split`` to other ranks of their own, else ``stays``
 
 
 @dataclass(frozen=True)
 class WeightEdge:
-    """Weights of a role on their way to its generator before it next samples, after the last of its updates. bytes: over all ranks, None
-    where the number of parameters is not known. transport: ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else
-    ``whole``. By a plan, each: the most that a rank receives, which no plan can go below; extra: the most that a transfer takes on a rank
-    beside the model; advice: what is done, or would do, to move less."""
+    """Weights of a role on their way to its generator, after the last of its updates and before it next samples."""
 
-    role: str
-    after: str
-    before: tuple[str, ...]
-    from_pool: str
-    to_pool: str
-    bytes: int | None
-    each: int | None = None
-    advice: tuple[str, ...] = ()
-    transport: str = "whole"
-    extra: int | None = None
+    role: str  # whose weights
+    after: str  # name of the update
+    before: tuple[str, ...]  # names of the calls that sample
+    from_pool: str  # of the trainer
+    to_pool: str  # of the generator
+    bytes: int | None  # over all ranks; None where the number of parameters is not known
+    each: int | None = None  # by a plan, the most bytes that a rank receives, below which no plan can go
+    advice: tuple[str, ...] = ()  # what is done, or would do, to move less
+    transport: str = "whole"  # ``segment``, ``handles``, ``alltoall``, ``store`` or ``frozen`` by a plan, else ``whole``
+    extra: int | None = None  # by a plan, the most bytes that a transfer takes on a rank beside the model
 
 
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
-    """In program order, those within repeats after the repeat's own; without layouts for one process."""
+    """Columns from node to node in program order, those within a repeat after the repeat's own. layouts: None for one process, in which
+    nothing moves."""
     for i in plan.live:
         node = plan.graph.nodes[i]
         together: dict[tuple[int, RowLayout | None], list[Input]] = {}
         for item in node.inputs:
             if sizes.read(node, item):
-                held = layouts.held.get(item.column) if layouts else None
-                together.setdefault((item.column.node, held), []).append(item)
+                layout = layouts.held.get(item.column) if layouts else None
+                together.setdefault((item.column.node, layout), []).append(item)
         yield from (_edge(plan, sizes, layouts, node, items) for items in together.values())
         if node.id in plan.bodies:
             yield from edges(plan.bodies[node.id], sizes.bodies[node.id], layouts.bodies[node.id] if layouts else None)
@@ -76,11 +73,11 @@ def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: 
     return Edge(source, node.name, names, size, moved, held.pool, needed.pool, why)
 
 
-def copies(held: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:
+def copies(source: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs: int) -> float:
     """How often a row is expected to go to a rank that does not hold it. Splits that differ have nothing to do with one another. An
     update has its rows on its own pool once, to leave out those that are not finite, and then draws their ranks anew in each epoch."""
-    count, elsewhere = ranks[needed.pool], held.pool != needed.pool
-    if not elsewhere and alike(held, needed):
+    count, elsewhere = ranks[needed.pool], source.pool != needed.pool
+    if not elsewhere and alike(source, needed):
         return 0.0
     if needed.by == "all ranks":
         return float(count if elsewhere else count - 1)
@@ -91,24 +88,24 @@ def copies(held: RowLayout, needed: RowLayout, ranks: Mapping[str, int], epochs:
 
 
 def weights(graph: Graph, placement: Placement, models: Mapping[str, ModelFootprint], ways: tuple[str, str]) -> Iterator[WeightEdge]:
-    """For each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one. ways: the transports on one pool
-    and between two, or ``gather``."""
+    """The transfer of each role whose trainer and generator are on two pools, or lie otherwise on the ranks of one. ways: the transports
+    on one pool and between two, or ``gather``."""
     for role, source in placement.trainers.items():
         target = placement.generators.get(role)
         after = [node.name for node in graph.nodes if role in node.writes]
         if target is None or not after or role not in models:
             continue
         before = tuple(node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE and node.role == role)
-        kept, ranks = models[role], placement.pools
+        footprint, ranks = models[role], placement.pools
         moved = WeightEdge(role, after[-1], before, source, target, None)
         transport = ways[source != target]
-        if (plan := _planned(kept, ranks, source, target)) is not None and transport != "gather":
+        if (plan := _planned(footprint, ranks, source, target)) is not None and transport != "gather":
             inbound = plan.stats.inbound
             yield replace(moved, bytes=int(inbound.sum()), each=int(inbound.max(initial=0)), transport=transport,
-                          advice=savings(kept, ranks[target]) if source == target else (), extra=plan.stats.extra(transport))
+                          advice=savings(footprint, ranks[target]) if source == target else (), extra=plan.stats.extra(transport))
         elif target != source:
-            yield replace(moved, bytes=None if kept.weight_bytes is None else kept.weight_bytes * ranks[target])
+            yield replace(moved, bytes=None if footprint.weight_bytes is None else footprint.weight_bytes * ranks[target])
 
 
-def _planned(kept: ModelFootprint, ranks: Mapping[str, int], source: str, target: str) -> Transfer | None:
-    return transfer(kept, ranks[target]) if source == target else passage(kept, ranks[source], ranks[target])
+def _planned(footprint: ModelFootprint, ranks: Mapping[str, int], source: str, target: str) -> Transfer | None:
+    return transfer(footprint, ranks[target]) if source == target else passage(footprint, ranks[source], ranks[target])

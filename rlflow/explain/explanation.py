@@ -33,28 +33,28 @@ class Commits:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one iteration would be. ``recorded`` are bytes of columns that the run's records read, which one rank gets; ``time`` is in
-    units of ``plan.COST``; ``commits`` says what recovery takes; ``residency`` what lies in memory when, where that has a limit."""
+    """What one iteration would be, in numbers."""
 
-    graph: Graph
-    placement: Placement | None
-    assumed: Assumed
-    rows: int
-    steps: tuple[WaveNode, ...]
-    edges: tuple[Edge, ...]
-    weights: tuple[WeightEdge, ...]
-    pairs: tuple[Pair, ...]
-    recorded: int
-    memory: tuple[MemoryItem, ...]
-    did: tuple[PassNote, ...]
-    time: Simulation
-    warnings: tuple[Problem, ...] = ()
-    response_tokens: int = 0
-    commits: Commits | None = None
-    residency: tuple[MemorySchedule, ...] = ()
+    graph: Graph  # the graph at these settings
+    placement: Placement | None  # None in one process
+    assumed: Assumed  # what nothing but a run can tell
+    rows: int  # sampled rows of an iteration
+    steps: tuple[WaveNode, ...]  # nodes in waves
+    edges: tuple[Edge, ...]  # columns from node to node
+    weights: tuple[WeightEdge, ...]  # weights from trainers to generators
+    pairs: tuple[Pair, ...]  # nodes that can run at the same time
+    recorded: int  # bytes of columns that the run's records read, which one rank gets
+    memory: tuple[MemoryItem, ...]  # what models take on each rank
+    did: tuple[PassNote, ...]  # what each pass did
+    time: Simulation  # the iteration in virtual time, in units of ``plan.COST``
+    warnings: tuple[Problem, ...] = ()  # of the check
+    response_tokens: int = 0  # tokens of all responses, at most
+    commits: Commits | None = None  # what recovery copies out of workers
+    residency: tuple[MemorySchedule, ...] = ()  # which parts of models are in memory when, where memory has a limit
 
     @property
     def moved(self) -> int:
+        """Bytes of columns that change ranks in an iteration."""
         return sum(edge.moved for edge in self.edges)
 
     def as_json(self) -> dict[str, Any]:
@@ -68,9 +68,9 @@ class Explanation:
             "nodes": [asdict(step) for step in self.steps], "edges": [asdict(edge) for edge in self.edges],
             "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
             "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
-            "memory": [asdict(held) for held in self.memory], "residency": [_resident(course) for course in self.residency],
+            "memory": [asdict(item) for item in self.memory], "residency": [_resident(course) for course in self.residency],
             "commits": asdict(self.commits) if self.commits else None,
-            "passes": {did.name: did.what for did in self.did},
+            "passes": {note.name: note.what for note in self.did},
             "time": {"makespan": self.time.makespan, "bound": self.time.bound, "busy": self.time.busy,
                      "critical": self.time.decided_by,
                      "costs": {str(op): cost for op, cost in COST.items()}},
@@ -118,20 +118,20 @@ def commits(plan: Plan, models: Mapping[str, ModelFootprint], every: int) -> Com
 
 
 def passes(plan: Plan) -> Iterator[PassNote]:
-    """What each pass did, those over the bodies of repeats too."""
+    """The notes of all passes, those over the bodies of repeats too."""
     yield from plan.did
     for i, body in plan.bodies.items():
-        yield from (PassNote(f"{did.name} of {plan.graph.nodes[i].name}", did.what) for did in passes(body))
+        yield from (PassNote(f"{note.name} of {plan.graph.nodes[i].name}", note.what) for note in passes(body))
 
 
 def memory(
     where: Placement, models: Mapping[str, ModelFootprint], frozen: Sequence[tuple[str, str, ModelFootprint]]
 ) -> Iterator[MemoryItem]:
-    """By pool, in the order of the roles; each entry is held by each rank."""
+    """Models in the memory of each rank, by pool, in the order of the roles."""
     for pool in where.pools:
-        for role, kept in models.items():
+        for role, footprint in models.items():
             if where.trainers.get(role) == pool:
-                yield from (MemoryItem(pool, role, "trainer", name, size) for name, size in kept.trainer().items())
+                yield from (MemoryItem(pool, role, "trainer", name, size) for name, size in footprint.trainer().items())
             if where.generators.get(role) == pool:
-                yield from (MemoryItem(pool, role, "generator", name, size) for name, size in kept.generator().items())
-        yield from (MemoryItem(pool, name, "reward", "weights", kept.weight_bytes) for at, name, kept in frozen if at == pool)
+                yield from (MemoryItem(pool, role, "generator", name, size) for name, size in footprint.generator().items())
+        yield from (MemoryItem(pool, name, "reward", "weights", footprint.weight_bytes) for at, name, footprint in frozen if at == pool)

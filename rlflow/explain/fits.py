@@ -13,15 +13,16 @@ from rlflow.trace.compile import all_nodes
 
 
 def half_problems(
-    graph: Graph, halves: Mapping[str, tuple[bool, bool]], given: Mapping[str, Iterable[str]], owned: Mapping[str, Mapping[str, set[str]]]
+    graph: Graph, halves: Mapping[str, tuple[bool, bool]], settings: Mapping[str, Iterable[str]],
+    owned: Mapping[str, Mapping[str, set[str]]],
 ) -> Iterator[Problem]:
     """Flags of a role for a half that it has not. ``halves``: role → whether it has a trainer, and a generator; a role without either is
     no model. ``given``: role → its own flags. ``owned``: role → half → settings that only this half of its backend has. Roles that
     nothing uses at these settings are not judged."""
     used = {node.role for node in all_nodes(graph.nodes) if node.role}
-    for role in sorted(used.intersection(given)):
+    for role in sorted(used.intersection(settings)):
         has = dict(zip(HALVES, halves.get(role, (False, False)), strict=True))
-        for flag in given[role]:
+        for flag in settings[role]:
             own = {half: {half, *owned.get(role, {}).get(half, ())} for half in HALVES}
             half = next((half for half in HALVES if flag in own[half] or flag.startswith(f"{half}.")), None)
             if (half is not None and not has[half]) or (flag == "pool" and not any(has.values())):
@@ -135,9 +136,9 @@ def stream_problems(plan: Plan, staleness: int) -> Iterator[Problem]:
         yield Problem("stream-ahead", "rows that are sampled ahead are all there before they are scored, so nothing is won by chunks",
                       found=f"--stream {chunks} --staleness {staleness}", expected="one of the two", remedy="leave --stream out")
     elif chunks > 1 and not any(each.pieces for each in (plan, *plan.bodies.values())):
-        said = "; ".join(did.what for each in (plan, *plan.bodies.values()) for did in each.did if did.name == "stream")
+        reasons = "; ".join(note.what for each in (plan, *plan.bodies.values()) for note in each.did if note.name == "stream")
         yield Problem("stream-nothing", f"nothing in flow '{plan.graph.name}' can be scored before all rows are sampled",
-                      found=f"--stream {chunks}: {said}", remedy="leave --stream out",
+                      found=f"--stream {chunks}: {reasons}", remedy="leave --stream out",
                       expected="a reward function, or a model on another pool whose backend is exact by row")
 
 

@@ -16,13 +16,12 @@ SPREAD = ("prompts", "rows", "groups")  # each row on one rank, tokens even
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Rows over the ranks of a pool. by: ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``; split: equal
-    where rows lie alike; of: the node for which the split was made."""
+    """Rows over the ranks of a pool."""
 
-    pool: str
-    by: str
-    split: tuple[object, ...]
-    of: str
+    pool: str  # its name
+    by: str  # ``prompts``, ``rows``, ``groups``, ``minibatch``, ``rank 0`` or ``all ranks``
+    split: tuple[object, ...]  # equal for two columns exactly where their rows lie alike
+    of: str  # the node for which the split was made
 
     def __str__(self) -> str:
         return self.by if self.by.endswith(("0", "ranks")) else f"by {self.by}"
@@ -30,21 +29,21 @@ class RowLayout:
 
 @dataclass
 class Layouts:
-    """Layouts of one plan. ``needed`` by node id; ``held`` by column; ``bodies`` those of its repeats. Scalars go along with calls."""
+    """Layouts of one plan. Scalars have none: they go along with calls."""
 
-    plan: Plan
-    sizes: Sizes
-    needed: dict[int, RowLayout] = field(default_factory=dict)
-    held: dict[Column, RowLayout] = field(default_factory=dict)
-    bodies: dict[int, Layouts] = field(default_factory=dict)
+    plan: Plan  # of which
+    sizes: Sizes  # rows and bytes of its columns
+    needed: dict[int, RowLayout] = field(default_factory=dict)  # node id → layout in which it reads its rows
+    held: dict[Column, RowLayout] = field(default_factory=dict)  # column → layout in which it lies
+    bodies: dict[int, Layouts] = field(default_factory=dict)  # repeat's node id → layouts of its body
 
     @staticmethod
     def of(plan: Plan, sizes: Sizes, data: Mapping[str, RowLayout] | None = None) -> Layouts:
         """``data``: where the columns of the data lie already, for the body of a repeat."""
-        made = Layouts(plan, sizes)
+        layouts = Layouts(plan, sizes)
         for i in plan.live:
-            made._add(plan.graph.nodes[i], data or {})
-        return made
+            layouts._add(plan.graph.nodes[i], data or {})
+        return layouts
 
     def _add(self, node: Node, data: Mapping[str, RowLayout]) -> None:
         if node.op is Op.STATE:
@@ -62,8 +61,8 @@ class Layouts:
     def _add_repeat(self, node: Node) -> None:
         """Kept rows stay where the body left them."""
         body = self.plan.bodies[node.id]
-        given = {item.column.name: self.held[item.column] for item in node.inputs if item.column in self.held}
-        inner = self.bodies[node.id] = Layouts.of(body, self.sizes.bodies[node.id], given)
+        inputs = {item.column.name: self.held[item.column] for item in node.inputs if item.column in self.held}
+        inner = self.bodies[node.id] = Layouts.of(body, self.sizes.bodies[node.id], inputs)
         for item in body.graph.results:
             if item.column in inner.held:
                 self.held[Column(node.id, item.parameter)] = inner.held[item.column]
@@ -82,7 +81,7 @@ class Layouts:
         return self._fresh(node, "prompts" if node.op is Op.GENERATE else "groups" if whole else "rows")
 
     def _home(self, node: Node, pool: str) -> RowLayout | None:
-        """That of the largest column that lies on the pool."""
+        """The layout of the largest column that lies on the pool."""
         here = [item for item in self._read(node) if item.column in self.held and self.held[item.column].pool == pool]
         largest = max(here, key=lambda item: self.sizes.read(node, item), default=None)
         return None if largest is None else self.held[largest.column]
@@ -106,9 +105,10 @@ class Layouts:
 
 
 def alike(one: RowLayout, other: RowLayout) -> bool:
+    """Whether rows lie on the same ranks in both layouts."""
     return one.split == other.split
 
 
 def on_one_rank(layouts: RowLayout, ranks: Mapping[str, int]) -> RowLayout:
-    """With one rank all splits are the same."""
+    """The layout with the split that all layouts have on a pool of one rank; unchanged on a larger pool."""
     return replace(layouts, split=(layouts.pool,)) if ranks[layouts.pool] == 1 else layouts

@@ -35,6 +35,7 @@ class Sizes:
 
     @staticmethod
     def of(graph: Graph, assumed: Assumed) -> Sizes:
+        """The sizes of a graph's columns, of the bodies of repeats too."""
         return Sizes(graph, assumed, {node.id: Sizes.of(node.body, assumed) for node in graph.nodes if node.body})
 
     @cached_property
@@ -50,14 +51,14 @@ class Sizes:
     @cached_property
     def tokens(self) -> dict[int, int]:
         """Tokens of a response of each axis."""
-        found = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
+        tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
         for node in self.graph.nodes:
             if node.makes is not None:
                 body, axis = self.bodies.get(node.id), self.graph.axes[node.makes]
                 of = axis.parts or ((axis.parent,) if axis.step == "chosen" and axis.parent is not None else ())
-                whole = body.tokens[body.graph.rows] if body else max((found[part] for part in of), default=setting(node, "max_tokens"))
-                found[node.makes] = whole
-        return found
+                whole = body.tokens[body.graph.rows] if body else max((tokens_of[part] for part in of), default=setting(node, "max_tokens"))
+                tokens_of[node.makes] = whole
+        return tokens_of
 
     @property
     def longest(self) -> int:

@@ -15,19 +15,18 @@ from rlflow.simulate import INSTANT
 
 @dataclass(frozen=True)
 class WaveNode:
-    """A node of the plan. wave: the number of those before it on the longest chain, within its repeat; split_of: the node for which
-    its split was made; within: the repeat that it belongs to; chunks: how many it works on."""
+    """A node of the plan, and when it can run."""
 
-    name: str
-    op: str
-    wave: int
-    pool: str | None
-    lane: str
-    dispatch: str
-    layout: str
-    split_of: str | None = None
-    within: str | None = None
-    chunks: int = 1
+    name: str  # of the node
+    op: str  # its kind of call
+    wave: int  # nodes before it on the longest chain, within its repeat
+    pool: str | None  # None in one process
+    lane: str  # the threads in which it runs
+    dispatch: str  # its dispatch mode
+    layout: str  # of the rows that it reads
+    split_of: str | None = None  # the node for which that layout was made
+    within: str | None = None  # the repeat that it belongs to
+    chunks: int = 1  # chunks of rows that it works on
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,8 @@ def pairs(plan: Plan, room: Mapping[str, int]) -> Iterator[Pair]:
         for other in running[place + 1 :]:
             if one not in before[other] and other not in before[one]:
                 lane = plan.works_in(one)
-                taken = lane == plan.works_in(other) and room.get(lane) == 1
-                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane if taken else None)
+                lane_is_full = lane == plan.works_in(other) and room.get(lane) == 1
+                yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name, lane if lane_is_full else None)
             elif any(plan.pieces[i].source == one for i in plan.in_pieces.get(other, ())):
                 yield Pair(plan.graph.nodes[one].name, plan.graph.nodes[other].name)
     for body in plan.bodies.values():

@@ -58,7 +58,7 @@ def length_weighted_mean(x: Tensor, lengths: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Totals:
-    """Of the values that are there: sum, number, lowest and highest of each group, float64 [groups]; and each row's group."""
+    """Sum, number, lowest and highest of each group's values that are not missing, float64 [groups]; and each row's group."""
 
     total: Tensor
     count: Tensor

@@ -9,10 +9,12 @@ Box = tuple[tuple[int, int], ...]
 
 
 def whole(shape: Sequence[int]) -> Box:
+    """The box of all elements of a tensor of ``shape``."""
     return tuple((0, size) for size in shape)
 
 
 def lengths(box: Box) -> tuple[int, ...]:
+    """Elements of the box along each dimension."""
     return tuple(high - low for low, high in box)
 
 
@@ -22,16 +24,17 @@ def volume(box: Box) -> int:
 
 
 def overlap(one: Box, other: Box) -> Box:
-    """What both have; its volume is 0 where that is nothing."""
+    """The elements that both boxes have; its volume is 0 where there are none."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def within(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Where ``inner`` lies in a tensor that holds just ``outer``."""
+    """Slices that select ``inner`` from a tensor that holds just the elements of ``outer``."""
     return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(inner, outer, strict=True))
 
 
 def contains(outer: Box, inner: Box) -> bool:
+    """Whether all elements of ``inner`` are among those of ``outer``."""
     return all(a <= c and d <= b for (a, b), (c, d) in zip(outer, inner, strict=True))
 
 

@@ -31,29 +31,31 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """All choices for a model on so many ranks, of which ``size`` make up a replica of the rollout: the fewest bytes first, of equals the
-    plainer one. matched: the tensors that "matched" shards along another dimension than the first, and which (``shard_dims``)."""
+    """All choices for a model on so many ranks: the fewest bytes first, of equal ones the plainer."""
 
-    shapes: Shapes
-    ranks: int
-    size: int
-    matched: Mapping[str, int]
-    found: tuple[Choice, ...]
+    shapes: Shapes  # of the tensors
+    ranks: int  # that train and sample
+    size: int  # ranks that make up a replica of the rollout
+    matched: Mapping[str, int]  # tensor → dimension that "matched" shards instead of the first (``shard_dims``)
+    found: tuple[Choice, ...]  # by cost
 
     @staticmethod
     def of(shapes: Shapes, size: int, matched: Mapping[str, int], sources: Mapping[str, WeightLayout], targets: Mapping[str, WeightLayout],
            nodes: Sequence[int] | None = None) -> Choices:  # fmt: skip
-        """Of each trainer's layout, by dims, to each of the rollout's, by order; the plainer ones first."""
+        """Every pair of a trainer's layout (``sources``, by dims) and a rollout's layout (``targets``, by order), the cheapest first.
+        Pairs of equal cost keep the order in which they are given."""
         pairs = itertools.product(sources.items(), targets.items())
-        made = [_choice(dims, order, make_plan(source, target, nodes)) for (dims, source), (order, target) in pairs]
-        return Choices(shapes, next(iter(targets.values())).ranks, size, matched, tuple(sorted(made, key=cost)))
+        pairs_by_cost = [_choice(dims, order, make_plan(source, target, nodes)) for (dims, source), (order, target) in pairs]
+        return Choices(shapes, next(iter(targets.values())).ranks, size, matched, tuple(sorted(pairs_by_cost, key=cost)))
 
     @property
     def best(self) -> Choice:
+        """The choice that moves the fewest bytes."""
         return self.found[0]
 
     def told(self, dims: str, order: str) -> list[str]:
-        """In words: what this choice saves against the plain one, and what the best would save beside that."""
+        """Lines of text: how many bytes the choice (dims, order) saves against the plain one, and how many the best choice would save
+        beyond it."""
         by_name = {(choice.dims, choice.order): choice for choice in self.found}
         plain, done = by_name["first", "inner"], by_name[dims, order]
         lines = []
@@ -64,7 +66,7 @@ class Choices:
         return lines
 
     def _ways(self, one: Choice, other: Choice) -> Iterator[str]:
-        """In what a choice differs from another."""
+        """The dimensions in which ``one`` differs from ``other``, a line of text each."""
         if one.dims != other.dims:
             yield self._dims(one.dims)
         if one.order != other.order:
@@ -86,11 +88,12 @@ class Choices:
 
 
 def cost(choice: Choice) -> tuple[int, int]:
+    """The key by which choices are compared: bytes that the fullest rank receives, then bytes of all ranks together."""
     return choice.inbound, choice.total
 
 
 def orders(ranks: int, size: int) -> tuple[str, ...]:
-    """Those that differ, the plainer one first."""
+    """The rank orders that differ for tensor-parallel groups of ``size`` among ``ranks``, the plain one first."""
     return ("inner", "outer") if 1 < size < ranks else ("inner",)
 
 
@@ -119,15 +122,15 @@ def _less(one: Choice, other: Choice) -> str:
 def shard_dims(shapes: Shapes, ranks: int, dim: Dim = row_parallel) -> dict[str, int]:
     """The tensors that FSDP2 should shard along another dimension than 0, and which (``shard_placement_fn``). FSDP2 shards other
     dimensions than 0 only where the ranks divide them."""
-    found = {name: dim(name, shape) for name, shape in shapes.items() if shape}
-    return {name: cut for name, cut in found.items() if cut and shapes[name][cut] % ranks == 0}
+    cuts = {name: dim(name, shape) for name, shape in shapes.items() if shape}
+    return {name: cut for name, cut in cuts.items() if cut and shapes[name][cut] % ranks == 0}
 
 
 def cut_dims(target: WeightLayout) -> dict[str, int]:
     """Along which dimension a layout, as an engine's trace gives it, cuts each tensor; those that are whole are left out. A tensor cut
     along several counts with the first."""
-    found = {name: _cut_dim(spread) for name, spread in target.tensors.items()}
-    return {name: dim for name, dim in found.items() if dim is not None}
+    cuts = {name: _cut_dim(spread) for name, spread in target.tensors.items()}
+    return {name: dim for name, dim in cuts.items() if dim is not None}
 
 
 def _cut_dim(spread: Spread) -> int | None:

@@ -21,7 +21,8 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(values: Tensor, box: Box) -> int:
-    """Of the elements of a box: a term of its tensor's digest, signed 64 bits. ``values`` has the shape of the box, with any strides."""
+    """The digest of the elements of a box, signed 64 bits: one term of the digest of the tensor. ``values`` has the shape of the box and
+    any strides."""
     if not values.numel():
         return 0
     if not box:
@@ -33,10 +34,10 @@ def digest(values: Tensor, box: Box) -> int:
 
 def _summed(values: Tensor, box: Box) -> Tensor:
     """[rows]: the terms of each row, without the coefficient of the row."""
-    found = bits(values).to(torch.int64)
+    terms = bits(values).to(torch.int64)
     for dim in range(values.dim() - 1, 0, -1):
-        found = (found * _coefficients(dim, box[dim], values.device)).sum(-1)
-    return found
+        terms = (terms * _coefficients(dim, box[dim], values.device)).sum(-1)
+    return terms
 
 
 def bits(values: Tensor) -> Tensor:
@@ -56,5 +57,5 @@ def coefficients(dim: int, size: int) -> Tensor:
 
 
 def wrapped(number: int) -> int:
-    """As signed 64 bits."""
+    """The number modulo 2^64, as a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 def exchange(own: T, kind: TypeAdapter[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """What each rank of the group has to tell, in rank order; all of them have to ask. Raises TransferError for what is too long, or not of
-    this kind."""
+    """All-gather of plain values: what each rank of the group passed as ``own``, in rank order. Every rank of the group has to call it.
+    Raises TransferError for a value that is too long or not of this kind."""
     return [_decoded(rank, raw, kind) for rank, raw in enumerate(_gathered(kind.dump_json(own), group))]
 
 
@@ -29,10 +29,10 @@ def _gathered(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
         if not 0 < length <= LARGEST:
             raise TransferError(f"rank {rank} tells {length} bytes, expected at least one and at most {LARGEST}")
     longest = int(lengths.max())
-    mine = torch.zeros(longest, dtype=torch.uint8)
-    mine[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     everything = torch.empty(len(lengths), longest, dtype=torch.uint8)
-    dist.all_gather(list(everything.unbind()), mine, group=group)
+    dist.all_gather(list(everything.unbind()), padded, group=group)
     return [bytes(row[:length].numpy()) for row, length in zip(everything, lengths.tolist(), strict=True)]
 
 

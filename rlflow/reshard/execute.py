@@ -19,13 +19,14 @@ from rlflow.reshard.verify import Verifier
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """What is copied where, ready to go."""
+    """Pairs of tensors that are copied on this rank without the network, bound to their memory."""
 
     into: list[Tensor]
     out_of: list[Tensor]
 
     @staticmethod
     def of(pairs: Iterable[tuple[Tensor, Tensor]]) -> Copies:
+        """Copies from (destination, source) pairs."""
         pairs = list(pairs)
         return Copies([into for into, _ in pairs], [out_of for _, out_of in pairs])
 
@@ -100,7 +101,7 @@ class Resharder:
                 self._send(index + 1)
 
     def _check_versions(self, version: int) -> None:
-        if other := {rank: theirs for rank, theirs in self.transport.versions().items() if theirs != version}:
+        if other := {rank: sent for rank, sent in self.transport.versions().items() if sent != version}:
             raise TransferError(f"rank {self.rank} takes version {version}, but ranks send others: {other}")
 
     def verify(self) -> None:
@@ -108,13 +109,14 @@ class Resharder:
         self.verifier.check(self.transport.total)
 
     def close(self) -> None:
+        """Let go of the bound memory and close the transport. The Resharder cannot be used afterwards."""
         self._bound.clear()
         self.transport.close()
 
     # -- its steps, for a transport that is not called from here -------------------------------------------------------------------
 
     def copy_local(self) -> None:
-        """What this rank has itself."""
+        """Copy the elements that this rank needs and holds itself."""
         self._local.make()
 
     def pack(self, index: int) -> dict[int, Tensor]:
@@ -129,7 +131,7 @@ class Resharder:
         return {peer: parts[peer] for peer in dict.fromkeys(bucket.first.values())}
 
     def relocate(self, source: Mapping[str, TensorViews]) -> None:
-        """What this rank holds lies elsewhere from now on, in the same boxes."""
+        """Bind to new memory of this rank's shards. Their boxes must be those of the plan."""
         _check_bound(self.plan, self.rank, source, self.target)
         self.source, self.verifier = source, Verifier(self.plan, self.rank, source, self.target)
         self._bound.clear()
@@ -139,8 +141,8 @@ class Resharder:
         """Bucket ``index`` from the message of each rank that it comes from. Raises TransferError where a message is missing or has
         another length."""
         expected = {peer: size for peer, size in enumerate(self.rounds[index].received) if size}
-        if (found := {peer: message.numel() for peer, message in messages.items()}) != expected:
-            raise TransferError(f"rank {self.rank} received bytes {found} by sender in bucket {index}, the plan says {expected}")
+        if (sizes := {peer: message.numel() for peer, message in messages.items()}) != expected:
+            raise TransferError(f"rank {self.rank} received bytes {sizes} by sender in bucket {index}, the plan says {expected}")
         Copies.of(self._arrivals(self.rounds[index], messages)).make()
 
     def finish(self, version: int, received: int) -> None:
@@ -177,7 +179,7 @@ class Resharder:
                 yield from ((piece.at(leg.box), view) for piece in self.target[leg.name].around(leg.box))
 
     def _own(self) -> Copies:
-        """What this rank has itself, to where it needs it."""
+        """The copies of elements that this rank needs and holds itself."""
         return Copies.of(pair for name, box in self.plan.local(self.rank) for pair in self._straight(name, box))
 
     def _straight(self, name: str, box: Box) -> Iterable[tuple[Tensor, Tensor]]:
@@ -196,11 +198,11 @@ def _views(flat: Tensor, legs: Sequence[Leg]) -> Iterable[Tensor]:
 def _check_bound(plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews]) -> None:
     for side, layout, pieces in (("holds", plan.source, source), ("needs", plan.target, target)):
         for name, expected in layout.of(rank).items():
-            found = pieces[name].held() if name in pieces else TensorShard(expected.shape, expected.dtype, ())
-            if found != expected:
+            bound = pieces[name].held() if name in pieces else TensorShard(expected.shape, expected.dtype, ())
+            if bound != expected:
                 raise PlanError.of(
                     "reshard-bound", f"rank {rank} {side} {name!r} otherwise than it said when the plan was made",
-                    found=str(found), expected=str(expected), remedy="make the plan from the layouts of the tensors that are bound",
+                    found=str(bound), expected=str(expected), remedy="make the plan from the layouts of the tensors that are bound",
                 )  # fmt: skip
 
 

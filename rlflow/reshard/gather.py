@@ -40,12 +40,12 @@ class Gather:
     def _whole(self, name: str) -> Tensor:
         have, dtype = self.source.tensors[name], getattr(torch, wire(self.source.tensors[name].dtype, self.target.tensors[name].dtype))
         room = max(sum(map(volume, boxes)) for boxes in have.boxes)
-        mine = torch.zeros(room, dtype=dtype, device=self.device)
-        held = [piece.view.reshape(-1) for piece in self.pieces[name].pieces] if name in self.pieces else []
-        mine[: sum(part.numel() for part in held)] = torch.cat(held).to(dtype) if held else mine[:0]
-        everything = [torch.empty_like(mine) for _ in have.boxes]
+        padded = torch.zeros(room, dtype=dtype, device=self.device)
+        shards = [piece.view.reshape(-1) for piece in self.pieces[name].pieces] if name in self.pieces else []
+        padded[: sum(part.numel() for part in shards)] = torch.cat(shards).to(dtype) if shards else padded[:0]
+        everything = [torch.empty_like(padded) for _ in have.boxes]
         raw = [part.view(torch.uint8) for part in everything]
-        dist.all_gather(raw, mine.view(torch.uint8), group=self.group)
+        dist.all_gather(raw, padded.view(torch.uint8), group=self.group)
         self.received += sum(part.numel() for rank, part in enumerate(raw) if rank != self.rank)
         whole = torch.empty(have.shape, dtype=dtype, device=self.device)
         for part, boxes in zip(everything, have.boxes, strict=True):

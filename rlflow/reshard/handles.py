@@ -42,11 +42,11 @@ class Handles(Segment):
         """Raises PlanError, on all ranks alike, where they are on several machines, or a buffer cannot be made or opened."""
         self._slots = slots
         size = HEAD + slots * (-(-send // HEAD) * HEAD)
-        mine, handles, problem = self._lent(size)
-        told = exchange((machine(), secrets.token_hex(8), problem), LENT, self.group)
-        check_machines(where for where, _, _ in told)
-        check_shared({rank: problem for rank, (_, _, problem) in enumerate(told)})
-        problem = self._opened(mine, self._swapped(handles, told[0][1]))
+        memory, handles, problem = self._lent(size)
+        offers = exchange((machine(), secrets.token_hex(8), problem), LENT, self.group)
+        check_machines(where for where, _, _ in offers)
+        check_shared({rank: problem for rank, (_, _, problem) in enumerate(offers)})
+        problem = self._opened(memory, self._swapped(handles, offers[0][1]))
         try:
             check_shared(dict(enumerate(exchange(problem, TEXT, self.group))))
         except PlanError:
@@ -56,24 +56,24 @@ class Handles(Segment):
     def _lent(self, size: int) -> tuple[Tensor | None, list[bytes], str]:
         """A buffer, and a handle of it for each rank, since each that opens one is counted; or what is wrong."""
         try:
-            mine = torch.empty(size, dtype=torch.uint8, device=self.device)
-            return mine, [bytes(ForkingPickler.dumps(mine)) if rank != self.rank else b"" for rank in range(self.ranks)], ""
+            memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+            return memory, [bytes(ForkingPickler.dumps(memory)) if rank != self.rank else b"" for rank in range(self.ranks)], ""
         except (RuntimeError, AssertionError, OSError) as error:  # an assertion is what a build without CUDA says
             return None, [], _line(error)
 
     def _swapped(self, handles: list[bytes], name: str) -> list[bytes]:
-        """Of each rank the handle that is for this one. They are pickles, and so go through the store in which the group has met: on one
-        machine a file of this user alone, where sockets are open to others. name: of this exchange."""
+        """The handle for this rank from each rank. Handles are pickles, and so go through the store in which the group has met: on one
+        machine a file of this user alone, where sockets are open to others."""
         store: Any = cast(Any, dist).distributed_c10d._get_default_store()
         for rank, handle in enumerate(handles):
             store.set(f"rlflow/handles/{name}/{self.rank}/{rank}", handle)
         return [store.get(f"rlflow/handles/{name}/{rank}/{self.rank}") for rank in range(self.ranks)]
 
-    def _opened(self, mine: Tensor | None, handles: list[bytes]) -> str:
+    def _opened(self, memory: Tensor | None, handles: list[bytes]) -> str:
         """Open the buffers of all others; what is wrong, if anything is."""
-        assert mine is not None
+        assert memory is not None
         try:
-            self._memory = [mine if rank == self.rank else ForkingPickler.loads(theirs) for rank, theirs in enumerate(handles)]
+            self._memory = [memory if rank == self.rank else ForkingPickler.loads(handle) for rank, handle in enumerate(handles)]
         except (RuntimeError, OSError) as error:
             return _line(error)
         return ""
@@ -98,11 +98,11 @@ class Handles(Segment):
 
 
 def check_shared(problems: Mapping[int, str]) -> None:
-    """Of each rank what is wrong, if anything is. Raises PlanError."""
-    told = [f"rank {rank}: {problem}" for rank, problem in problems.items() if problem]
-    if told:
+    """Raise PlanError where a rank cannot share memory. problems: rank → message, empty where nothing is wrong."""
+    lines = [f"rank {rank}: {problem}" for rank, problem in problems.items() if problem]
+    if lines:
         raise PlanError.of(
-            "reshard-handles", "these processes cannot share the memory of their GPUs", found="; ".join(told),
+            "reshard-handles", "these processes cannot share the memory of their GPUs", found="; ".join(lines),
             expected="processes that may open each other's memory (CUDA IPC), and room for two buckets of each rank",
             remedy="--weights alltoall",
         )  # fmt: skip

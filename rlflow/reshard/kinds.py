@@ -27,14 +27,14 @@ def sharded(shapes: Shapes, dtype: str, cuts: Sequence[Cut], ranks: int = 0) -> 
     """Each cut is made in what the one before has left: tensor parallel first, then FSDP, as on a 2-D mesh. No cut at all: replicated
     over ``ranks``."""
     ranks = len(cuts[0].place) if cuts else ranks
-    made: dict[tuple[object, ...], Spread] = {}
+    spreads: dict[tuple[object, ...], Spread] = {}
     tensors = {}
     for name, shape in shapes.items():
         dims = tuple(cut.dim(name, shape) if shape else None for cut in cuts)
-        if (shape, dims) not in made:
+        if (shape, dims) not in spreads:
             boxes = tuple(_boxes(shape, [(cut, dim, rank) for cut, dim in zip(cuts, dims, strict=True)]) for rank in range(ranks))
-            made[shape, dims] = Spread(shape, dtype, boxes)
-        tensors[name] = made[shape, dims]
+            spreads[shape, dims] = Spread(shape, dtype, boxes)
+        tensors[name] = spreads[shape, dims]
     return WeightLayout(ranks, tensors)
 
 
@@ -49,17 +49,18 @@ def _boxes(shape: tuple[int, ...], cuts: Sequence[tuple[Cut, int | None, int]]) 
 
 
 def replicated(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
+    """Every rank holds every tensor whole."""
     return sharded(shapes, dtype, (), ranks)
 
 
 def flat(shapes: Shapes, dtype: str, ranks: int) -> WeightLayout:
     """DeepSpeed ZeRO-3: each tensor flattened, ceil(numel / ranks) elements for each rank (Rajbhandari et al. 2020)."""
-    made: dict[tuple[int, ...], Spread] = {}
+    spreads: dict[tuple[int, ...], Spread] = {}
     for shape in shapes.values():
-        if shape not in made:
+        if shape not in spreads:
             spans = [chunk(math.prod(shape), rank, ranks) for rank in range(ranks)]
-            made[shape] = Spread(shape, dtype, tuple(tuple(flat_boxes(shape, *span)) for span in spans))
-    return WeightLayout(ranks, {name: made[shape] for name, shape in shapes.items()})
+            spreads[shape] = Spread(shape, dtype, tuple(tuple(flat_boxes(shape, *span)) for span in spans))
+    return WeightLayout(ranks, {name: spreads[shape] for name, shape in shapes.items()})
 
 
 def row_parallel(name: str, shape: tuple[int, ...]) -> int | None:

@@ -40,16 +40,17 @@ class Spread:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of one whole copy of the tensor."""
         return math.prod(self.shape) * width(self.dtype)
 
     def holders(self) -> dict[Box, list[int]]:
         """The distinct boxes that have elements, each with the ranks that hold it."""
-        found: dict[Box, list[int]] = {}
+        ranks_of: dict[Box, list[int]] = {}
         for rank, boxes in enumerate(self.boxes):
             for box in dict.fromkeys(boxes):
                 if volume(box):
-                    found.setdefault(box, []).append(rank)
-        return found
+                    ranks_of.setdefault(box, []).append(rank)
+        return ranks_of
 
 
 @dataclass(frozen=True)
@@ -68,36 +69,38 @@ class WeightLayout:
 
     @property
     def nbytes(self) -> int:
-        """Of one copy of the model."""
+        """Bytes of one copy of the model."""
         return sum(spread.nbytes for spread in self.tensors.values())
 
     def among(self, before: int, after: int) -> WeightLayout:
-        """The same on the ranks of one pool, beside those of others, which have nothing."""
-        made: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
+        """This layout on the ranks of one pool among the ranks of several: ``before`` ranks in front and ``after`` behind hold nothing."""
+        padded: dict[tuple[tuple[Box, ...], ...], tuple[tuple[Box, ...], ...]] = {}
         for spread in self.tensors.values():
-            made.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
-        wider = {name: Spread(spread.shape, spread.dtype, made[spread.boxes]) for name, spread in self.tensors.items()}
+            padded.setdefault(spread.boxes, (((),) * before) + spread.boxes + (((),) * after))
+        wider = {name: Spread(spread.shape, spread.dtype, padded[spread.boxes]) for name, spread in self.tensors.items()}
         return WeightLayout(before + self.ranks + after, wider)
 
     def of(self, rank: int) -> dict[str, TensorShard]:
+        """What one rank holds, by tensor name."""
         return {name: TensorShard(spread.shape, spread.dtype, spread.boxes[rank]) for name, spread in self.tensors.items()}
 
 
 def join(ranks: Sequence[Mapping[str, TensorShard]]) -> WeightLayout:
     """One layout of what each rank says of itself. A rank may lack a name. Raises PlanError where ranks differ in shape or dtype."""
     first: dict[str, tuple[int, TensorShard]] = {}
-    for rank, held in enumerate(ranks):
-        for name, mine in held.items():
-            _check_alike(name, rank, mine, *first.setdefault(name, (rank, mine)))
-    boxes = {name: tuple(held[name].boxes if name in held else () for held in ranks) for name in first}
+    for rank, shards in enumerate(ranks):
+        for name, shard in shards.items():
+            _check_alike(name, rank, shard, *first.setdefault(name, (rank, shard)))
+    boxes = {name: tuple(shards[name].boxes if name in shards else () for shards in ranks) for name in first}
     return WeightLayout(len(ranks), {name: Spread(one.shape, one.dtype, boxes[name]) for name, (_, one) in first.items()})
 
 
-def _check_alike(name: str, rank: int, mine: TensorShard, other: int, theirs: TensorShard) -> None:
-    if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+def _check_alike(name: str, rank: int, shard: TensorShard, other: int, other_shard: TensorShard) -> None:
+    if (shard.shape, shard.dtype) != (other_shard.shape, other_shard.dtype):
         raise PlanError.of(
             "reshard-layout", f"ranks {other} and {rank} do not agree on tensor {name!r}",
-            found=f"{mine.dtype} {list(mine.shape)} on rank {rank}", expected=f"{theirs.dtype} {list(theirs.shape)} as on rank {other}",
+            found=f"{shard.dtype} {list(shard.shape)} on rank {rank}",
+            expected=f"{other_shard.dtype} {list(other_shard.shape)} as on rank {other}",
             remedy="report the shape of the whole tensor in the checkpoint's coordinates on every rank",
         )  # fmt: skip
 
@@ -115,13 +118,13 @@ def check_tiles(name: str, spread: Spread) -> None:
     for box, ranks in holders.items():
         if len(box) != len(spread.shape) or not contains(whole(spread.shape), box):
             raise _untiled(name, spread, f"box {list(box)} of rank {ranks[0]} is not inside the shape {list(spread.shape)}")
-    found = sum(map(volume, holders))
+    covered = sum(map(volume, holders))
     if clash := _first_clash(sorted(holders)):
         one, other = clash
         raise _untiled(name, spread, f"ranks {holders[one][0]} and {holders[other][0]} hold boxes {list(one)} and {list(other)}")
-    if found != math.prod(spread.shape):
+    if covered != math.prod(spread.shape):
         with_some = sorted({rank for ranks in holders.values() for rank in ranks})
-        raise _untiled(name, spread, f"{found} of {math.prod(spread.shape)} elements, on ranks {with_some}")
+        raise _untiled(name, spread, f"{covered} of {math.prod(spread.shape)} elements, on ranks {with_some}")
 
 
 def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
@@ -135,9 +138,9 @@ def _first_clash(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
     return None
 
 
-def _untiled(name: str, spread: Spread, found: str) -> PlanError:
+def _untiled(name: str, spread: Spread, problem: str) -> PlanError:
     return PlanError.of(
-        "reshard-tiles", f"the shards of tensor {name!r} do not make it up exactly", found=found,
+        "reshard-tiles", f"the shards of tensor {name!r} do not make it up exactly", found=problem,
         expected=f"each element of {list(spread.shape)} in exactly one distinct box, which any number of ranks may hold",
         remedy="let every rank that trains report what it holds, once",
     )  # fmt: skip

@@ -50,7 +50,7 @@ class Mailbox(Parcels):
         return self._out[slot * self.room : (slot + 1) * self.room]
 
     def where(self, message: Tensor) -> tuple[int, int]:
-        """From which byte of the file to which a message lies."""
+        """(first byte, byte after the last) of a message within the file."""
         start = int(message.storage_offset())
         return start, start + message.numel()
 

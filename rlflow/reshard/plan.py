@@ -29,10 +29,12 @@ class Moves:
 
     @cached_property
     def elements(self) -> Numbers:
-        found: Numbers = np.prod(self.boxes[:, :, 1] - self.boxes[:, :, 0], axis=1, dtype=np.int64)
-        return found
+        """int64 [moves]: elements of each move."""
+        counts: Numbers = np.prod(self.boxes[:, :, 1] - self.boxes[:, :, 0], axis=1, dtype=np.int64)
+        return counts
 
     def take(self, index: Numbers) -> Moves:
+        """The moves at ``index``, in that order."""
         return Moves(self.sender[index], self.receiver[index], self.boxes[index])
 
     @cached_property
@@ -53,11 +55,11 @@ class Moves:
         """(sender, box), by sender."""
         return self._picked(self._by_receiver, self.receiver, self.sender, rank)
 
-    def _picked(self, order: Numbers, mine: Numbers, theirs: Numbers, rank: int) -> list[tuple[int, Box]]:
-        low, high = np.searchsorted(mine[order], [rank, rank + 1])
+    def _picked(self, order: Numbers, own: Numbers, peers: Numbers, rank: int) -> list[tuple[int, Box]]:
+        low, high = np.searchsorted(own[order], [rank, rank + 1])
         index = order[low:high]
         boxes = (tuple(map(tuple, box)) for box in self.boxes[index].tolist())
-        return list(zip(theirs[index].tolist(), boxes, strict=True))
+        return list(zip(peers[index].tolist(), boxes, strict=True))
 
     def traffic(self, ranks: int) -> Numbers:
         """Elements from each rank to each: [ranks, ranks]."""
@@ -67,14 +69,13 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """How all tensors of one shape and layout move. parts: each small enough for a bucket; needed: elements that each rank wants;
-    missing: those that it does not hold itself."""
+    """How all tensors of one shape and layout move."""
 
-    parts: tuple[Moves, ...]
-    local: Moves
-    missing: Numbers
+    parts: tuple[Moves, ...]  # each small enough for a bucket
+    local: Moves  # moves within a rank
+    missing: Numbers  # [ranks], elements that each rank needs and does not hold itself
     outbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
-    inbound: tuple[Numbers, ...] = ()
+    inbound: tuple[Numbers, ...] = ()  # of each part, elements by rank
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,12 @@ class Leg:
 
 
 def firsts(sends: Iterable[Leg]) -> dict[int, int]:
-    """Of each peer the first that is sent the same."""
+    """Peer → the first peer that is sent the same elements."""
     legs: dict[int, list[tuple[str, Box]]] = {}
     for leg in sends:
         legs.setdefault(leg.peer, []).append((leg.name, leg.box))
-    found: dict[tuple[tuple[str, Box], ...], int] = {}
-    return {peer: found.setdefault(tuple(mine), peer) for peer, mine in legs.items()}
+    first_of: dict[tuple[tuple[str, Box], ...], int] = {}
+    return {peer: first_of.setdefault(tuple(elements), peer) for peer, elements in legs.items()}
 
 
 @dataclass(frozen=True)
@@ -125,24 +126,23 @@ class Round:
 
     @cached_property
     def first(self) -> dict[int, int]:
-        """Of each rank that this one sends to the first that gets the same: one message is enough for all of them."""
+        """Peer → the first peer that gets the same elements from this rank: one message is enough for all of them."""
         return firsts(self.sends)
 
 
 @dataclass(frozen=True, eq=False)
 class TransferPlan:
-    """ranks: of trainers and generators together; names: tensor to (template, dtype on the wire); limit: bytes of a bucket, for each
-    rank and direction."""
+    """All that moves from one layout of a model to another, in buckets."""
 
-    ranks: int
-    limit: int
-    templates: tuple[Template, ...]
-    names: Mapping[str, tuple[int, str]]
-    buckets: tuple[Bucket, ...]
-    source: WeightLayout
-    target: WeightLayout
+    ranks: int  # of trainers and generators together
+    limit: int  # bytes of a bucket, for each rank and direction
+    templates: tuple[Template, ...]  # by number
+    names: Mapping[str, tuple[int, str]]  # tensor → (number of its template, dtype on the wire)
+    buckets: tuple[Bucket, ...]  # in the order in which they move
+    source: WeightLayout  # layout of the trainers
+    target: WeightLayout  # layout of the generators
     unused: tuple[str, ...] = ()  # tensors of the trainer that nobody needs
-    node_of: tuple[int, ...] = field(default=())
+    node_of: tuple[int, ...] = field(default=())  # machine of each rank
 
     def moves(self) -> Iterator[tuple[str, str, Moves]]:
         """(name, dtype on the wire, pieces) of all that is sent."""
@@ -151,9 +151,9 @@ class TransferPlan:
                 yield item.name, bucket.dtype, self.templates[item.template].parts[item.part]
 
     def local(self, rank: int) -> list[tuple[str, Box]]:
-        """What the rank copies from itself."""
-        kept = [template.local.sent_by(rank) for template in self.templates]
-        return [(name, box) for name, (template, _) in self.names.items() for _, box in kept[template]]
+        """(tensor, box) of everything that the rank copies from its own memory."""
+        boxes_of = [template.local.sent_by(rank) for template in self.templates]
+        return [(name, box) for name, (template, _) in self.names.items() for _, box in boxes_of[template]]
 
     def round(self, index: int, rank: int) -> Round:
         """Bucket ``index`` as ``rank`` sees it."""
@@ -164,15 +164,16 @@ class TransferPlan:
         return Round(bucket.dtype, sends, receives, *(tuple(row.tolist()) for row in (traffic[rank], traffic[:, rank], offsets)))
 
     def sends(self, index: int, rank: int) -> tuple[Leg, ...]:
-        """What ``rank`` sends in bucket ``index``, by receiver."""
+        """The elements that ``rank`` sends in bucket ``index``, by receiver."""
         bucket = self.buckets[index]
         return self._pieces(bucket, [part.sent_by(rank) for part in self._parts(bucket)])
 
     def _parts(self, bucket: Bucket) -> list[Moves]:
         return [self.templates[item.template].parts[item.part] for item in bucket.items]
 
-    def _pieces(self, bucket: Bucket, found: list[list[tuple[int, Box]]]) -> tuple[Leg, ...]:
-        pieces = [Leg(peer, item.name, box) for item, mine in zip(bucket.items, found, strict=True) for peer, box in mine]
+    def _pieces(self, bucket: Bucket, pieces_of: list[list[tuple[int, Box]]]) -> tuple[Leg, ...]:
+        pairs = zip(bucket.items, pieces_of, strict=True)
+        pieces = [Leg(peer, item.name, box) for item, moved in pairs for peer, box in moved]
         return tuple(sorted(pieces, key=lambda piece: piece.peer))  # stable: within a peer both sides keep the order of the bucket
 
     def traffic(self, index: int) -> Numbers:
@@ -184,23 +185,24 @@ class TransferPlan:
 
     @cached_property
     def stats(self) -> Stats:
+        """Bytes of the transfer by rank."""
         return Stats.of(self)
 
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """Bytes of each rank [ranks]. bound: what no plan without compression can go below, the bytes needed and not held; largest: the most
-    that a rank sends in one bucket, and the most that it receives."""
+    """Bytes of each rank, [ranks]."""
 
-    inbound: Numbers
-    outbound: Numbers
-    local: Numbers
-    bound: Numbers
-    across: int  # bytes that go from node to node
-    largest: tuple[Numbers, Numbers]
+    inbound: Numbers  # received
+    outbound: Numbers  # sent
+    local: Numbers  # copied within the rank
+    bound: Numbers  # needed and not held, below which no plan without compression can go
+    across: int  # bytes that go from machine to machine
+    largest: tuple[Numbers, Numbers]  # (most that a rank sends in one bucket, most that it receives)
 
     @staticmethod
     def of(plan: TransferPlan) -> Stats:
+        """Counted from the plan alone; nothing is moved."""
         zero, node = np.zeros(plan.ranks, np.int64), np.array(plan.node_of)
         inbound, outbound, local, bound = zero.copy(), zero.copy(), zero.copy(), zero.copy()
         sent, received, across = zero.copy(), zero.copy(), 0
@@ -214,9 +216,9 @@ class Stats:
                 across += far[item.template][item.part] * size
             inbound, outbound = inbound + into, outbound + out
             sent, received = np.maximum(sent, out), np.maximum(received, into)
-        kept = [by_rank(t.local.receiver, t.local.elements, plan.ranks) for t in plan.templates]
+        local_elements = [by_rank(t.local.receiver, t.local.elements, plan.ranks) for t in plan.templates]
         for index, dtype in plan.names.values():
-            local += kept[index] * width(dtype)
+            local += local_elements[index] * width(dtype)
             bound += plan.templates[index].missing * width(dtype)
         return Stats(inbound, outbound, local, bound, across, (sent, received))
 
@@ -236,17 +238,18 @@ class Stats:
     def as_json(self) -> dict[str, Any]:
         """Numbers of the rank with the most of each, in bytes."""
         names = {"inbound": self.inbound, "outbound": self.outbound, "local": self.local, "bound": self.bound}
-        found: dict[str, Any] = {name: int(column.max(initial=0)) for name, column in names.items()}
+        numbers: dict[str, Any] = {name: int(column.max(initial=0)) for name, column in names.items()}
         peak = max((self.peak(rank, 1) for rank in range(len(self.inbound))), default=0)
-        return found | {"total": int(self.inbound.sum()), "across_nodes": self.across, "peak_single": peak, "peak_double": 2 * peak}
+        return numbers | {"total": int(self.inbound.sum()), "across_nodes": self.across, "peak_single": peak, "peak_double": 2 * peak}
 
 
 def by_rank(rank: Numbers, elements: Numbers, ranks: int) -> Numbers:
+    """int64 [ranks]: the sum of ``elements`` of each rank."""
     return np.bincount(rank, elements, ranks).astype(np.int64)
 
 
 def summary(plan: TransferPlan) -> dict[str, Any]:
-    """For machines: what ``describe`` says."""
+    """The plan's numbers as plain values; ``describe`` says them in words."""
     return {
         "tensors": len(plan.names), "model_bytes": plan.target.nbytes, "ranks": plan.ranks, "buckets": len(plan.buckets),
         "bucket_bytes": plan.limit, "unused": list(plan.unused), **plan.stats.as_json(),
@@ -254,7 +257,7 @@ def summary(plan: TransferPlan) -> dict[str, Any]:
 
 
 def describe(plan: TransferPlan) -> str:
-    """The same in words."""
+    """The plan's numbers in words, for people."""
     facts = summary(plan)
     size = {name: readable(value) for name, value in facts.items() if isinstance(value, int)}
     lines = [

@@ -63,9 +63,9 @@ def _made(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...], bu
     return TransferPlan(source.ranks, bucket, tuple(templates), names, buckets, source, target, unused, nodes)
 
 
-def wire(held: str, wanted: str) -> str:
+def wire(source: str, wanted: str) -> str:
     """The dtype that travels: the wanted one unless the held one is narrower. Both ways the receiver has the same bits."""
-    return held if width(held) < width(wanted) else wanted
+    return source if width(source) < width(wanted) else wanted
 
 
 def _check_ranks(source: WeightLayout, target: WeightLayout, nodes: tuple[int, ...]) -> None:
@@ -107,16 +107,17 @@ def _source(name: str, wanted: Spread, source: WeightLayout) -> Spread:
 def _template(
     name: str, have: Spread, wanted: Spread, node: Numbers, bucket: int, size: int, count: int, load: Numbers
 ) -> Template:
-    """Of ``count`` tensors that lie alike, the first of them ``name``. load: what each rank sends of others."""
+    """The moves of ``count`` tensors that lie alike, of which ``name`` is the first. load: elements that each rank already sends of
+    other tensors."""
     check_tiles(name, have)
     ranks, holders = len(node), have.holders()
-    held = np.zeros((len(holders), ranks), bool)
+    holds = np.zeros((len(holders), ranks), bool)
     for i, owners in enumerate(holders.values()):
-        held[i, owners] = True
+        holds[i, owners] = True
     box, receiver, boxes = _overlaps(_table(holders, len(have.shape)), *_needs(name, wanted))
-    own = held[box, receiver]
+    own = holds[box, receiver]
     local = Moves(receiver[own], receiver[own], boxes[own])
-    moves = _sent(held, box[~own], receiver[~own], boxes[~own], node, size, load // count)
+    moves = _sent(holds, box[~own], receiver[~own], boxes[~own], node, size, load // count)
     missing = by_rank(moves.receiver, moves.elements, ranks)
     parts = _parts(moves, bucket // size)
     outbound = tuple(by_rank(part.sender, part.elements, ranks) for part in parts)
@@ -130,10 +131,10 @@ def _table(boxes: Iterable[Box], ndim: int) -> Numbers:
 
 def _needs(name: str, wanted: Spread) -> tuple[Numbers, Numbers]:
     """Ranks and boxes of all that is needed, each box once a rank."""
-    found = [(rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)]
+    needs = [(rank, box) for rank, boxes in enumerate(wanted.boxes) for box in dict.fromkeys(boxes) if volume(box)]
     for rank, boxes in enumerate(wanted.boxes):
         _check_apart(name, rank, list(dict.fromkeys(boxes)))
-    return np.array([rank for rank, _ in found], np.int64), _table([box for _, box in found], len(wanted.shape))
+    return np.array([rank for rank, _ in needs], np.int64), _table([box for _, box in needs], len(wanted.shape))
 
 
 def _check_apart(name: str, rank: int, boxes: list[Box]) -> None:
@@ -154,23 +155,23 @@ def _overlaps(sources: Numbers, receiver: Numbers, needed: Numbers) -> tuple[Num
     return source, receiver[need], np.stack([low[need, source], high[need, source]], axis=-1)
 
 
-def _sent(held: np.ndarray, box: Numbers, receiver: Numbers, boxes: Numbers, node: Numbers, size: int, load: Numbers) -> Moves:
+def _sent(holds: np.ndarray, box: Numbers, receiver: Numbers, boxes: Numbers, node: Numbers, size: int, load: Numbers) -> Moves:
     """A sender for each piece. Pieces with one holder need no choice, and are most of those of sharded trainers."""
-    single = held.sum(axis=1)[box] == 1
-    moves = Moves(held.argmax(axis=1)[box], receiver, boxes)
+    single = holds.sum(axis=1)[box] == 1
+    moves = Moves(holds.argmax(axis=1)[box], receiver, boxes)
     if single.all():
         return moves
     sure = moves.take(np.nonzero(single)[0])
     load += by_rank(sure.sender, sure.elements, len(load)) * size
-    chosen = _balanced(held, box[~single], moves.take(np.nonzero(~single)[0]), node, size, load)
+    chosen = _balanced(holds, box[~single], moves.take(np.nonzero(~single)[0]), node, size, load)
     return Moves(*(np.concatenate(columns) for columns in
                    zip((sure.sender, sure.receiver, sure.boxes), (chosen.sender, chosen.receiver, chosen.boxes), strict=True)))  # fmt: skip
 
 
-def _balanced(held: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size: int, load: Numbers) -> Moves:
+def _balanced(holds: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size: int, load: Numbers) -> Moves:
     """Large pieces are cut among those that could send them, and each goes to the least loaded; the lowest rank where several are."""
     near: dict[tuple[int, int], list[int]] = {}
-    could = [_candidates(near, held, int(i), int(where), node) for i, where in zip(box, node[moves.receiver], strict=True)]
+    could = [_candidates(near, holds, int(i), int(where), node) for i, where in zip(box, node[moves.receiver], strict=True)]
     counts = np.minimum([len(ranks) for ranks in could], np.maximum(moves.elements * size // SPLIT, 1))
     boxes, origin = cut(moves.boxes, counts)
     pieces = Moves(np.zeros(len(origin), np.int64), moves.receiver[origin], boxes)
@@ -182,10 +183,10 @@ def _balanced(held: np.ndarray, box: Numbers, moves: Moves, node: Numbers, size:
     return pieces
 
 
-def _candidates(known: dict[tuple[int, int], list[int]], held: np.ndarray, box: int, where: int, node: Numbers) -> list[int]:
+def _candidates(known: dict[tuple[int, int], list[int]], holds: np.ndarray, box: int, where: int, node: Numbers) -> list[int]:
     """The holders of a box on a node, or all of them where it has none."""
     if (box, where) not in known:
-        holders = np.nonzero(held[box])[0]
+        holders = np.nonzero(holds[box])[0]
         close = holders[node[holders] == where]
         known[box, where] = (close if len(close) else holders).tolist()
     return known[box, where]
@@ -205,10 +206,10 @@ def cut(boxes: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
     origin = np.repeat(np.arange(len(boxes)), counts)
     step = np.arange(len(origin)) - np.repeat(np.cumsum(counts) - counts, counts)
     row, axis, count = np.arange(len(origin)), axis[origin], counts[origin]
-    made, low, length = boxes[origin].copy(), boxes[origin, axis, 0], sizes[origin, axis]
-    made[row, axis, 0] = low + length * step // count
-    made[row, axis, 1] = low + length * (step + 1) // count
-    return made, origin
+    pieces, low, length = boxes[origin].copy(), boxes[origin, axis, 0], sizes[origin, axis]
+    pieces[row, axis, 0] = low + length * step // count
+    pieces[row, axis, 1] = low + length * (step + 1) // count
+    return pieces, origin
 
 
 def _parts(moves: Moves, limit: int) -> tuple[Moves, ...]:
@@ -257,7 +258,7 @@ def _windows(moves: Moves, limit: int) -> Iterable[Moves]:
 
 
 def _running(rank: Numbers, elements: Numbers) -> Numbers:
-    """Of each piece, the elements of its rank up to and with it."""
+    """[pieces]: elements of the piece's rank up to and including the piece."""
     order = np.argsort(rank, kind="stable")
     total = np.cumsum(elements[order])
     first = np.searchsorted(rank[order], rank[order], side="left")
@@ -269,13 +270,13 @@ def _running(rank: Numbers, elements: Numbers) -> Numbers:
 def _buckets(names: Mapping[str, tuple[int, str]], templates: Sequence[Template], limit: int) -> Iterable[Bucket]:
     """Parts in the order of the target; of one dtype, so that nothing in a bucket is out of line."""
     for dtype in sorted({dtype for _, dtype in names.values()}, key=lambda dtype: (-width(dtype), dtype)):
-        alike = [(name, index) for name, (index, mine) in names.items() if mine == dtype]
+        alike = [(name, index) for name, (index, dtype_of) in names.items() if dtype_of == dtype]
         items = [Item(name, index, part) for name, index in alike for part in range(len(templates[index].parts))]
         yield from (Bucket(dtype, tuple(run)) for run in _runs(items, templates, limit // width(dtype)))
 
 
 def _runs(items: Sequence[Item], templates: Sequence[Template], limit: int) -> Iterable[list[Item]]:
-    """As many items as fit, again and again."""
+    """Consecutive items in runs, each as long as fits into ``limit`` elements."""
     run: list[Item] = []
     total: Numbers = np.zeros(1, np.int64)
     for item in items:

@@ -24,11 +24,11 @@ Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
 
 @dataclass(frozen=True, eq=False)
 class Destinations:
-    """What a Resharder writes to. staged: whole tensors that the engine then loads itself; why: the modules that need it."""
+    """Where a Resharder writes."""
 
-    pieces: dict[str, TensorViews]
-    staged: dict[str, Tensor]
-    why: dict[str, str]
+    pieces: dict[str, TensorViews]  # tensor → views of the engine's memory
+    staged: dict[str, Tensor]  # tensor → whole tensor that the engine then loads itself
+    why: dict[str, str]  # module that has to load for itself → why
     device: torch.device = torch.device("cpu")
 
     def finish(self, reload: Reload) -> None:
@@ -47,25 +47,25 @@ def prove(
     expected = {name: tensor.detach().clone() for name, tensor in _state(model)}
     reload(patterns(tensors, 2, alike))
     for _ in range(2):  # what falls back is proved as well; by then nothing new may differ
-        made = destinations(traced, tensors)
-        _write(made, tensors, alike, reload)
+        places = destinations(traced, tensors)
+        _write(places, tensors, alike, reload)
         if not (differing := _differing(model, expected)):
-            return made
+            return places
         for name in differing:
             traced.fallback.setdefault(name.rpartition(".")[0], f"{name} differs from the engine's own reload")
         reload(patterns(tensors, 2, alike))
-    made = destinations(traced, tensors)
-    _write(made, tensors, alike, reload)
+    places = destinations(traced, tensors)
+    _write(places, tensors, alike, reload)
     if differing := _differing(model, expected):
-        return _all_by_engine(made, tensors, differing)
-    return made
+        return _all_by_engine(places, tensors, differing)
+    return places
 
 
-def _all_by_engine(made: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
+def _all_by_engine(places: Destinations, tensors: Mapping[str, Spread], differing: list[str]) -> Destinations:
     """The engine cannot load parts: it gets the whole model."""
-    why = made.why | {name.rpartition(".")[0]: f"{name} differs even where its module is loaded by the engine" for name in differing}
-    staged = _stage(tensors, made.device)
-    return Destinations({name: from_plain(tensor) for name, tensor in staged.items()}, staged, why, made.device)
+    why = places.why | {name.rpartition(".")[0]: f"{name} differs even where its module is loaded by the engine" for name in differing}
+    staged = _stage(tensors, places.device)
+    return Destinations({name: from_plain(tensor) for name, tensor in staged.items()}, staged, why, places.device)
 
 
 def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Tensor]:
@@ -75,18 +75,18 @@ def _stage(tensors: Mapping[str, Spread], device: torch.device) -> dict[str, Ten
 def destinations(traced: Traced, tensors: Mapping[str, Spread]) -> Destinations:
     """Views of the engine's memory for all that can be written straight, memory of our own for the rest."""
     by_engine = traced.loaded_by_engine()
-    device = next((piece.view.device for mine in traced.pieces.values() for piece in mine.pieces), torch.device("cpu"))
+    device = next((piece.view.device for views in traced.pieces.values() for piece in views.pieces), torch.device("cpu"))
     staged = _stage({name: spread for name, spread in tensors.items() if name in by_engine}, device)
     straight = {name: pieces for name, pieces in traced.pieces.items() if name not in by_engine}
     return Destinations(straight | {name: from_plain(tensor) for name, tensor in staged.items()}, staged, dict(traced.fallback), device)
 
 
-def _write(made: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload) -> None:
+def _write(places: Destinations, tensors: Mapping[str, Spread], ties: Mapping[str, str], reload: Reload) -> None:
     """Pattern 1, as a Resharder would."""
-    for name, values in patterns({name: tensors[name] for name in made.pieces}, 1, ties):
-        for piece in made.pieces[name].pieces:
+    for name, values in patterns({name: tensors[name] for name in places.pieces}, 1, ties):
+        for piece in places.pieces[name].pieces:
             piece.view.copy_(values[tuple(slice(low, high) for low, high in piece.box)] if piece.box else values)
-    made.finish(reload)
+    places.finish(reload)
 
 
 def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -106,7 +106,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def together(*ties: Mapping[str, str]) -> dict[str, str]:
-    """Of each tied tensor one name for all that are tied with it."""
+    """Tied tensor → one name for all tensors that are tied with it."""
     pairs = nx.Graph(pair for some in ties for pair in some.items())
     return {name: min(names) for names in nx.connected_components(pairs) for name in names}
 

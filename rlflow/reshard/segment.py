@@ -1,8 +1,8 @@
 """Shared memory of one machine: each rank packs into a segment of its own, and the others copy straight out of it.
 
 What moves is written once and read once. The files are unlinked as soon as all ranks have opened them, so that memory goes with its last
-process, however that ends. Only a death within ``open`` can leave a file: its name carries the run and the process, and the next
-``open`` of the run removes what belongs to none alive.
+process, however that ends. Only a death within ``open`` can leave a file: its name carries the run and the process with its start time,
+and the next ``open`` of the run removes what belongs to no living process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from rlflow.errors import PlanError
-from rlflow.process import boot
+from rlflow.process import Process, boot
 from rlflow.reshard.exchange import exchange
 from rlflow.reshard.plan import Round
 from rlflow.reshard.transport import summed
@@ -54,16 +54,16 @@ class Segment:
         self._slots = slots
         sweep(self.run, self.root)
         room = -(-send // HEAD) * HEAD
-        mine = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{os.getpid()}"
+        file = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{Process.this().tag()}"
         try:
-            problem = create(mine, HEAD + slots * room)
-            told = exchange((str(mine), HEAD + slots * room, machine(), problem), FILE, self.group)
-            check_machines(where for _, _, where, _ in told)
-            check_room({f"rank {rank}": what for rank, (_, _, _, what) in enumerate(told)})
-            self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in told]
+            problem = create(file, HEAD + slots * room)
+            offers = exchange((str(file), HEAD + slots * room, machine(), problem), FILE, self.group)
+            check_machines(where for _, _, where, _ in offers)
+            check_room({f"rank {rank}": what for rank, (_, _, _, what) in enumerate(offers)})
+            self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path, size, _, _ in offers]
             dist.barrier(self.group)
         finally:
-            mine.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
     def _slot(self, rank: int, slot: int) -> Tensor:
         memory = self._memory[rank]
@@ -126,37 +126,39 @@ def create(path: Path, size: int) -> str:
 
 
 def machine() -> str:
-    """The same for processes that can share memory, and for no others."""
+    """A text that is equal for two processes exactly where they can share memory."""
     return f"{socket.gethostname()} {boot()}"
 
 
 def check_machines(machines: Iterable[str]) -> None:
     """Raises PlanError for ranks on several."""
-    found = set(machines)
-    if len(found) > 1:
+    distinct = set(machines)
+    if len(distinct) > 1:
         raise PlanError.of(
-            "reshard-machines", "shared memory reaches no other machine", found=f"ranks on {sorted({name.split()[0] for name in found})}",
+            "reshard-machines", "shared memory reaches no other machine",
+            found=f"ranks on {sorted({name.split()[0] for name in distinct})}",
             expected="all ranks on one machine", remedy="--weights auto, or alltoall",
         )  # fmt: skip
 
 
 def check_room(problems: Mapping[str, str]) -> None:
-    """Of each rank what is wrong, if anything is. Raises PlanError."""
-    told = [f"{who}: {problem}" for who, problem in problems.items() if problem]
-    if told:
+    """Raise PlanError where there is no room for shared memory. problems: process → message, empty where nothing is wrong."""
+    lines = [f"{who}: {problem}" for who, problem in problems.items() if problem]
+    if lines:
         raise PlanError.of(
-            "reshard-memory", "shared memory is too small for a bucket", found="; ".join(told),
+            "reshard-memory", "shared memory is too small for a bucket", found="; ".join(lines),
             expected="room for two buckets of each rank", remedy="make /dev/shm larger (docker run --shm-size), or buckets smaller",
         )  # fmt: skip
 
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
-    """Remove what processes of this run that are dead have left, and say what it was."""
-    written = [(path, path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")]
-    left = [path for path, pid in written if pid.isdigit() and not Path("/proc", pid).exists()]
-    for path in left:
+    """Remove the files that dead processes of this run have left in ``root``. Gives their paths. A file of a process that cannot be seen
+    from here, in another container, stays."""
+    owners = {path: Process.of_tag(path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")}
+    abandoned = [path for path, owner in owners.items() if owner is not None and owner.alive() is False]
+    for path in abandoned:
         with contextlib.suppress(OSError):
             path.unlink()
-    return left
+    return abandoned
 
 

@@ -39,20 +39,22 @@ class TensorViews:
     pieces: tuple[ShardView, ...]
 
     def held(self) -> TensorShard:
+        """The shard that these views cover, without their memory."""
         return TensorShard(self.shape, self.dtype, tuple(piece.box for piece in self.pieces))
 
     def around(self, box: Box) -> list[ShardView]:
+        """The views whose box contains ``box``."""
         return [piece for piece in self.pieces if contains(piece.box, box)]
 
 
 def held(pieces: Mapping[str, TensorViews]) -> dict[str, TensorShard]:
-    """What the ranks tell each other, once."""
-    return {name: mine.held() for name, mine in pieces.items()}
+    """The shards of this rank by tensor name, without their memory: what ranks exchange once before they plan."""
+    return {name: views.held() for name, views in pieces.items()}
 
 
 def pieces_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, TensorViews]:
-    """Of parameters by Hugging Face name, as their trainer has them: sharded by FSDP2 or tensor parallelism (DTensor), by ZeRO-3, or
-    whole. Tied parameters come under each of their names."""
+    """Views of a trainer's parameters by Hugging Face name: sharded by FSDP2 or tensor parallelism (DTensor), by ZeRO-3, or whole. Tied
+    parameters come under each of their names."""
     return {name: _pieces(name, tensor) for name, tensor in tensors}
 
 
@@ -67,16 +69,17 @@ def _pieces(name: str, tensor: Tensor) -> TensorViews:
 def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """The names under which a tensor comes once more, each with the first one."""
     first: dict[tuple[int, int, torch.Size], str] = {}
-    found = {}
+    ties = {}
     for name, tensor in tensors:
         local = cast(DTensor, tensor.detach()).to_local() if isinstance(tensor, DTensor) else getattr(tensor, "ds_tensor", tensor)
         key = (local.untyped_storage()._cdata, int(local.storage_offset()), tensor.shape)
         if first.setdefault(key, name) != name:
-            found[name] = first[key]
-    return found
+            ties[name] = first[key]
+    return ties
 
 
 def from_plain(tensor: Tensor) -> TensorViews:
+    """A whole tensor as one view."""
     return TensorViews(tuple(tensor.shape), dtype_name(tensor), (ShardView(whole(tensor.shape), tensor.detach()),))
 
 
@@ -125,12 +128,13 @@ def from_flat(name: str, part: Tensor, shape: Sequence[int], rank: int, ranks: i
             "reshard-flat", f"rank {rank} holds too little of the flattened tensor {name!r}", found=f"shape {list(part.shape)}",
             expected=f"1-D, {stop - start} elements: ceil(numel / {ranks})",
         )  # fmt: skip
-    made, done = [], 0
+    views, done = [], 0
     for box in flat_boxes(shape, start, stop):
-        made.append(ShardView(box, part[done : done + volume(box)].view(lengths(box))))
+        views.append(ShardView(box, part[done : done + volume(box)].view(lengths(box))))
         done += volume(box)
-    return TensorViews(tuple(shape), dtype_name(part), tuple(made))
+    return TensorViews(tuple(shape), dtype_name(part), tuple(views))
 
 
 def dtype_name(tensor: Tensor) -> str:
+    """The dtype's name without ``torch.``."""
     return str(tensor.dtype).removeprefix("torch.")

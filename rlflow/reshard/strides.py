@@ -35,8 +35,9 @@ class CopiedBox:
 
 
 def places(shape: Sequence[int], offset: int, axes: Sequence[StridedAxis], written: int) -> Iterator[CopiedBox]:
-    """Of a copy from elements ``offset`` on of a contiguous tensor of ``shape`` to elements ``written`` on of another one. A loader may
-    have narrowed, transposed, split or joined dimensions, or repeated a tensor. Raises Untraceable."""
+    """The boxes that a strided copy reads and writes: from element ``offset`` on of a contiguous tensor of ``shape``, to element
+    ``written`` on of another tensor. A loader may have narrowed, transposed, split or joined dimensions, or repeated a tensor. Raises
+    Untraceable."""
     rows = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     start = [offset // row % size for row, size in zip(rows, shape, strict=True)]
     runs: list[StridedAxis] = [StridedAxis(1, row, 0) for row in rows]
@@ -64,11 +65,11 @@ def _by_dimension(
     shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axes: Sequence[StridedAxis]
 ) -> Iterator[tuple[int | None, StridedAxis]]:
     """The axes, each within one dimension of the tensor, the short steps first; those that repeat a tensor have none."""
-    found: list[tuple[int | None, StridedAxis]] = []
+    by_dimension: list[tuple[int | None, StridedAxis]] = []
     for axis in axes:
         if axis.size > 1:
-            found += [(None, axis)] if not axis.read else _split(shape, rows, start, axis)
-    yield from sorted(found, key=lambda pair: pair[1].read)
+            by_dimension += [(None, axis)] if not axis.read else _split(shape, rows, start, axis)
+    yield from sorted(by_dimension, key=lambda pair: pair[1].read)
 
 
 def _split(shape: Sequence[int], rows: Sequence[int], start: Sequence[int], axis: StridedAxis) -> Iterator[tuple[int, StridedAxis]]:

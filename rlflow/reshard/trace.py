@@ -26,14 +26,13 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 
 @dataclass
 class Traced:
-    """pieces: of each Hugging Face tensor that the engine copies, where; modules: which modules of the engine each goes to; failed: tensors
-    that could not be followed, and why; fallback: modules that only the engine itself can load, and why;
-    ties: tensors that go where another one goes later, which therefore have the same values in any checkpoint."""
+    """What a loader did with tensors, as seen by a recording of its copies."""
 
-    pieces: dict[str, TensorViews] = field(default_factory=dict)
-    modules: dict[str, set[str]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    fallback: dict[str, str] = field(default_factory=dict)
+    pieces: dict[str, TensorViews] = field(default_factory=dict)  # Hugging Face tensor that the engine copies → where
+    modules: dict[str, set[str]] = field(default_factory=dict)  # tensor → modules of the engine that it goes to
+    failed: dict[str, str] = field(default_factory=dict)  # tensor that could not be followed → why
+    fallback: dict[str, str] = field(default_factory=dict)  # module that only the engine itself can load → why
+    #: tensor that goes where another one goes later → that other; they have the same values in any checkpoint
     ties: dict[str, str] = field(default_factory=dict)
 
     def loaded_by_engine(self) -> set[str]:
@@ -141,7 +140,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.failed[name] = str(problem)
 
     def _parameter(self, into: Tensor) -> str | None:
-        """Which parameter has this memory."""
+        """The name of the parameter that has this memory, None where there is none."""
         for name, parameter in self.parameters.get(into.untyped_storage().data_ptr(), ()):
             end = parameter.storage_offset() + sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True))
             if parameter.numel() and parameter.storage_offset() <= into.storage_offset() <= end:
@@ -150,11 +149,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _fill(traced: Traced, recorder: _Recorder, tensors: Mapping[str, Spread]) -> None:
-    found: dict[str, list[ShardView]] = {}
+    views: dict[str, list[ShardView]] = {}
     for name, piece, engine in recorder.copies.values():
-        found.setdefault(name, []).append(piece)
+        views.setdefault(name, []).append(piece)
         traced.modules.setdefault(name, set()).add(engine.rpartition(".")[0])
-    for name, pieces in found.items():
+    for name, pieces in views.items():
         dtypes = {dtype_name(piece.view) for piece in pieces}
         if len(dtypes) > 1 or _cross(pieces):
             traced.failed[name] = "its copies overlap in part, or are of several dtypes"

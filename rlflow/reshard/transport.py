@@ -13,7 +13,7 @@ from rlflow.reshard.plan import Round
 
 
 class TransferError(RuntimeError):
-    """What arrived is not what the plan says, or not what was sent."""
+    """A transfer went wrong: what arrived is not what the plan says, or not what was sent."""
 
 
 class Transport(Protocol):
@@ -31,12 +31,13 @@ class Transport(Protocol):
         """[send] uint8."""
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
-        """What will come from each rank that sends to this one: uint8, at the same place whenever it is asked for."""
+        """The messages of a bucket by sender, uint8. Each lies at the same place whenever it is asked for."""
 
     def begin(self, version: int) -> None:
         """A transfer begins."""
 
-    def start(self, slot: int, bucket: Round) -> None: ...
+    def start(self, slot: int, bucket: Round) -> None:
+        """Begin to send the bucket's outbox and to receive its inbox."""
 
     def wait(self) -> None:
         """Until what was started last is there; bounded by the deadline of the group."""
@@ -45,12 +46,13 @@ class Transport(Protocol):
         """This rank has read what was there. Called where the same slot is to be packed next."""
 
     def versions(self) -> dict[int, int]:
-        """Of the ranks that this one heard from since ``begin``."""
+        """Sender → version of the weights that it sent, for the ranks heard from since ``begin``."""
 
     def total(self, numbers: Tensor) -> Tensor:
         """The sum of int64 numbers over all ranks, which wraps around."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the memory of the transport."""
 
 
 class AllToAll:
@@ -79,8 +81,8 @@ class AllToAll:
         return {peer: self._in[slot][end - size : end] for peer, (size, end) in enumerate(zip(bucket.received, ends, strict=True)) if size}
 
     def begin(self, version: int) -> None:
-        mine = torch.full((1,), version, dtype=torch.int64, device=self.device)
-        self._agreed = dist.all_gather(list(torch.split(self._versions, 1)), mine, group=self.group, async_op=True)
+        own = torch.full((1,), version, dtype=torch.int64, device=self.device)
+        self._agreed = dist.all_gather(list(torch.split(self._versions, 1)), own, group=self.group, async_op=True)
 
     def start(self, slot: int, bucket: Round) -> None:
         into, out = self._in[slot][: sum(bucket.received)], self._out[slot][: sum(bucket.sent)]
@@ -124,6 +126,7 @@ class Parcels:
 
 
 def summed(numbers: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    """The sum of ``numbers`` over the ranks of the group, where ``numbers`` lie."""
     there = numbers.to(device, copy=True)
     dist.all_reduce(there, group=group)
     return there.to(numbers.device)

@@ -24,13 +24,13 @@ class Verifier:
 
     @cached_property
     def _boxes(self) -> dict[tuple[str, Box], int]:
-        """The same on all ranks."""
+        """The distinct boxes that ranks need, numbered alike on all ranks."""
         boxes = ((name, box) for name, spread in self.plan.target.tensors.items() for box in spread.holders())
         return {key: index for index, key in enumerate(boxes)}
 
     @cached_property
     def _counted(self) -> dict[str, list[Box]]:
-        """What this rank speaks for: the boxes of which it is the first holder."""
+        """The boxes for which this rank adds to the digest, since it is their first holder; by tensor name."""
         names = self.plan.target.tensors
         return {name: [box for box, ranks in self.plan.source.tensors[name].holders().items() if ranks[0] == self.rank] for name in names}
 
@@ -45,7 +45,7 @@ class Verifier:
     def compare(self, sums: Tensor) -> None:
         """Raises TransferError with the tensors that differ here."""
         expected = sums.tolist()
-        wrong = [f"{name} {list(piece.box)}" for name, mine in self.target.items() for piece in mine.pieces
+        wrong = [f"{name} {list(piece.box)}" for name, views in self.target.items() for piece in views.pieces
                  if volume(piece.box) and digest(piece.view, piece.box) != expected[self._boxes[name, piece.box]]]  # fmt: skip
         if wrong:
             more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
@@ -53,8 +53,8 @@ class Verifier:
 
     def _sent(self, name: str, box: Box) -> int:
         dtype = getattr(torch, self.plan.target.tensors[name].dtype)
-        found = 0
-        for mine in self._counted[name]:
-            if volume(common := overlap(mine, box)):
-                found += digest(self.source[name].around(common)[0].at(common).to(dtype), common)
-        return wrapped(found)
+        total = 0
+        for owned in self._counted[name]:
+            if volume(common := overlap(owned, box)):
+                total += digest(self.source[name].around(common)[0].at(common).to(dtype), common)
+        return wrapped(total)

@@ -1,4 +1,4 @@
-"""Running from Python: ``rlflow.run`` and ``rlflow.binding``."""
+"""Running from Python: ``rlflow.run`` and ``rlflow.roles``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.batch import Batch
-from rlflow.config.flags import RunConfig, flat, sorted_out
+from rlflow.config.flags import RunConfig, flat, sort_values
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
 from rlflow.rewards.spec import from_function
+from rlflow.runs.context import RunContext, RunResult
 from rlflow.runs.directory import check_free
-from rlflow.runs.loop import RunContext, RunResult
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare
-from rlflow.runs.session import started
+from rlflow.runs.session import start_run
 from rlflow.trace.compile import role_names
 from rlflow.watch.reporter import make_reporter
 from rlflow.watch.secrets import remember
@@ -31,15 +31,15 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     Raises FlowError, PlanError, StageError, and Interrupted after ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
-    given, hp = resolved(flow, hp, flat(keywords))
-    check_free(Path(given.options.out), given.options.name)
-    reporter = make_reporter(quiet, track=given.options.track)
-    return started(prepare(flow, hp, given, reporter.note), flow, given, reporter)
+    config, hp = resolve_config(flow, hp, flat(keywords))
+    check_free(Path(config.options.out), config.options.name)
+    reporter = make_reporter(quiet, track=config.options.track)
+    return start_run(prepare(flow, hp, config, reporter.note), reporter)
 
 
-def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[RunConfig, Any]:
-    """What is given with the packaged task beneath it, and the flow's settings; from here on no text of ours repeats their secrets. Raises
-    PlanError."""
+def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[RunConfig, Any]:
+    """Sort keywords or flags, with the packaged task beneath them, into the configuration of a run and the flow's settings. From here on no
+    text of rlflow's repeats their secrets. Raises PlanError."""
     remember(values)
     rewards = max(len(values.get("reward", ())), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
@@ -49,14 +49,14 @@ def resolved(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: b
             beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
         values = {**suited(flow, names, beneath), **values}
     values = {name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()}
-    given = sorted_out({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
+    config = sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
     hp = hp if hp is not None else flow.parameters.hp
-    if hp is None and given.hp:
-        raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(given.hp),
+    if hp is None and config.hp:
+        raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(config.hp),
                            expected="no --hp flags", remedy="give the flow a parameter hp=Settings()")
-    hp = override(hp, given.hp, "hp.") if hp is not None else None
+    hp = override(hp, config.hp, "hp.") if hp is not None else None
     remember(vars(hp) if hp is not None else {})
-    return given, hp
+    return config, hp
 
 
 def named_reward(reward: Any) -> Any:
@@ -82,9 +82,9 @@ def suited(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str,
 class Roles(dict[str, Any]):
     """Role objects by name, for ``flow(batch, **roles)``; ``take(n)`` takes the next prompts, ``close()`` ends what was started."""
 
-    def __init__(self, prepared: RunContext, roles: Mapping[str, Any], hp: Any) -> None:
+    def __init__(self, context: RunContext, roles: Mapping[str, Any], hp: Any) -> None:
         super().__init__({**roles, **({"hp": hp} if hp is not None else {})})
-        self.prepared = prepared
+        self.prepared = context
 
     def take(self, count: int | None = None) -> Batch:
         """The next prompts of the data: as many as an iteration of a run takes, or ``count``."""
@@ -104,7 +104,7 @@ def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:
     A flow with ``*rewards`` takes them by position: ``flow(roles.take(), actor, *rewards)``.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
-    given, hp = resolved(flow, hp, flat(keywords))
-    prepared = prepare(flow, hp, given, judge=None)
-    names = [name for names in role_names(flow, max(len(given.options.reward), 1)).values() for name in names]
-    return Roles(prepared, {name: Role(name, prepared.engine) for name in names}, hp)
+    config, hp = resolve_config(flow, hp, flat(keywords))
+    context = prepare(flow, hp, config, judge=None)
+    names = [name for names in role_names(flow, max(len(config.options.reward), 1)).values() for name in names]
+    return Roles(context, {name: Role(name, context.engine) for name in names}, hp)

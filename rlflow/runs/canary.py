@@ -66,8 +66,8 @@ def _token_rows(prompts: Batch) -> Iterator[list[int]]:
     yield from (row.tolist() for row in torch.split(column.value, column.lengths.tolist()))
 
 
-def strange(metrics: Mapping[str, float], most: float, dtype: str = "float32") -> Iterator[str]:
-    """What there is to say of canaries that differ by more than a factor of ``most``, or what rounding makes of it in a shorter dtype."""
+def canary_warnings(metrics: Mapping[str, float], most: float, dtype: str = "float32") -> Iterator[str]:
+    """Warnings of canaries that differ by more than a factor of ``most``, or by what rounding makes of it in a shorter dtype."""
     allowed = 1 + (most - 1) * ROUNDING.get(dtype, 1.0)
     limit = f"--max-mismatch {most:g}" + (f", with the rounding of {dtype} {allowed:g}" if allowed > most else "")
     for name, factor in metrics.items():

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,17 +16,15 @@ import torch
 import rlflow
 from rlflow.author.load import algorithms_folder
 from rlflow.binding.backends import device_of
-from rlflow.binding.dataset import tokenizer
-from rlflow.binding.rewards import specs_of
+from rlflow.binding.rewards import RewardNames
 from rlflow.binding.roles import Roles
 from rlflow.checkpoints.models import CONFIG, TOKENIZER, index_files, small_files, weight_files
-from rlflow.config.flags import RunConfig
 from rlflow.config.names import SHIPPED, source_files
+from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
 from rlflow.errors import PlanError
-from rlflow.graph.model import RoleUse
-from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.rewards.spec import RewardSpec
 from rlflow.runs.identity import Identity, WeightFile
 from rlflow.runs.modules import Imports, imports, meaning, root_of
 from rlflow.runs.weights import stated
@@ -42,21 +40,20 @@ SHORT = 200  # letters of a value that is kept as it is; of a longer one the dig
 
 @dataclass(frozen=True)
 class Sources:
-    """What a run is made from: the flow's file, the roles that are models, all reward roles with their rewards, and its data."""
+    """What a run is made from."""
 
-    file: Path
-    roles: Roles
-    rewards: Mapping[str, RewardSpec]
+    file: Path  # of the flow
+    roles: Roles  # that are models
+    rewards: Mapping[str, RewardSpec]  # by a name that does not change where the same files are named by other paths
     training: Dataset
     held_out: Dataset
+    tokenizer: str | None  # the folder whose tokenizer encodes the data
 
 
-def rewards_of(roles: Sequence[RoleUse], given: RunConfig) -> dict[str, RewardSpec]:
-    """The rewards of a run, each once, by a name that does not change where the same files are named by other paths."""
-    if given.options.backend == "null" and not given.options.reward:
-        return {}
-    specs = [parse_reward(text) for text in given.options.reward or ("task",)]
-    specs += [specs_of(use.name, given, [])[0] for use in roles if given.roles.get(use.name, {}).get("reward")]
+def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, RewardSpec]:
+    """The rewards of a run, each once, by a name that does not change where the same files are named by other paths. ``roles``: those that
+    are rewards."""
+    specs = [*rewards.named, *(rewards.own[role] for role in roles if role in rewards.own)]
     named: dict[str, RewardSpec] = {}
     for spec in dict.fromkeys(replace(spec, weight=1.0) for spec in specs):
         name = f"{Path(spec.path).name}:{spec.function}" if spec.kind == "function" else spec.name
@@ -66,18 +63,18 @@ def rewards_of(roles: Sequence[RoleUse], given: RunConfig) -> dict[str, RewardSp
 
 @dataclass(frozen=True)
 class Dependencies:
-    """An identity as it is now, weights unread, and where the files of weights lie, by part."""
+    """What a run depends on, as it is now."""
 
-    identity: Identity
-    paths: Mapping[str, Path]
+    identity: Identity  # weights may not be read yet
+    paths: Mapping[str, Path]  # part of the identity → file of weights
 
 
-def found(sources: Sources, given: RunConfig) -> Dependencies:
-    """All of it. Raises PlanError for a model folder that cannot be read."""
+def find_dependencies(sources: Sources, options: Options) -> Dependencies:
+    """Find everything that a run depends on. Raises PlanError for a model folder that cannot be read."""
     kept: dict[str, str] = {}
     paths: dict[str, Path] = {}
     weights: dict[str, WeightFile] = {}
-    for folder, names in folders(sources, given).items():
+    for folder, names in folders(sources).items():
         try:
             kept |= {f"{names}: {name}": value for name, value in _small(folder)}
             own = {f"{names}: {path.name}": path for path in (weight_files(folder) if names != DATA else ())}
@@ -86,10 +83,10 @@ def found(sources: Sources, given: RunConfig) -> Dependencies:
         except OSError as error:
             raise unreadable(folder, error) from error
     modules = Imports()
-    kept |= dict(_code(sources, given, modules))
+    kept |= dict(_code(sources, modules))
     data = f"data {Path(sources.training.name).name}"
     kept |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}"}
-    return Dependencies(Identity(kept=kept, told=told(sources, given, modules), weights=weights), paths)
+    return Dependencies(Identity(kept=kept, told=versions(sources, options, modules), weights=weights), paths)
 
 
 def unreadable(folder: Path | None, error: OSError) -> PlanError:
@@ -97,7 +94,7 @@ def unreadable(folder: Path | None, error: OSError) -> PlanError:
                         expected="a folder whose files can be read", remedy="name another folder with --model")
 
 
-def folders(sources: Sources, given: RunConfig) -> dict[Path, str]:
+def folders(sources: Sources) -> dict[Path, str]:
     """Model folders that are read, each with those who read it."""
     readers: dict[Path, list[str]] = {}
     for name, role in sources.roles.items():
@@ -106,7 +103,7 @@ def folders(sources: Sources, given: RunConfig) -> dict[Path, str]:
     for name, spec in sources.rewards.items():
         if spec.kind == "model":
             readers.setdefault(Path(spec.path), []).append(f"reward {name}")
-    named = tokenizer(given)
+    named = sources.tokenizer
     if named is not None and Path(named).absolute() not in readers:
         readers.setdefault(Path(named).absolute(), []).append(DATA)
     return {folder: ", ".join(names) for folder, names in readers.items()}
@@ -146,7 +143,7 @@ def _digest(data: bytes) -> str:
     return f"sha256 {hashlib.sha256(data).hexdigest()}"
 
 
-def _code(sources: Sources, given: RunConfig, modules: Imports) -> Iterator[tuple[str, str]]:
+def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
     """Python files that the graph does not know of: rewards, what they and the flow's file import from their own folders, and backends
     that are not rlflow's."""
     if not sources.file.is_relative_to(algorithms_folder().resolve()):
@@ -175,18 +172,17 @@ def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[
         yield f"{name}: {path.relative_to(root_of(file, module)).as_posix()}", f"sha256 {meaning(path)}"
 
 
-def told(sources: Sources, given: RunConfig, modules: Imports) -> dict[str, str]:
-    """Versions, and what the machine computes with."""
-    options = given.options
+def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, str]:
+    """Versions of packages, and what the machine computes with."""
     packages = [*ALWAYS, *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ()))]
     packages += ["reasoning-gym"] if str(options.data).startswith(PREFIX) else []
     packages += ["ray"] if options.pools else []
-    packages += ["peft"] if any(given.role(name).get("lora") for name in sources.roles) else []
+    packages += ["peft"] if any(role.config.values.get("lora") for role in sources.roles.values()) else []
     packages += sorted({half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"})
-    versions = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
-    versions |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in versions and (version := _of_module(name))}
+    known = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
+    known |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in known and (version := _of_module(name))}
     threads = options.threads or (os.cpu_count() if options.pools else torch.get_num_threads())
-    return {"python": platform.python_version(), "rlflow": rlflow.__version__, **versions, "device": _device(device_of(options.device)),
+    return {"python": platform.python_version(), "rlflow": rlflow.__version__, **known, "device": _device(device_of(options.device)),
             "machine": platform.machine(), "threads": str(threads)}
 
 

@@ -13,7 +13,7 @@ from rlflow.checkpoints.models import CONFIG
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.memory.schedule import computing
-from rlflow.runs.loop import RunContext
+from rlflow.runs.context import RunContext
 from rlflow.runs.state import trained
 from rlflow.watch import status
 
@@ -30,9 +30,9 @@ def finished(folder: Path, iterations: int, roles: Mapping[str, Model]) -> bool:
     return said is not None and said.state == "done" and said.iterations == iterations and there
 
 
-def write_models(prepared: RunContext, folder: Path) -> None:
+def write_models(context: RunContext, folder: Path) -> None:
     """``final/ROLE`` for each trained role: written aside, put on the disk, renamed, so that what is there is whole. Raises PlanError."""
-    roles = trained(prepared)
+    roles = trained(context)
     if not roles:
         return
     aside = durable.aside(folder / FOLDER)
@@ -40,7 +40,7 @@ def write_models(prepared: RunContext, folder: Path) -> None:
         os.mkdir(aside)
         try:
             for role, model in roles.items():
-                _write(prepared, role, model, aside / role)
+                _write(context, role, model, aside / role)
             durable.take_place(aside, folder / FOLDER)
         finally:
             if os.path.lexists(aside):
@@ -50,14 +50,14 @@ def write_models(prepared: RunContext, folder: Path) -> None:
                            expected=f"room in {folder}", remedy=f"make room, then: rlflow resume {folder}") from error
 
 
-def _write(prepared: RunContext, role: str, model: Model, folder: Path) -> None:
+def _write(context: RunContext, role: str, model: Model, folder: Path) -> None:
     """What the trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
     assert model.trainer is not None
-    prepared.engine.keeper.settle(computing(role))
+    context.engine.keeper.settle(computing(role))
     model.trainer.save(folder)
     if not folder.is_dir():
         raise OSError(None, f"the process that trains '{role}' has another disk: it wrote nothing into this folder")
-    for name, data in prepared.files.get(role, {}).items() if (folder / CONFIG[0]).is_file() else ():
+    for name, data in context.files.get(role, {}).items() if (folder / CONFIG[0]).is_file() else ():
         if name not in CONFIG:  # the trainer wrote its own
             path = folder / name
             path.unlink(missing_ok=True)

@@ -36,8 +36,8 @@ class Guard:
                          f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}")
 
 
-def mismatched(options: Options, metrics: Mapping[str, float]) -> Iterator[str]:
-    """What there is to say of a sampler that gives tokens other log-probs than the trainer. Samples with a staleness are of other weights,
+def mismatch_warnings(options: Options, metrics: Mapping[str, float]) -> Iterator[str]:
+    """Warnings of a sampler that gives tokens other log-probs than the trainer. Samples with a staleness are of other weights,
     and the null backend's numbers of none."""
     factor = metrics.get("policy/mismatch_factor", 1.0)
     if factor > options.max_mismatch and not options.staleness and options.backend != "null":
@@ -46,8 +46,8 @@ def mismatched(options: Options, metrics: Mapping[str, float]) -> Iterator[str]:
                "weights (truncated_weights) make up for little of it")
 
 
-def too_few(plan: Plan, metrics: Mapping[str, float]) -> Iterator[str]:
-    """What there is to say of repeats that kept fewer groups than they were to."""
+def short_repeat_warnings(plan: Plan, metrics: Mapping[str, float]) -> Iterator[str]:
+    """Warnings of repeats that kept fewer groups than they were to."""
     for name in (plan.graph.nodes[i].name for i in plan.bodies):
         groups, kept = int(plan.program.settings[name]["groups"]), metrics.get(f"{name}/kept")
         if kept is not None and kept < groups:

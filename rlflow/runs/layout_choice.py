@@ -9,36 +9,35 @@ from rlflow.binding.roles import BoundRole
 from rlflow.config.options import Options
 from rlflow.errors import PlanError
 from rlflow.explain.transfers import least
-from rlflow.memory.footprint import kept
+from rlflow.memory.footprint import footprint
 from rlflow.memory.sizes import ModelFootprint
 from rlflow.placement import Placement
 
 
 class Matched(NamedTuple):
-    """dims: the tensors that a role's trainer is to shard along the dimension that its sampler on the same ranks cuts, and which. outer:
-    whether ranks that share a replica of the sampler are not adjacent."""
+    """Layouts of a role's two halves that go together, so that a transfer of weights moves fewer bytes."""
 
-    dims: tuple[tuple[str, int], ...] = ()
-    outer: bool = False
+    dims: tuple[tuple[str, int], ...] = ()  # (tensor, dimension): the trainer shards it along the dimension that its generator cuts
+    outer: bool = False  # whether ranks that share a replica of the generator are not adjacent
 
 
-def matched(role: BoundRole, options: Options, where: Placement | None, adjacent: Collection[str] = ()) -> Matched:
-    """What saves bytes, of what the backends do (``match_sampler``, ``rank_order``). adjacent: pools on which the ranks of a replica are
-    adjacent where nobody says otherwise."""
-    pool = where.generators.get(role.name) if where is not None else None
-    if where is None or pool is None:
+def choose_layouts(role: BoundRole, options: Options, placement: Placement | None, adjacent: Collection[str] = ()) -> Matched:
+    """Choose, of the layouts that the backends of a role allow (``match_sampler``, ``rank_order``), those that save bytes. ``adjacent``:
+    pools on which the ranks of a replica are adjacent unless a setting says otherwise."""
+    pool = placement.generators.get(role.name) if placement is not None else None
+    if placement is None or pool is None:
         return Matched()
-    ranks, generator = where.pools[pool], role.generator.can
+    ranks, generator = placement.pools[pool], role.generator.can
     order = generator.rank_order if 1 < generator.tensor < ranks else "inner"
     order = "inner" if order == "auto" and pool in adjacent else order
-    shared = where.trainers.get(role.name) == pool and role.use.trained
+    shared = placement.trainers.get(role.name) == pool and role.use.trained
     together = shared and options.weights != "gather" and ranks % generator.tensor == 0
-    footprint = _kept(role, options, where) if together else ModelFootprint(None)
-    return Matched(*least(footprint, ranks, role.trainer.can.matches_sampler, order))
+    size = _footprint(role, options, placement) if together else ModelFootprint(None)
+    return Matched(*least(size, ranks, role.trainer.can.matches_sampler, order))
 
 
-def _kept(role: BoundRole, options: Options, where: Placement) -> ModelFootprint:
+def _footprint(role: BoundRole, options: Options, placement: Placement) -> ModelFootprint:
     try:
-        return kept(role, options.dtype, where)
-    except PlanError:  # of a folder that cannot be read, said where it is
+        return footprint(role, options.dtype, placement)
+    except PlanError:  # a folder that cannot be read is reported where the model is loaded
         return ModelFootprint(None)

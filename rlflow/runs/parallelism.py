@@ -1,4 +1,4 @@
-"""How the halves of roles lie on the ranks of their pools: what their backends say, and whether it fits."""
+"""How the halves of roles are distributed over the ranks of their pools: what their backends declare, and whether it fits."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from rlflow.config.options import Options
 from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import HALVES, Graph, Op
 from rlflow.placement import Parallel, Placement
-from rlflow.runs.layout_choice import Matched, matched
+from rlflow.runs.layout_choice import Matched, choose_layouts
 from rlflow.trace.compile import all_nodes
 
 
-def lying(
+def with_parallelism(
     placement: Placement | None, graph: Graph, roles: Roles, options: Options, adjacent: Collection[str] = ()
 ) -> Placement | None:
-    """The placement with what backends say of their halves; None for one process. adjacent: pools whose tensor-parallel samplers have
-    adjacent ranks, as those on several machines. Raises PlanError where it does not fit."""
+    """Add to a placement how each half is distributed over its pool; None for one process. ``adjacent``: pools whose tensor-parallel
+    generators have adjacent ranks, as those on several machines. Raises PlanError where it does not fit."""
+    placement = replace(placement, parallel={}) if placement is not None else None  # layouts are chosen as if there were none
     pools = placement.pools if placement is not None else {}
-    found: dict[tuple[str, str], Parallel] = {}
+    halves: dict[tuple[str, str], Parallel] = {}
     problems: list[Problem] = []
     for name, role in roles.items():
-        chosen = matched(role, options, placement, adjacent)
+        chosen = choose_layouts(role, options, placement, adjacent)
         for half in HALVES:
             pool = (placement.trainers if half == "trainer" else placement.generators).get(name) if placement is not None else None
             if placement is None or pool is not None:
-                lies = found[name, half] = parallel(role.half(half), chosen)
-                problems += _unfit(name, half, lies, pool, pools)
-                problems += _not_adjacent(name, pool, adjacent) if lies.outer else ()
-    problems += _lone_stages(graph, found)
+                how = halves[name, half] = parallelism(role.half(half), chosen)
+                problems += _unfit(name, half, how, pool, pools)
+                problems += _not_adjacent(name, pool, adjacent) if how.outer else ()
+    problems += _lone_stages(graph, halves)
     if problems:
         raise PlanError(*problems)
-    if placement is not None and (mixed := _mixed(placement, found)):
-        return lying(placement, graph, roles, options, {*adjacent, *mixed})
-    return replace(placement, parallel={key: lies for key, lies in found.items() if lies != Parallel()}) if placement is not None else None
+    if placement is not None and (mixed := _mixed(placement, halves)):
+        return with_parallelism(placement, graph, roles, options, {*adjacent, *mixed})
+    return replace(placement, parallel={key: how for key, how in halves.items() if how != Parallel()}) if placement is not None else None
 
 
-def parallel(half: BoundHalf, chosen: Matched) -> Parallel:
-    """What the backend of a role's half says of it, and what was chosen for it beside the other half."""
+def parallelism(half: BoundHalf, chosen: Matched) -> Parallel:
+    """How a half is distributed: what its backend declares, and the layout that was chosen for it beside the other half."""
     return Parallel(half.can.tensor, half.can.collective, chosen.dims if half.half == "trainer" else (),
                     chosen.outer and half.half == "generator")
 
 
-def _mixed(placement: Placement, found: Mapping[tuple[str, str], Parallel]) -> set[str]:
-    """Pools whose tensor-parallel samplers would have their ranks in different orders: they share processes, and these have one."""
-    lie = {(pool, found[role, "generator"].outer) for role, pool in placement.generators.items() if found[role, "generator"].tensor > 1}
-    return {pool for pool, outer in lie if outer and (pool, False) in lie}
+def _mixed(placement: Placement, halves: Mapping[tuple[str, str], Parallel]) -> set[str]:
+    """Pools whose tensor-parallel generators would have their ranks in different orders: they share processes, and these have one."""
+    together = {role: pool for role, pool in placement.generators.items() if halves[role, "generator"].tensor > 1}
+    orders = {(pool, halves[role, "generator"].outer) for role, pool in together.items()}
+    return {pool for pool, outer in orders if outer and (pool, False) in orders}
 
 
 def _not_adjacent(role: str, pool: str | None, adjacent: Collection[str]) -> Iterator[Problem]:
@@ -57,19 +59,19 @@ def _not_adjacent(role: str, pool: str | None, adjacent: Collection[str]) -> Ite
                       expected="a pool on one machine, on which all tensor-parallel samplers lie alike")
 
 
-def _unfit(role: str, half: str, lies: Parallel, pool: str | None, pools: Mapping[str, int]) -> Iterator[Problem]:
+def _unfit(role: str, half: str, how: Parallel, pool: str | None, pools: Mapping[str, int]) -> Iterator[Problem]:
     ranks = pools[pool] if pool is not None else 1
-    if ranks % lies.tensor:
+    if ranks % how.tensor:
         where = f"pool '{pool}' has {ranks} rank{'s' if ranks > 1 else ''}" if pool is not None else "a run in one process has one rank"
-        yield Problem("tensor-parallel", f"the {half} of role '{role}' wants whole teams of {lies.tensor} ranks", found=where,
-                      expected=f"a multiple of {lies.tensor}", remedy=f"--pools {pool or 'all'}={-(-ranks // lies.tensor) * lies.tensor}, "
+        yield Problem("tensor-parallel", f"the {half} of role '{role}' wants whole teams of {how.tensor} ranks", found=where,
+                      expected=f"a multiple of {how.tensor}", remedy=f"--pools {pool or 'all'}={-(-ranks // how.tensor) * how.tensor}, "
                       f"or --{role}.tensor_parallel 1")
 
 
-def _lone_stages(graph: Graph, found: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
+def _lone_stages(graph: Graph, halves: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
     """Stages that compute with a model on rank 0 alone, of which it has a part."""
     for node in all_nodes(graph.nodes):
-        if node.op is Op.STAGE and node.role and node.dispatch == "RANK0" and found.get((node.role, "trainer"), Parallel()).collective:
+        if node.op is Op.STAGE and node.role and node.dispatch == "RANK0" and halves.get((node.role, "trainer"), Parallel()).collective:
             yield Problem("lone-stage", f"{node.name} computes with '{node.role}' on rank 0 alone, which holds a part of its weights",
                           node.place, found="dispatch=RANK0", expected="DP_COMPUTE or ALL, in which all ranks take part",
                           remedy="let the stage be DP_COMPUTE, or use a trainer that holds all weights on each rank")

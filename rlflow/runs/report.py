@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rlflow.errors import printable
 from rlflow.runs.bounds import PATH, Bounds, RunTotals
-from rlflow.runs.loop import RunResult
+from rlflow.runs.context import RunResult
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}

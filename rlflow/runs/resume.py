@@ -11,24 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from rlflow import durable
-from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
-from rlflow.config.flags import RunConfig
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.graph import wire
 from rlflow.graph.diff import diff
 from rlflow.graph.model import Graph, Node
 from rlflow.rewards.spec import BUILT_IN
 from rlflow.runs import directory, final, state
-from rlflow.runs.api import resolved
+from rlflow.runs.api import resolve_config
+from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import shown
 from rlflow.runs.inputs import other_inputs, same_inputs
-from rlflow.runs.loop import RunContext, RunResult, RunStart
 from rlflow.runs.prepare import Judge, prepare
-from rlflow.runs.session import carried_on, new_folder
+from rlflow.runs.session import continue_run, new_folder
 from rlflow.runs.trust import check_trusted
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
@@ -52,14 +50,14 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
                            remedy="rlflow resume RUN --fork … starts a new run with others")
     check_trusted(folder, saved, _left(saved, changes), trust, reporter)
     with Lock(folder):
-        flow, given, prepared = again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
+        context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
         try:
-            start = restored(newest(folder, reporter), prepared, reporter)
-            _something_left(folder, name, start, prepared, reporter)
+            start = restored(newest(folder, reporter), context, reporter)
+            _something_left(folder, name, start, context, reporter)
         except BaseException:
-            prepared.close()
+            context.close()
             raise
-        return carried_on(prepared, folder, reporter, start)
+        return continue_run(context, folder, reporter, start)
 
 
 def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
@@ -67,17 +65,17 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
     check_trusted(folder, saved, _left(saved, changes), trust, reporter)
-    flow, given, prepared = again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
+    context = prepare_again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
     try:
-        start = restored(newest(folder, reporter), prepared, reporter)
-        _iterations_left(name, start, given.options.iterations)
+        start = restored(newest(folder, reporter), context, reporter)
+        _iterations_left(name, start, context.options.iterations)
     except BaseException:
-        prepared.close()
+        context.close()
         raise
-    made = new_folder(prepared, flow, given)
+    new = new_folder(context)
     reporter.note(f"fork of {name} at iteration {start.iteration}")
-    with Lock(made):
-        return carried_on(prepared, made, reporter, start)
+    with Lock(new):
+        return continue_run(context, new, reporter, start)
 
 
 WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}  # what settings.json must say so that a run can go on
@@ -116,10 +114,10 @@ def masked_values(saved: Mapping[str, Any]) -> list[str]:
     return [name for name, value in recorded_values(saved).items() if MASK in str(value)]
 
 
-def again(
+def prepare_again(
     saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Reporter, judge: Judge | None = None
-) -> tuple[Flow, RunConfig, RunContext]:
-    """The run prepared again as it was, with changes."""
+) -> RunContext:
+    """Prepare a run as it was, with changes. Raises FlowError and PlanError."""
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
     if missing:
@@ -128,8 +126,8 @@ def again(
     recorded = anchored(recorded_values(saved), saved.get("started_in"))
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
-    given, hp = resolved(flow, None, {**recorded, **changes}, packaged_beneath=False)
-    return flow, given, prepare(flow, hp, given, reporter.note, judge, begun=True)
+    config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
+    return prepare(flow, hp, config, reporter.note, judge, begun=True)
 
 
 def anchored(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
@@ -204,17 +202,17 @@ def newest(folder: Path, reporter: Reporter) -> Loaded:
     return loaded
 
 
-def restored(loaded: Loaded, prepared: RunContext, reporter: Reporter) -> RunStart:
-    """Put the prepared run where a checkpoint was taken."""
-    start = prepared.executor.lanes.do("control", partial(state.restore, prepared, loaded.snapshot))
+def restored(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
+    """Put the context run where a checkpoint was taken."""
+    start = context.executor.lanes.do("control", partial(state.restore, context, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")
     return start
 
 
-def _something_left(folder: Path, name: str, start: RunStart, prepared: RunContext, reporter: Reporter) -> None:
+def _something_left(folder: Path, name: str, start: RunStart, context: RunContext, reporter: Reporter) -> None:
     """Raises PlanError for a run that has come to its end. One that was stopped between its last iteration and its final models has not."""
-    iterations = prepared.options.iterations
-    if start.iteration != iterations or final.finished(folder, iterations, state.trained(prepared)):
+    iterations = context.options.iterations
+    if start.iteration != iterations or final.finished(folder, iterations, state.trained(context)):
         return _iterations_left(name, start, iterations)
     reporter.note("all iterations are done; what is left is done now")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rlflow.binding.dataset import divided
 from rlflow.binding.positions import room
 from rlflow.binding.roles import Roles
-from rlflow.config.flags import RunConfig
+from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Fault, refused, spoken
 from rlflow.data.prompts import Prompts
@@ -19,18 +19,18 @@ SECONDS = 10.0  # for records to train on; what is left is judged when it is dra
 
 
 def screened(
-    data: Dataset, graph: Graph, roles: Roles, given: RunConfig, note: Callable[[str], None], begun: bool = False
+    data: Dataset, graph: Graph, roles: Roles, options: Options, note: Callable[[str], None], begun: bool = False
 ) -> tuple[Prompts, Dataset]:
     """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError for records that cannot
     be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``."""
-    limited = replace(data, room=room(graph, roles, given.options.reward, data.shape != "prompts"))
-    training, held_out = divided(limited, given.options.held_out)
-    prompts, began = training.prompts(given.options.seed), time.monotonic()
+    limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
+    training, held_out = divided(limited, options.held_out)
+    prompts, began = training.prompts(options.seed), time.monotonic()
     asides = held_out.faulty(range(len(held_out)))
     judged = prompts.check(SECONDS)
     found = [*data.faults, *asides.values(), *prompts.faults.values()]
     total = judged + len(held_out) + len(data.faults)
-    if found and (len(found) == total or not begun and given.options.bad_records == "stop"):
+    if found and (len(found) == total or not begun and options.bad_records == "stop"):
         raise refused(data.name, in_order(found), total, limited.room)
     if found:
         note(f"{len(found)} of {total} records of {data.name} are left out: {spoken(in_order(found))}")

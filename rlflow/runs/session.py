@@ -7,16 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from rlflow import durable
-from rlflow.author.flow import Flow
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
-from rlflow.config.flags import RunConfig
 from rlflow.errors import PlanError, RemoteError, StageError, Stopped
 from rlflow.execution.apply import ending
 from rlflow.runs import directory, final, identity, state
+from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import Home, Lost
-from rlflow.runs.loop import Loop, RunContext, RunResult, RunStart
+from rlflow.runs.loop import Loop
 from rlflow.runs.records import Records
 from rlflow.runs.report import bounded
 from rlflow.runs.weights import DigestReader
@@ -31,68 +30,68 @@ class Interrupted(KeyboardInterrupt):
     """The run was stopped on request. Its message says where it stands and how to go on."""
 
 
-def started(prepared: RunContext, flow: Flow, given: RunConfig, reporter: Reporter) -> RunResult:
-    """A new run in a directory of its own. What was started is ended whatever happens."""
-    with Lock(new_folder(prepared, flow, given)) as lock:
-        return carried_on(prepared, lock.folder, reporter, BEGUN)
+def start_run(context: RunContext, reporter: Reporter) -> RunResult:
+    """Start a new run in a folder of its own. Everything that it starts is ended, whatever happens."""
+    with Lock(new_folder(context)) as lock:
+        return continue_run(context, lock.folder, reporter, BEGUN)
 
 
-def new_folder(prepared: RunContext, flow: Flow, given: RunConfig) -> Path:
-    """A folder that says what the run is. Raises PlanError; then nothing that was prepared is left."""
+def new_folder(context: RunContext) -> Path:
+    """Make a folder that says what the run is. Raises PlanError; then nothing that was context is left."""
     try:
-        return directory.create(Path(given.options.out), given.options.name, flow.name, texts(prepared))
+        return directory.create(Path(context.options.out), context.options.name, context.plan.graph.name, texts(context))
     except BaseException:
-        prepared.close()
+        context.close()
         raise
 
 
-def texts(prepared: RunContext) -> dict[str, bytes]:
+def texts(context: RunContext) -> dict[str, bytes]:
     """The files that say what the run is."""
-    known = {identity.FILE: prepared.inputs.identity.encode()} if prepared.inputs else {}
-    return known | directory.texts(prepared.settings, prepared.plan.graph)
+    known = {identity.FILE: context.inputs.identity.encode()} if context.inputs else {}
+    return known | directory.texts(context.settings, context.plan.graph)
 
 
-def carried_on(prepared: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
+def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: RunStart) -> RunResult:
     """Run from ``start`` in a folder whose lock is held, or finish what is left where all iterations are behind it. Raises Interrupted,
     StageError, PlanError."""
 
     def ask() -> None:
         if not signals.over:
-            prepared.executor.stopping = True
+            context.executor.stopping = True
             reporter.note("stopping: what runs now ends first, then the run is saved (ctrl-C again stops now)")
 
-    signals = StopSignals(ask, prepared.watchdog.signals)
+    signals = StopSignals(ask, context.watchdog.signals)
     try:
         with terminal.steady(), signals:
-            return _carried_on(prepared, folder, reporter, start, signals)
+            return _continue(context, folder, reporter, start, signals)
     finally:
-        prepared.watchdog.close()
+        context.watchdog.close()
 
 
-def _carried_on(prepared: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals) -> RunResult:
-    home, placement, options = Home(folder), prepared.plan.placement, prepared.options
+def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals) -> RunResult:
+    home, placement, options = Home(folder), context.plan.placement, context.options
     cleared(folder, reporter)
     records = Records(folder, start.iteration, reporter.note, placement.pools if placement else (),
                       evaluated=start.iteration < options.iterations or start.here is not None)
     writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
-    loop = Loop(prepared, records, writer, reporter, partial(state.snapshot, prepared), partial(look, home, prepared, records, reporter))
-    inputs = prepared.inputs or Dependencies(identity.Identity(), {})
-    reader = DigestReader(inputs.identity, inputs.paths, partial(identify, prepared, inputs, records), reporter.note)
-    evaluation = prepared.evaluation
-    reporter.start(RunInfo(folder, prepared.plan.graph.name, options.iterations, prepared.settings,
+    loop = Loop(context, records, writer, reporter, partial(state.snapshot, context), partial(look, home, context, records, reporter))
+    inputs = context.inputs or Dependencies(identity.Identity(), {})
+    reader = DigestReader(inputs.identity, inputs.paths, partial(identify, context, inputs, records), reporter.note)
+    evaluation = context.evaluation
+    reporter.start(RunInfo(folder, context.plan.graph.name, options.iterations, context.settings,
                            len(evaluation.prompts) if evaluation else 0, start.iteration, home.shown))
-    prepared.watchdog.watch(folder)
-    prepared.executor.board = prepared.watchdog.board
+    context.watchdog.watch(folder)
+    context.executor.board = context.watchdog.board
     ended, error = "failed", ""
     try:
-        with prepared.watchdog.marking():
-            describe(prepared, records)
+        with context.watchdog.marking():
+            describe(context, records)
             reader.start()
-            prepared.heard_by(records.rewards.hear)
+            context.heard_by(records.rewards.hear)
             result = loop.run(start)
             _saved(writer, home)
             home.look()
-            final.write_models(prepared, folder)
+            final.write_models(context, folder)
         ended = "done"
         return replace(result, shown=home.shown)
     except Stopped:
@@ -106,13 +105,13 @@ def _carried_on(prepared: RunContext, folder: Path, reporter: Reporter, start: R
         error = str(elsewhere)
         raise elsewhere from None
     except Exception as raised:
-        failure = _failure(raised, prepared.engine.iteration, _how_to_go_on(writer, home, start))
+        failure = _failure(raised, context.engine.iteration, _how_to_go_on(writer, home, start))
         error = str(failure)
         if failure is raised:
             raise
         raise failure from raised
     except BaseException as raised:  # such as SystemExit of a backend's
-        failure = _failure(RemoteError(ending(raised)), prepared.engine.iteration, _how_to_go_on(writer, home, start))
+        failure = _failure(RemoteError(ending(raised)), context.engine.iteration, _how_to_go_on(writer, home, start))
         error = str(failure)
         raise failure from raised
     finally:
@@ -124,7 +123,7 @@ def _carried_on(prepared: RunContext, folder: Path, reporter: Reporter, start: R
                 records.bounds(bounded(loop.totals), loop.totals.as_json())
             records.close()
             home.close()
-            prepared.stop()
+            context.stop()
             records.rewards.close()  # the last of it is heard as their processes end
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
             reporter.close(ended, error)  # type: ignore[arg-type]
@@ -155,17 +154,17 @@ def cleared(folder: Path, reporter: Reporter) -> None:
         reporter.note(f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')")
 
 
-def look(home: Home, prepared: RunContext, records: Records, reporter: Reporter) -> None:
+def look(home: Home, context: RunContext, records: Records, reporter: Reporter) -> None:
     """Between iterations. Raises Lost where the folder is gone; what says what the run is, is written again where somebody deleted it."""
     home.look()
     if not (home.path / directory.SETTINGS).exists():
         reporter.note(f"{directory.SETTINGS} is gone from {home.shown}, and maybe other files: what the run is gets written again")
-        describe(prepared, records)
+        describe(context, records)
 
 
-def describe(prepared: RunContext, records: Records) -> None:
+def describe(context: RunContext, records: Records) -> None:
     """Have the folder say what the run is now, where it says something else: a resumed run may have more iterations."""
-    for name, data in texts(prepared).items():
+    for name, data in texts(context).items():
         try:
             same = durable.read(records.folder / name) == data
         except OSError:
@@ -174,36 +173,36 @@ def describe(prepared: RunContext, records: Records) -> None:
             records.whole(name, data, anew=True)
 
 
-def identify(prepared: RunContext, inputs: Dependencies, records: Records, found: identity.Identity) -> None:
+def identify(context: RunContext, inputs: Dependencies, records: Records, known: identity.Identity) -> None:
     """Take the identity that has the digests of all weights."""
-    prepared.inputs = replace(inputs, identity=found)
-    records.whole(identity.FILE, found.encode())
+    context.inputs = replace(inputs, identity=known)
+    records.whole(identity.FILE, known.encode())
 
 
 def saved_elsewhere(loop: Loop, lost: Lost) -> PlanError:
     """Save a run whose folder is gone: where that is now, or in a new folder in its place. Without it what was learnt would be lost."""
-    prepared = loop.prepared
+    context = loop.context
     try:
-        folder = lost.moved or _anew(prepared, lost.folder)
-        with Writer(folder, prepared.options.keep) as writer:
+        folder = lost.moved or _anew(context, lost.folder)
+        with Writer(folder, context.options.keep) as writer:
             loop.writer = writer
-            loop.save(loop.done, prepared.prompts.state())
+            loop.save(loop.done, context.prompts.state())
         where = f"it is saved as {writer.saved}" if writer.saved else f"it could not be saved there: {writer.failures[-1]}"
         remedy = f"rlflow resume {folder}" if writer.saved else "start the run again"
-        name, run = prepared.plan.graph.name, prepared.options
+        name, run = context.plan.graph.name, context.options
         status.write(folder, replace(status.begun(name, run.iterations), state="failed", iteration=loop.done, error=str(lost)))
     except (OSError, PlanError) as error:
         where, remedy = f"it could not be saved anew: {error}", "start the run again"
     return PlanError.of("run-folder-lost", str(lost), found=where, expected="a folder that stays until the run ends", remedy=remedy)
 
 
-def _anew(prepared: RunContext, folder: Path) -> Path:
+def _anew(context: RunContext, folder: Path) -> Path:
     """A folder of the old name, or of a free one where something else has that. Raises PlanError."""
-    flow, told = prepared.plan.graph.name, texts(prepared)
+    flow, files = context.plan.graph.name, texts(context)
     try:
-        return directory.create(folder.parent, folder.name, flow, told)
+        return directory.create(folder.parent, folder.name, flow, files)
     except PlanError:
-        return directory.create(folder.parent, None, flow, told)
+        return directory.create(folder.parent, None, flow, files)
 
 
 def _saved(writer: Writer, home: Home, start: RunStart = BEGUN) -> str:

@@ -1,25 +1,21 @@
-"""What of a run may be streamed: what its backends and rewards say, before anything is loaded."""
+"""Which parts of a run can be streamed, by what its backends and rewards declare; nothing is loaded to know."""
 
 from __future__ import annotations
 
+from rlflow.binding.rewards import RewardNames
 from rlflow.binding.roles import Roles, row_exact
-from rlflow.config.flags import RunConfig
+from rlflow.config.options import Options
 from rlflow.graph.model import Graph
 from rlflow.plan import Streaming
-from rlflow.rewards.spec import parse_reward
 
 
-def streaming(graph: Graph, roles: Roles, given: RunConfig) -> Streaming:
-    """``roles``: those that are models. A reward function judges row by row; a model does where its backend says so."""
-    if given.options.stream < 2:
+def streaming(graph: Graph, roles: Roles, rewards: RewardNames, options: Options) -> Streaming:
+    """How rows may be streamed with ``--stream``. ``roles``: those that are models. A reward function scores row by row; a reward model
+    does where its backend is exact by row."""
+    if options.stream < 2:
         return Streaming()
-    by = {name for name, role in roles.items() if role.generator.can.chunks}
+    samplers = {name for name, role in roles.items() if role.generator.can.chunks}
     exact = {name for name, role in roles.items() if role.trainer.can.row_exact}
-    functions = {use.name for use in graph.roles if use.rewards and use.name not in roles and _by_row(use.name, given)}
-    return Streaming(given.options.stream, frozenset(by), frozenset(exact | functions))
-
-
-def _by_row(role: str, given: RunConfig) -> bool:
-    own = given.roles.get(role, {}).get("reward")
-    specs = [parse_reward(text) for text in ([str(own)] if own else given.options.reward)]
-    return all(spec.kind != "model" for spec in specs) or row_exact(given.options.backend)
+    scorers = {use.name for use in graph.roles if use.rewards and use.name not in roles
+               and (rewards.functions_only(use.name) or row_exact(options.backend))}  # fmt: skip
+    return Streaming(options.stream, frozenset(samplers), frozenset(exact | scorers))

@@ -29,7 +29,7 @@ class OptimizerStep:
 
 
 class Learner(Protocol):
-    """What a trainer does with one model so that ``learn`` can train it."""
+    """One model that ``learn`` can train: the protocol that trainers fulfil."""
 
     device: torch.device
     peers: Peers
@@ -41,7 +41,7 @@ class Learner(Protocol):
         """Add the gradient of a 0-d objective to that of the step under way."""
 
     def idle(self, want: tuple[Quantity, ...]) -> None:
-        """Where ranks compute in lockstep, take part in a micro-batch of others: a forward and a backward that add nothing."""
+        """Take part in a micro-batch of other ranks, where ranks compute in lockstep: a forward and a backward that add nothing."""
 
     def step(self) -> OptimizerStep:
         """Add up the gradients of all ranks, clip, change the weights, clear the gradient."""
@@ -49,14 +49,13 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class Passes:
-    """How often and in what pieces rows are gone through. minibatch: rows per step (None: all); micro_tokens: padded tokens per
-    forward; seed: of the order of rows."""
+    """How often and in what pieces an update goes through its rows."""
 
-    epochs: int = 1
-    minibatch: int | None = None
-    mean: Mean = "tokens"
-    seed: int = 0
-    micro_tokens: int = 16384
+    epochs: int = 1  # passes over all rows
+    minibatch: int | None = None  # rows per optimizer step over all ranks; None: all
+    mean: Mean = "tokens"  # how a minibatch's values become one
+    seed: int = 0  # of the order of rows
+    micro_tokens: int = 16384  # padded tokens per forward
 
     def __post_init__(self) -> None:
         check_mean(self.mean)
@@ -84,10 +83,10 @@ def steps(units: Sequence[Tensor], counts: Tensor, passes: Passes) -> Iterator[R
 
 def learn(engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes) -> dict[str, float]:
     """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics."""
-    kept = learnable(batch, loss)
-    units = units_of(group_of(kept.batch) if loss.rows == "group" else torch.arange(len(kept.batch)))
-    learned = learn_shares(engine, kept.batch, loss, settings, passes, steps(units, mask_counts(kept.batch), passes))
-    return together([learned], kept.left_out)
+    rows = learnable(batch, loss)
+    units = units_of(group_of(rows.batch) if loss.rows == "group" else torch.arange(len(rows.batch)))
+    learned = learn_shares(engine, rows.batch, loss, settings, passes, steps(units, mask_counts(rows.batch), passes))
+    return together([learned], rows.left_out)
 
 
 def learn_shares(
@@ -95,7 +94,7 @@ def learn_shares(
 ) -> Learned:
     """Take the given steps. On several ranks each calls this with its own rows and shares, one for every step, empty ones included."""
     lengths, counts = token_counts(batch), mask_counts(batch)
-    meter, taken = Meter(), _Steps()
+    meter, steps = Meter(), _Steps()
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(microbatches(share.units, lengths, tokens=passes.micro_tokens))
@@ -106,13 +105,13 @@ def learn_shares(
             objective += _backward(engine, batch.rows(rows), loss, settings, weights, passes.mean, meter)
         for _ in range(idle):
             engine.idle(loss.new)
-        taken.add(engine.step(), engine.peers.total(objective), share.totals.rows)
-    return Learned(meter.taken(), taken.result())
+        steps.add(engine.step(), engine.peers.total(objective), share.totals.rows)
+    return Learned(meter.taken(), steps.result())
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What one rank has to say of an update: totals of the loss's metrics over its own rows, and of the steps, which all ranks took."""
+    """The results of an update on one rank: totals of the loss's metrics over its own rows, and of the steps, which all ranks took."""
 
     seen: Mapping[str, tuple[float, ...]]
     steps: Mapping[str, float]

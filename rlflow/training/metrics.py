@@ -35,7 +35,7 @@ class Meter:
         return reported(self.taken())
 
     def taken(self) -> dict[str, Totals]:
-        """What one rank saw; ``added`` puts several together."""
+        """The totals of one rank; ``added`` adds up those of several."""
         return {name: tuple(totals.tolist()) for name, totals in self.totals.items()}
 
 
@@ -43,7 +43,7 @@ Totals = tuple[float, ...]  # sum, weight, maximum, number of missing values
 
 
 def added(parts: Iterable[Mapping[str, Totals]]) -> dict[str, Totals]:
-    """What all ranks saw."""
+    """The totals of all ranks."""
     out: dict[str, Totals] = {}
     for part in parts:
         for name, new in part.items():

@@ -39,15 +39,15 @@ def microbatches(units: Sequence[Tensor], lengths: Tensor, *, tokens: int) -> It
 
 def _filled(units: Iterable[Tensor], capacity: Callable[[Tensor], float]) -> Iterator[list[Tensor]]:
     """Runs of units, each with at most as many rows as its first unit says, and at least that unit."""
-    taken: list[Tensor] = []
+    rows_taken: list[Tensor] = []
     count, room = 0, 0.0
     for unit in units:
-        if taken and count + len(unit) > room:
-            yield taken
-            taken, count = [], 0
-        if not taken:
+        if rows_taken and count + len(unit) > room:
+            yield rows_taken
+            rows_taken, count = [], 0
+        if not rows_taken:
             room = capacity(unit)
-        taken.append(unit)
+        rows_taken.append(unit)
         count += len(unit)
-    if taken:
-        yield taken
+    if rows_taken:
+        yield rows_taken

@@ -12,24 +12,24 @@ from rlflow.training.protocols import Mean
 
 @dataclass(frozen=True)
 class New:
-    """What the model computes for a loss: token columns [rows, T] and row columns [rows]; None what was not asked for."""
+    """The quantities that the model computes for a loss; None for one that was not asked for."""
 
-    logprobs: Tensor | None = None
-    entropy: Tensor | None = None
-    values: Tensor | None = None
-    scores: Tensor | None = None
+    logprobs: Tensor | None = None  # [rows, T]
+    entropy: Tensor | None = None  # [rows, T]
+    values: Tensor | None = None  # [rows, T]
+    scores: Tensor | None = None  # [rows]
 
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Of a whole minibatch, over all ranks: tokens that count and rows that have any. Every divisor comes from these two."""
+    """Counts over a whole minibatch and all ranks: tokens that count and rows that have any. Every divisor comes from these two."""
 
     tokens: int
     rows: int
 
     @staticmethod
     def of(counts: Tensor) -> MinibatchTotals:
-        """From int64 [rows], the tokens of each row that count."""
+        """The totals from ``counts``, int64 [rows]: tokens of each row that count."""
         return MinibatchTotals(int(counts.sum()), int((counts > 0).sum()))
 
 

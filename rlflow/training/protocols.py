@@ -22,32 +22,30 @@ Mean = Literal["tokens", "rows", "row-tokens"] | float
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a role needs of its model. folder: a Hugging Face model folder (None: the backend needs none). trained: whether an
-    optimizer is needed. updates: optimizer steps expected over the run, for schedules that end (0: unknown). dims: tensors that a trainer
-    which shards should cut along another dimension than the first, and which. outer: ranks of a generator that share a model are not
-    adjacent: of n such teams each has every n-th."""
+    """What a role needs of its model."""
 
-    folder: Path | None
-    head: Head = "logprobs"
-    trained: bool = False
-    device: str = "cpu"
-    dtype: str = "float32"
-    seed: int = 0
-    updates: int = 0
+    folder: Path | None  # a Hugging Face model folder; None: the backend needs none
+    head: Head = "logprobs"  # what the model computes
+    trained: bool = False  # whether an optimizer is needed
+    device: str = "cpu"  # ``cpu``, ``cuda`` or ``cuda:N``
+    dtype: str = "float32"  # of weights and arithmetic
+    seed: int = 0  # of a new head's weights
+    updates: int = 0  # optimizer steps expected over the run, for schedules that end; 0: unknown
+    #: (tensor, dimension) for tensors that a sharding trainer should cut along another dimension than the first
     dims: tuple[tuple[str, int], ...] = ()
-    outer: bool = False
+    outer: bool = False  # whether the ranks of a generator that share a model are not adjacent: of n such groups each has every n-th
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How `generate` samples. temperature 0 is greedy; top_p 1 and top_k 0 are off; stop strings end a row and are kept in it."""
+    """How ``generate`` samples."""
 
-    samples: int = 1
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    stop: tuple[str, ...] = ()
+    samples: int = 1  # responses per prompt
+    max_tokens: int = 16  # longest response
+    temperature: float = 1.0  # by which logits are divided; 0 is greedy
+    top_p: float = 1.0  # smallest set of tokens with this probability; 1: all tokens
+    top_k: int = 0  # tokens of highest probability; 0: all tokens
+    stop: tuple[str, ...] = ()  # strings that end a row, and are kept in it
 
 
 class Trainer(Protocol):
@@ -85,7 +83,8 @@ class Trainer(Protocol):
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None:
+        """Read weights from a folder that ``save`` wrote."""
 
     def state(self) -> dict[str, Tensor]:
         """Everything that a bit-equal continuation needs, by name: ``parameters/NAME``, optimizer state, ``steps``. Live tensors."""
@@ -128,9 +127,10 @@ class Generator(Protocol):
         """Take new weights; ``version`` is the number of updates behind them."""
 
     def sleep(self, *parts: str) -> None:
-        """As a trainer's: of weights and cache."""
+        """Take parts out of memory, as a trainer's ``sleep`` does: weights and cache."""
 
-    def wake(self, *parts: str) -> None: ...
+    def wake(self, *parts: str) -> None:
+        """Bring parts back into memory."""
 
     # A generator may also have ``destinations(tensors)``: where in its memory each of these tensors belongs
     # (``rlflow.reshard.proof.Destinations``), with ``writing(version)``, a context in which that memory may be written and nothing is

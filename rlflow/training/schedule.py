@@ -13,13 +13,13 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Rises linearly to ``peak`` over ``warmup`` steps, then stays or falls to 0 at step ``total``. Raises PlanError where
-    it should fall and ``total`` does not say when."""
+    """A learning rate by step: it rises linearly, then stays or falls. Raises PlanError where it should fall and ``total`` does not say
+    when."""
 
-    peak: float
-    shape: Shape = "constant"
-    warmup: int = 0
-    total: int = 0
+    peak: float  # highest rate
+    shape: Shape = "constant"  # after the warmup
+    warmup: int = 0  # steps in which it rises from 0
+    total: int = 0  # step at which a falling rate is 0
 
     def __post_init__(self) -> None:
         if self.shape != "constant" and self.total <= self.warmup:

@@ -9,8 +9,8 @@ import torch
 from rlflow.backends.vllm.surroundings import imported
 from rlflow.binding.backends import keep_whole_products
 from rlflow.binding.roles import Halves, bind
-from rlflow.cli.check import judged as judged_file
-from rlflow.config.flags import sorted_out
+from rlflow.cli.check import check_flow as judged_file
+from rlflow.config.flags import sort_values
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
 
@@ -23,7 +23,7 @@ def judged(tmp_path):
 
     def call(use, **values):
         needs = Halves(use.trained or not use.generates, use.generates)
-        return bind({use: needs}, sorted_out({"model": str(tmp_path)} | values, [use.name]))[use.name]
+        return bind({use: needs}, sort_values({"model": str(tmp_path)} | values, [use.name]))[use.name]
 
     return call
 

@@ -6,8 +6,8 @@ import pytest
 
 from rlflow import flow, loss, repeat, stage
 from rlflow.binding.positions import positions_of, room
-from rlflow.binding.roles import bound
-from rlflow.config.flags import sorted_out
+from rlflow.binding.roles import bind_roles
+from rlflow.config.flags import sort_values
 from rlflow.data.faults import Room
 from rlflow.errors import PlanError
 from rlflow.trace.compile import compile_flow
@@ -80,8 +80,8 @@ def learning(examples, actor):
 
 def of(chosen, responses=False, **values):
     graph = compile_flow(chosen).graph
-    given = sorted_out(values, [use.name for use in graph.roles])
-    return room(graph, bound(graph, given), given.options.reward, responses)
+    given = sort_values(values, [use.name for use in graph.roles])
+    return room(graph, bind_roles(graph, given), given.options.reward, responses)
 
 
 def test_the_shortest_model_and_the_longest_sample_say_what_a_prompt_may_have(folder):
@@ -114,6 +114,6 @@ def test_samples_that_leave_no_room_for_a_prompt_are_refused(folder):
     from rlflow.author.load import load_flow
 
     graph = compile_flow(load_flow("grpo")).graph
-    given = sorted_out({"model": str(folder(max_position_embeddings=512))}, ["actor", "reference", "reward"])
+    given = sort_values({"model": str(folder(max_position_embeddings=512))}, ["actor", "reference", "reward"])
     with pytest.raises(PlanError, match=r"such as --hp.max_tokens 256"):
-        room(graph, bound(graph, given), (), False)
+        room(graph, bind_roles(graph, given), (), False)

@@ -8,8 +8,8 @@ import pytest
 from rlflow.author.load import load_flow
 from rlflow.backends import null
 from rlflow.binding import roles
-from rlflow.binding.roles import Capabilities, Halves, bound, capabilities, folders, model_uses, row_exact
-from rlflow.config.flags import sorted_out
+from rlflow.binding.roles import Capabilities, Halves, bind_roles, capabilities, folders, model_uses, row_exact
+from rlflow.config.flags import sort_values
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
 from rlflow.memory.footprint import facts
@@ -21,7 +21,7 @@ SOURCES = [path for root in ("rlflow", "backends") for path in sorted(Path(root)
 
 def of(flow, **values):
     graph = compile_flow(load_flow(flow)).graph
-    return bound(graph, sorted_out({"model": str(MODEL), **values}, [use.name for use in graph.roles]))
+    return bind_roles(graph, sort_values({"model": str(MODEL), **values}, [use.name for use in graph.roles]))
 
 
 def test_each_role_that_is_a_model_is_bound_with_what_it_needs():

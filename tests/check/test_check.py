@@ -481,30 +481,30 @@ def test_a_call_over_several_lines_is_placed_at_its_first(tmp_path):
     ],
 )
 def test_a_flag_that_does_not_fit_is_refused(flag, value, code, found, expected, nearest):
-    from rlflow.cli.check import judged
+    from rlflow.cli.check import check_flow
 
     with pytest.raises(PlanError) as caught:
-        judged(str(FIXTURES / "variant_number.py"), [flag, value])
+        check_flow(str(FIXTURES / "variant_number.py"), [flag, value])
     problem = caught.value.problems[0]
     assert (problem.code, problem.found, problem.expected, problem.nearest) == (code, found, expected, nearest)
     assert problem.remedy
 
 
 def test_given_settings_are_judged_and_so_is_each_changed_alone():
-    from rlflow.cli.check import judged
+    from rlflow.cli.check import check_flow
 
-    report = judged(str(FIXTURES / "variant_number.py"), ["--hp.beta", "0"])
+    report = check_flow(str(FIXTURES / "variant_number.py"), ["--hp.beta", "0"])
     assert [(p.code, p.variant) for p in report.errors] == [("missing-column", "")]
-    assert judged(str(FIXTURES / "variant_boolean.py"), ["--hp.use_critic=true"]).errors[0].variant == "use_critic=False"
+    assert check_flow(str(FIXTURES / "variant_boolean.py"), ["--hp.use_critic=true"]).errors[0].variant == "use_critic=False"
 
 
 @pytest.mark.parametrize("value", ["groups", "tries"])
 def test_a_supply_of_rows_that_cannot_come_is_refused_not_waited_for(value):
     # torchforge#557: a bound of 0 waited for ever
-    from rlflow.cli.check import judged
+    from rlflow.cli.check import check_flow
 
     arguments = ["--hp.tries", "2", f"--hp.{value}", "0"] if value == "groups" else ["--hp.tries", "0"]
-    found = judged(str(FIXTURES / "torchforge_557.py"), arguments).errors
+    found = check_flow(str(FIXTURES / "torchforge_557.py"), arguments).errors
     assert [(p.code, p.found, p.expected) for p in found] == [("setting-range", f"{value}=0", f"{value}: an integer of at least 1")]
 
 

@@ -14,10 +14,10 @@ from rlflow.checkpoints.load import load_latest
 from rlflow.config.flags import flat
 from rlflow.errors import StageError
 from rlflow.runs import resume
-from rlflow.runs.api import resolved
+from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.recovery import DEATHS
-from rlflow.runs.session import started
+from rlflow.runs.session import start_run
 from rlflow.watch.reporter import Quiet
 
 DYING = Path(__file__).with_name("dying.py")
@@ -55,11 +55,11 @@ class Ended:
         (folder / "fault.json").write_text(json.dumps(faults))
         flow, said = load_flow(str(file)), Said()
         values = {**SMALL, "out": str(folder), "name": "run", "reward": (f"{file}:length",), **keywords}
-        given, hp = resolved(flow, None, flat(values))
+        given, hp = resolve_config(flow, None, flat(values))
         prepared = prepare(flow, hp, given)
         self.folder, self.notes, self.failure = folder / "run", said.notes, ""
         try:
-            started(prepared, flow, given, said)
+            start_run(prepared, said)
         except StageError as error:
             self.failure = str(error)
         (folder / "said.json").write_text(json.dumps([self.notes, self.failure]))

@@ -10,13 +10,15 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 import rlflow
 import rlflow.tasks
 from rlflow.author.load import load_flow
-from rlflow.binding.rewards import ModelReward, Rewards
-from rlflow.binding.roles import bound
+from rlflow.binding.dataset import open_dataset
+from rlflow.binding.rewards import ModelReward, RewardNames, Rewards
+from rlflow.binding.roles import bind_roles
 from rlflow.cluster.worker import Worker
 from rlflow.config.flags import flat
-from rlflow.runs.api import resolved
-from rlflow.runs.pools import setups
-from rlflow.runs.prepare import compile_options, compiled, open_dataset, placed
+from rlflow.runs.api import resolve_config
+from rlflow.runs.planning import place_roles
+from rlflow.runs.pools import worker_setups
+from rlflow.runs.prepare import compile_with_data, trace_options
 
 FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
 
@@ -35,12 +37,13 @@ def flags(tmp_path_factory):
 def told(flags):
     """What the ranks of two pools are told."""
     flow = load_flow("grpo")
-    given, hp = resolved(flow, None, flat(flags | {"pools": "train=1,rollout=1"}))
-    data = open_dataset(flow, given)
-    rewards = Rewards(given, data)
-    program = compiled(flow, hp, given, data, rewards)
-    options, where = compile_options(given, data, rewards), placed(program.graph, bound(program.graph, given), given)
-    yield setups(program, given, data, options, where, {"actor": 1}, torch.get_num_threads(), dict.fromkeys(where.pools, ""))
+    config, hp = resolve_config(flow, None, flat(flags | {"pools": "train=1,rollout=1"}))
+    data = open_dataset(flow, config)
+    rewards = Rewards(RewardNames.of(config), data, config.options, config.tokenizer_folder)
+    program = compile_with_data(flow, hp, config.options, data, rewards)
+    where = place_roles(program, bind_roles(program.graph, config), config).placement
+    setups = worker_setups(program, config, data, trace_options(config.options, data, rewards), {"actor": 1})
+    yield setups.of_pools(where, torch.get_num_threads(), dict.fromkeys(where.pools, ""))
     rewards.close()
 
 

@@ -1,8 +1,8 @@
 import pytest
 
 from rlflow.backends import local, null
-from rlflow.binding.roles import known_names, settings
-from rlflow.config.flags import flat, parse_flags, read_toml, sorted_out
+from rlflow.binding.roles import class_types, settings
+from rlflow.config.flags import flat, parse_flags, read_toml, sort_values
 from rlflow.errors import PlanError
 
 
@@ -30,22 +30,22 @@ def test_a_negative_number_is_a_value():
 
 
 def test_names_go_where_they_belong():
-    given = sorted_out({"seed": "3", "hp.beta": "0", "actor.lr": "1", "lr": "2", "data.chat": "true"}, ["actor", "critic"])
+    given = sort_values({"seed": "3", "hp.beta": "0", "actor.lr": "1", "lr": "2", "data.chat": "true"}, ["actor", "critic"])
     assert given.options.seed == 3
     assert (given.hp, given.data) == ({"beta": "0"}, {"chat": "true"})
-    assert given.role("actor") == {"lr": "1"}
-    assert given.role("critic") == {"lr": "2"}
+    assert given.role("actor").values == {"lr": "1"}
+    assert given.role("critic").values == {"lr": "2"}
 
 
 def test_a_name_before_the_dot_that_is_nothing_has_its_nearest_shown():
     with pytest.raises(PlanError) as caught:
-        sorted_out({"acter.lr": "1"}, ["actor", "critic"])
+        sort_values({"acter.lr": "1"}, ["actor", "critic"])
     assert caught.value.problems[0].nearest == "actor"
 
 
 def test_a_value_out_of_range_names_the_flag_and_what_was_expected():
     with pytest.raises(PlanError) as caught:
-        sorted_out({"prompts": "0", "iterations": "many"}, [])
+        sort_values({"prompts": "0", "iterations": "many"}, [])
     assert {problem.found for problem in caught.value.problems} == {"'0'", "'many'"}
     assert all("int >= 1" in problem.expected for problem in caught.value.problems)
 
@@ -67,10 +67,12 @@ def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):
 
 
 def test_a_setting_of_one_half_comes_before_that_of_both():
-    given = {"batch_tokens": "7", "generator.batch_tokens": "9", "trainer.lr": "1", "lr": "2"}
-    assert settings(null.Generator, "generator", "actor", {"token_seconds": "1", "generator.token_seconds": "2"}).token_seconds == 2.0
-    assert settings(local.Generator, "generator", "actor", given).batch_tokens == 9
-    assert settings(local.Trainer, "trainer", "actor", given).lr == 1.0
-    names = known_names({"trainer": local.Trainer, "generator": local.Generator})
+    values = {"batch_tokens": "7", "actor.generator.batch_tokens": "9", "actor.trainer.lr": "1", "lr": "2"}
+    config = sort_values(values, ["actor"]).role("actor")
+    slow = sort_values({"actor.token_seconds": "1", "actor.generator.token_seconds": "2"}, ["actor"]).role("actor")
+    assert settings(null.Generator, "generator", slow).token_seconds == 2.0
+    assert settings(local.Generator, "generator", config).batch_tokens == 9
+    assert settings(local.Trainer, "trainer", config).lr == 1.0
+    names = set(class_types({"trainer": local.Trainer, "generator": local.Generator}))
     assert {"lr", "trainer.lr", "generator.batch_tokens"} <= names
     assert not {"generator.lr", "trainer.batch_tokens"} & names

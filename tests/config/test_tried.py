@@ -3,8 +3,8 @@
 import pytest
 
 from rlflow.binding.roles import Halves, bind
-from rlflow.cli.check import check_names, judged
-from rlflow.config.flags import sorted_out, unknown_flag
+from rlflow.cli.check import check_flow, check_names
+from rlflow.config.flags import sort_values, unknown_flag
 from rlflow.config.names import SHIPPED, role_types, setting_types, untouched
 from rlflow.errors import PlanError
 from rlflow.graph.model import RoleUse
@@ -16,7 +16,7 @@ ACTOR = RoleUse("actor", trained=True, generates=True)
 @pytest.mark.parametrize("backend", ["local", "null"])
 def test_check_judges_the_values_of_backends_with_the_flag_that_was_written(flags, backend):
     with pytest.raises(PlanError, match=rf"(?s){flags[0][2:]}' does not fit.*float >= 0.*change {flags[0]}$"):
-        judged("grpo", [*flags, "--backend", backend])
+        check_flow("grpo", [*flags, "--backend", backend])
 
 
 def test_the_null_backend_takes_the_settings_of_all_that_are_shipped_and_no_others():
@@ -31,7 +31,7 @@ def test_the_null_backend_takes_the_settings_of_all_that_are_shipped_and_no_othe
 @pytest.mark.parametrize(("values", "fits"), [({"lr": "1e-5", "zero": "2", "actor.max_num_seqs": "8"}, True), ({"lr": "nan"}, False),
                                               ({"zero": "9"}, False), ({"no_such": "1"}, False)])  # fmt: skip
 def test_a_real_command_is_bound_to_the_null_backend_with_its_values_judged(values, fits):
-    given = sorted_out({"backend": "null"} | values, ["actor"])
+    given = sort_values({"backend": "null"} | values, ["actor"])
     if fits:
         assert bind({ACTOR: Halves(True, True)}, given)["actor"].trainer.backend == "null"
         return check_names(given, ["actor"])
@@ -52,5 +52,5 @@ def test_a_flag_that_is_not_there_names_the_one_that_is_meant(name, meant):
 @pytest.mark.parametrize("value", ["99999999999999999999", "-99999999999999999999"])
 def test_whole_numbers_fit_into_64_bits(value):
     with pytest.raises(PlanError, match="64 bits"):
-        sorted_out({"seed": value}, [])
-    assert sorted_out({"seed": str(2**63 - 1)}, []).options.seed == 2**63 - 1
+        sort_values({"seed": value}, [])
+    assert sort_values({"seed": str(2**63 - 1)}, []).options.seed == 2**63 - 1

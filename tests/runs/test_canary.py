@@ -9,7 +9,7 @@ import pytest
 import rlflow
 from rlflow.backends import local
 from rlflow.batch import Batch
-from rlflow.runs.canary import canary_rows, strange
+from rlflow.runs.canary import canary_rows, canary_warnings
 
 
 class Deaf(local.Generator):
@@ -68,14 +68,14 @@ def test_canaries_are_the_two_halves_of_prompts():
 
 
 def test_what_differs_too_much_is_told_of():
-    (said,) = strange({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}, 1.05)
+    (said,) = canary_warnings({"canary/actor_factor": 1.5, "canary/actor_max": 2.0, "canary/critic_factor": 1.0}, 1.05)
     assert "role 'actor'" in said
-    assert not list(strange({"canary/actor_factor": 1.01, "canary/actor_max": 0.1}, 1.05))
+    assert not list(canary_warnings({"canary/actor_factor": 1.01, "canary/actor_max": 0.1}, 1.05))
 
 
 def test_in_bfloat16_rounding_is_told_from_a_difference():
     rounded, apart = ({"canary/actor_factor": factor, "canary/actor_max": 0.7} for factor in (1.08, 1.2))
-    assert list(strange(rounded, 1.05))
-    assert not list(strange(rounded, 1.05, "bfloat16"))
-    (said,) = strange(apart, 1.05, "bfloat16")
+    assert list(canary_warnings(rounded, 1.05))
+    assert not list(canary_warnings(rounded, 1.05, "bfloat16"))
+    (said,) = canary_warnings(apart, 1.05, "bfloat16")
     assert "by a factor of 1.2 in the mean (--max-mismatch 1.05, with the rounding of bfloat16 1.15)" in said

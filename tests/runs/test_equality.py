@@ -9,9 +9,9 @@ import torch
 import rlflow
 from rlflow.author.load import load_flow
 from rlflow.config.flags import flat
-from rlflow.runs.api import resolved
+from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
-from rlflow.runs.session import started
+from rlflow.runs.session import start_run
 from rlflow.watch.reporter import Quiet
 
 FLOWS = {
@@ -64,9 +64,9 @@ def test_eager_and_compiled_runs_end_in_identical_parameters_and_metrics(name, t
         flow(eager.take(), **eager)
     eager.close()
 
-    given, hp = resolved(flow, hp, flat(task))
-    compiled = prepare(flow, hp, given)
-    started(compiled, flow, given, Quiet())
+    config, hp = resolve_config(flow, hp, flat(task))
+    compiled = prepare(flow, hp, config)
+    start_run(compiled, Quiet())
 
     one, two = parameters(eager.prepared.engine), parameters(compiled.engine)
     assert one.keys() == two.keys()

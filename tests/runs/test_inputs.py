@@ -15,9 +15,9 @@ import rlflow
 from rlflow.author.load import algorithms_folder, load, load_flow
 from rlflow.errors import PlanError
 from rlflow.runs import identity, resume
-from rlflow.runs.api import resolved
+from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
-from rlflow.runs.session import started
+from rlflow.runs.session import start_run
 from rlflow.runs.weights import DigestReader, compared, digest, stated
 from rlflow.watch.reporter import Quiet
 
@@ -252,8 +252,8 @@ def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tm
 def test_what_nobody_asked_for_is_not_recorded_as_nothing(tmp_path):
     """Else a resumed run would take all that there is for a change."""
     flow = load_flow("grpo")
-    told, hp = resolved(flow, None, {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path)})
-    folder = started(prepare(flow, hp, told, judge=None), flow, told, Quiet()).folder
+    config, hp = resolve_config(flow, None, {"backend": "null", "prompts": 4, "iterations": 1, "out": str(tmp_path)})
+    folder = start_run(prepare(flow, hp, config, judge=None), Quiet()).folder
     assert identity.read(folder) is None
     assert any("cannot be told" in note for note in go_on(folder))
 

@@ -3,21 +3,21 @@
 import pytest
 
 from rlflow.config.options import Options
-from rlflow.runs.guards import mismatched
+from rlflow.runs.guards import mismatch_warnings
 
 APART = {"policy/mismatch_factor": 1.2, "policy/mismatch_max": 3.0}
 
 
 def test_a_sampler_that_differs_from_its_trainer_is_told_of():
-    (said,) = mismatched(Options(), APART)
+    (said,) = mismatch_warnings(Options(), APART)
     assert "differ by a factor of 1.2 on a token" in said
     assert "by 3 at most" in said
 
 
 @pytest.mark.parametrize("options", [Options(max_mismatch=1.3), Options(staleness=1), Options(backend="null")])
 def test_nothing_is_said_of_what_is_small_or_meant(options):
-    assert not list(mismatched(options, APART))
+    assert not list(mismatch_warnings(options, APART))
 
 
 def test_nothing_is_said_of_an_iteration_without_both():
-    assert not list(mismatched(Options(), {}))
+    assert not list(mismatch_warnings(Options(), {}))

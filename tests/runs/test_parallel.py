@@ -7,13 +7,13 @@ import pytest
 import rlflow.tasks
 from rlflow.author.load import load_flow
 from rlflow.backends.vllm.parallel import EngineRank
-from rlflow.binding.roles import bound
+from rlflow.binding.roles import bind_roles
 from rlflow.cli.plan import options_of
 from rlflow.config.flags import parse_flags
 from rlflow.errors import PlanError
 from rlflow.placement import Parallel
-from rlflow.runs.api import resolved
-from rlflow.runs.prepare import placed
+from rlflow.runs.api import resolve_config
+from rlflow.runs.planning import place_across_machines, place_roles
 from rlflow.trace.compile import compile_flow
 
 FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
@@ -44,9 +44,10 @@ def lies(tmp_path):
     def lies(flags, apart=(), flow="grpo", roles=("actor",)):
         found = load_flow(str(file) if flow == "duel" else flow)
         words = f"--model {FOLDER} --data chain_sum --pools all=4 {flags}".split()
-        given, hp = resolved(found, None, parse_flags(words))
-        graph = compile_flow(found, hp, options_of(given)).graph
-        where = placed(graph, bound(graph, given), given, None, apart)
+        given, hp = resolve_config(found, None, parse_flags(words))
+        program = compile_flow(found, hp, options_of(given))
+        placed = place_roles(program, bind_roles(program.graph, given), given)
+        where = place_across_machines(placed, program, apart).placement
         return [where.lies(role, half) for half in ("generator", "trainer") for role in roles]
 
     return lies

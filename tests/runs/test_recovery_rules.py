@@ -1,12 +1,11 @@
 """When a run goes back to a moment before a death, and when it is given up: the rules, with pools that are in this process."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from rlflow.errors import RemoteError
-from rlflow.runs.recovery import DEATHS, Recovery
+from rlflow.runs.recovery import DEATHS, DriverState, Recovery
 
 
 class Copied:
@@ -45,13 +44,10 @@ class Pools:
 
 
 def recovered(every=1):
-    """A recovery, and the iterations that its loop was put back to."""
+    """A recovery, and the iterations that its run was put back to."""
     backs = []
-    prepared = SimpleNamespace(workers=Pools(), prompts=SimpleNamespace(state=dict, load=lambda cursor: None),
-                               engine=SimpleNamespace(state={}, iteration=0))  # fmt: skip
-    loop = SimpleNamespace(options=SimpleNamespace(commit_every=every), prepared=prepared, reporter=SimpleNamespace(note=lambda text: None),
-                           account=lambda: None, back_to=lambda iteration, account: backs.append(iteration))  # fmt: skip
-    return Recovery(loop), backs
+    driver = DriverState(capture=lambda: None, rewind=lambda state: None, replay=lambda iteration, state: backs.append(iteration))
+    return Recovery(Pools(), every, driver, lambda text: None), backs
 
 
 def course(recovery, deaths, end=6, message="dead"):

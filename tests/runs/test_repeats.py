@@ -2,13 +2,13 @@
 
 from rlflow.algorithms import dapo
 from rlflow.passes import plan
-from rlflow.runs.guards import too_few
+from rlflow.runs.guards import short_repeat_warnings
 from rlflow.trace.compile import compile_flow
 
 
 def told(kept):
     made = plan(compile_flow(dapo.dapo, dapo.DAPO(groups=8)))
-    return list(too_few(made, kept))
+    return list(short_repeat_warnings(made, kept))
 
 
 def test_a_repeat_that_fell_short_is_told_of():

@@ -59,7 +59,7 @@ def test_they_stop_a_run_before_it_begins_as_the_page_shows(poisoned, tmp_path, 
 
 def test_they_are_left_out_where_that_is_asked_for(poisoned):
     heard = Heard()
-    given, hp = rlflow.runs.api.resolved(rlflow.author.load.load_flow("grpo"), None, {**poisoned, "bad_records": "skip"})
+    given, hp = rlflow.runs.api.resolve_config(rlflow.author.load.load_flow("grpo"), None, {**poisoned, "bad_records": "skip"})
     prepared = rlflow.runs.prepare.prepare(rlflow.author.load.load_flow("grpo"), hp, given, heard.note)
     try:
         drawn = prepared.prompts.take(44)

@@ -9,14 +9,14 @@ import torch
 import rlflow
 from rlflow import PlanError, StageError
 from rlflow.author.load import load_flow
-from rlflow.cli.check import judged
+from rlflow.cli.check import check_flow
 from rlflow.errors import FlowError
 from rlflow.explain.fits import crowded, too_many_rows
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.placement import Placement
 from rlflow.rewards.spec import parse_reward
 from rlflow.rewards.worker import _number
-from rlflow.runs.api import resolved
+from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import resume
 from rlflow.trace.compile import compile_flow
@@ -51,14 +51,14 @@ def noted(flow, **values):
     """What is said while a run of the null backend is prepared."""
     notes = []
     loaded = load_flow(str(flow))
-    given, hp = resolved(loaded, None, {"backend": "null", "threads": torch.get_num_threads(), **values})
+    given, hp = resolve_config(loaded, None, {"backend": "null", "threads": torch.get_num_threads(), **values})
     prepare(loaded, hp, given, notes.append, judge=None).close()
     return notes
 
 
 def test_what_check_warns_of_is_said_by_a_run(file):
     flow = str(file(FLOW))
-    warned = [problem for problem in judged(flow, []).problems if problem.severity == "warning"]
+    warned = [problem for problem in check_flow(flow, []).problems if problem.severity == "warning"]
     assert warned
     assert [str(problem) for problem in warned] == noted(flow)
     assert noted("grpo") == []
@@ -83,13 +83,14 @@ def test_an_iteration_whose_rewards_are_all_missing_is_not_told_as_done(file, tm
         def iteration(self, number, metrics, samples, stages):
             self.done.append(number)
 
-    from rlflow.runs.session import started
+    from rlflow.runs.session import start_run
 
     reward = file("def silent(completion):\n    return None\n", "silent.py")
     flow = load_flow("grpo")
-    given, hp = resolved(flow, None, {"backend": "null", "prompts": 2, "reward": (f"{reward}:silent",), "out": str(tmp_path / "runs")})
+    values = {"backend": "null", "prompts": 2, "reward": (f"{reward}:silent",), "out": str(tmp_path / "runs")}
+    given, hp = resolve_config(flow, None, values)
     with pytest.raises(StageError, match="100% of the rewards are missing"):
-        started(prepare(flow, hp, given), flow, given, Heard())
+        start_run(prepare(flow, hp, given), Heard())
     assert Heard.done == []
     assert (tmp_path / "runs/grpo-1/metrics.jsonl").read_text().count("\n") == 1  # to be looked at
 
@@ -133,7 +134,7 @@ def test_a_file_that_stands_in_for_a_package_is_blamed(file):
 ])  # fmt: skip
 def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file, parameter, says):
     reward = file(f"\n\ndef judge(completion, {parameter}):\n    return 1.0\n", "judge.py")
-    report = judged("grpo", ["--reward", f"{reward}:judge"])
+    report = check_flow("grpo", ["--reward", f"{reward}:judge"])
     (problem,) = report.errors
     assert problem.definition.line == 3
     assert re.search(says, problem.remedy)

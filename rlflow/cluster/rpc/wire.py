@@ -6,6 +6,9 @@
               how many numbers a key has where these are not 2
     payload   the buffers, each from the next multiple of 64 bytes on: the keys of the rows, then those of each column
 
+The format is our own, since safetensors holds tensors alone and copies them out of the frame: it has no ragged columns, no text, no kinds
+of columns, no checksum, and no views of the memory that Ray shares among processes.
+
 Where a buffer lies follows from the dtypes and shapes before it, so no two can overlap and none can lie outside.
 """
 

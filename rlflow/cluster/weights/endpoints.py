@@ -70,12 +70,12 @@ class Sender:
 
     def __init__(self, model: Model, device: str) -> None:
         self.trainer: Any = model.trainer
-        self.device = device
+        self.shown, self.device = model.has_pieces, device
         self.resharder: Resharder | None = None
 
     def begin(self) -> Offer | None:
         """What this rank holds; None where no plan can move it, as with adapters, which are merged first."""
-        pieces = self.trainer.pieces() if hasattr(self.trainer, "pieces") else None
+        pieces = self.trainer.pieces() if self.shown else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
@@ -125,13 +125,13 @@ class Receiver:
 
     def __init__(self, model: Model, device: str) -> None:
         self.generator: Any = model.generator
-        self.device, self.received = device, 0
+        self.shown, self.device, self.received = model.has_destinations, device, 0
         self.heard: dict[int, int] = {}
         self.files: list[torch.Tensor | None] = []
 
     def begin(self) -> bool:
         """Whether the engine shows where its weights lie."""
-        return hasattr(self.generator, "destinations")
+        return self.shown
 
     def offer(self, senders: list[Offer]) -> Offer:
         """What this rank needs. Its weights may be patterns afterwards: a whole transfer has to follow before anything is sampled."""

@@ -30,7 +30,7 @@ How = Literal["auto", "segment", "alltoall", "gather"]
 
 def movable(model: Model, how: How) -> bool:
     """Whether a plan can move the weights of this model, on this rank and so on all."""
-    shown = hasattr(model.trainer, "pieces") and hasattr(model.generator, "destinations")
+    shown = model.has_pieces and model.has_destinations
     return how != "gather" and dist.is_initialized() and shown and model.trainer.pieces() is not None  # type: ignore[union-attr]
 
 

@@ -8,10 +8,10 @@ import pytest
 from rlflow.author.load import load_flow
 from rlflow.cli.plan import options_of
 from rlflow.config.flags import parse_flags
-from rlflow.runs.api import resolved
-from rlflow.runs.preview import planned
+from rlflow.runs.api import resolve_config
+from rlflow.runs.preview import preview
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parent / "explain" / "fixtures"
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def planned_as():
         path = FIXTURES / f"{file}.py"
         found = load_flow(f"{path}::{flow}" if flow else str(path) if path.is_file() else name)
         values = parse_flags(flags)
-        given, hp = resolved(found, None, values if "model" in values else {"backend": "null", **values})
-        return planned(found, hp, given, options_of(given))
+        given, hp = resolve_config(found, None, values if "model" in values else {"backend": "null", **values})
+        return preview(found, hp, given, options_of(given))
 
     return make

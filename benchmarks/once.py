@@ -1,0 +1,182 @@
+"""How often a run resolves what it needs to resolve once: `python benchmarks/once.py [--pools all=2]`.
+
+Runs one small iteration of ppo and prints, by process, how often the settings of a half were resolved, a model folder's headers read, roles
+placed, and all passes made. Beside that, what the source alone shows: functions that take the configuration of a run, and places that ask
+what a backend can do. Exits with 1 where anything was done more often than it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = "RLFLOW_COUNTS"  # in the environment: the process that runs, and where workers write their counts
+MOST_FUNCTIONS = 20  # that may take the configuration
+CONFIG = ("rlflow.config.flags", "RunConfig")
+LOADER = "rlflow/binding/roles.py"  # the one place that asks what a backend can do
+# What backends may declare or have beside the two protocols, as `rlflow/training/protocols.py` says.
+OPTIONAL = {"collective", "row_exact", "generate_chunks", "divided", "copied", "flat", "movable", "passing", "cache_bytes", "batch_tokens",
+            "tensor_parallel", "rank_order", "match_sampler", "max_model_len", "pieces", "destinations", "forward_ahead", "Trainer",
+            "Generator", "Settings"}  # fmt: skip
+COUNTED: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {  # what → (module, function, of what, from its arguments)
+    "settings": ("rlflow.binding.roles", "settings", lambda local: f"{local['config'].name}.{local['half']}"),
+    "headers": ("rlflow.memory.sizes", "ModelFacts.of", lambda local: str(local["folder"])),
+    "placement": ("rlflow.placement", "place", lambda local: ""),
+    "layouts": ("rlflow.runs.parallelism", "with_parallelism", lambda local: ""),
+    "passes": ("rlflow.passes", "plan", lambda local: ""),
+}
+
+
+# -- what a run does -------------------------------------------------------------------------------------------------------------------
+
+
+class Counts:
+    """Counts calls of the functions in ``COUNTED``, under whatever name a module knows them. The sums are in a file, since workers are
+    killed in the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.turn, self.sums = folder / f"{os.getpid()}.json", threading.Lock(), Counter[str]()
+        self.replaced: list[tuple[Any, str, Any]] = []  # (module or class, name, what it was)
+
+    def begin(self) -> None:
+        """Count from now on."""
+        for what, (module, name, of) in COUNTED.items():
+            owner, _, last = name.rpartition(".")
+            place = importlib.import_module(module)
+            if owner:
+                self._replace(getattr(place, owner), last, staticmethod(self._counting(getattr(getattr(place, owner), last), what, of)))
+                continue
+            function = getattr(place, last)
+            counting = self._counting(function, what, of)
+            for each in [each for title, each in sys.modules.items() if title.startswith("rlflow")]:
+                for alias in [alias for alias, value in vars(each).items() if value is function]:
+                    self._replace(each, alias, counting)
+
+    def end(self) -> None:
+        """Put everything back."""
+        for place, name, before in self.replaced:
+            setattr(place, name, before)
+
+    def _replace(self, place: Any, name: str, counting: Any) -> None:
+        self.replaced.append((place, name, vars(place)[name]))
+        setattr(place, name, counting)
+
+    def _counting(self, function: Callable[..., Any], what: str, of: Callable[[dict[str, Any]], str]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+
+        def counted(*args: Any, **keywords: Any) -> Any:
+            with self.turn:
+                self.sums[f"{what} {of(signature.bind(*args, **keywords).arguments)}".strip()] += 1
+                self.path.write_text(json.dumps(self.sums))
+            return function(*args, **keywords)
+
+        return counted
+
+
+def begin() -> None:
+    """Count in a worker. The flow's file calls it, as a worker loads it."""
+    if FOLDER in os.environ and os.environ[FOLDER].partition(" ")[0] != str(os.getpid()):
+        Counts(Path(os.environ[FOLDER].partition(" ")[2])).begin()
+
+
+def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dict[str, int]]]:
+    """The counts of the driver of one iteration of ppo, and those of each worker."""
+    import rlflow
+    import rlflow.runs.prepare
+
+    flow, counts = folder / "ppo.py", Counts(folder)
+    flow.write_text(f"{(ROOT / 'algorithms' / 'ppo.py').read_text()}\n\nimport runpy\nrunpy.run_path({__file__!r})['begin']()\n")
+    os.environ[FOLDER] = f"{os.getpid()} {folder}"
+    counts.begin()
+    try:
+        rlflow.run(str(flow), iterations=1, prompts=4, held_out=4, save_every=0, threads=1, out=str(folder / "runs"),
+                   **{"hp.max_tokens": 4}, **keywords)
+    finally:
+        counts.end()
+        del os.environ[FOLDER]
+    driver = json.loads((folder / f"{os.getpid()}.json").read_text())
+    return driver, [json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem != str(os.getpid())]
+
+
+def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> list[str]:
+    """What was done more often than it needs: everything twice in a process, and placing or planning in a worker."""
+    repeated = [f"{process}: {what}, {count} times" for process, sums in (("driver", driver), *(("worker", each) for each in workers))
+                for what, count in sums.items() if count > 1]  # fmt: skip
+    return repeated + [f"worker: {what}" for each in workers for what in each if what.split()[0] in ("placement", "layouts", "passes")]
+
+
+# -- what the source shows -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def modules() -> list[tuple[str, Path, ast.Module]]:
+    """(module, path from the root, tree) of every file of the package."""
+    paths = [path.relative_to(ROOT) for path in sorted((ROOT / "rlflow").rglob("*.py"))]
+    return [(".".join(path.with_suffix("").parts).removesuffix(".__init__"), path, ast.parse((ROOT / path).read_text())) for path in paths]
+
+
+def named(annotation: ast.expr | None, module: str, imports: dict[str, tuple[str, str]]) -> set[tuple[str, str]]:
+    """(module, name) of everything that an annotation names."""
+    names = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)] if annotation is not None else []
+    return {imports.get(name, (module, name)) for name in names}
+
+
+def imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
+    """Name in the module → (module, name) of what it was imported as."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {alias.asname or alias.name: (node.module or "", alias.name) for node in found for alias in node.names}
+
+
+def takers() -> list[str]:
+    """Functions that take, by annotation, the configuration of a run or an object that holds it, however deep."""
+    sources = [(module, path, tree, imported(tree)) for module, path, tree in modules()]
+    fields = {(module, node.name): [item.annotation for item in node.body if isinstance(item, ast.AnnAssign)]
+              for module, _, tree, _ in sources for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}  # fmt: skip
+    imports = {module: names for module, _, _, names in sources}
+    holders, before = {CONFIG}, set[tuple[str, str]]()
+    while holders != before:
+        before = set(holders)
+        holders |= {place for place, each in fields.items() if any(named(one, place[0], imports[place[0]]) & before for one in each)}
+    return [f"{path}:{node.lineno} {node.name}" for module, path, tree, names in sources for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and any(named(each.annotation, module, names) & holders for each in (*node.args.posonlyargs, *node.args.args,
+                                                                                 *node.args.kwonlyargs))]  # fmt: skip
+
+
+def probes() -> list[str]:
+    """Places outside of the loader that ask with getattr or hasattr what a backend can do."""
+    return [f"{path}:{call.lineno} {call.args[1].value}" for _, path, tree in modules() if str(path) != LOADER for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")
+            and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in OPTIONAL]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pools", default="", help="as of rlflow run, such as all=2; without, one process")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        driver, workers = counted_run(Path(folder), **({"pools": options.pools} if options.pools else {}))
+    for name, sums in (("driver", driver), *(("worker", each) for each in workers)):
+        print(name, *(f"  {what}: {count}" for what, count in sorted(sums.items())), sep="\n")
+    taking, probing, repeated = takers(), probes(), more_than_once(driver, workers)
+    print(f"{len(taking)} functions take the configuration, of at most {MOST_FUNCTIONS}", *(f"  {each}" for each in taking), sep="\n")
+    print(f"{len(probing)} places outside of {LOADER} ask what a backend can do", *(f"  {each}" for each in probing), sep="\n")
+    print(*(repeated or ["nothing is done twice"]), sep="\n")
+    return 1 if repeated or probing or len(taking) > MOST_FUNCTIONS else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""`rlflow data`: what a model will really read of a data set."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlflow.binding.dataset import data_settings
+from rlflow.binding.positions import positions_of
+from rlflow.config.flags import parse_flags
+from rlflow.data.faults import Room
+from rlflow.data.preview import Lengths, Preview, Row, Text, preview
+from rlflow.data.source import open_data
+from rlflow.errors import PlanError, nearest
+from rlflow.watch.tables import output, plain
+
+IDS = 32  # ids that are shown from the beginning of a text, and as many from its end
+
+
+def show_data(file: str, arguments: Sequence[str]) -> int:
+    """Print what the records of a file, folder or task become. ``arguments``: flags. Raises PlanError."""
+    flags = parse_flags(arguments)
+    as_json, model, rows = bool(flags.pop("json", False)), flags.pop("model", None), _count(flags.pop("rows", "3"))
+    given = {name.removeprefix("data."): flags.pop(name) for name in list(flags) if name.startswith("data.")}
+    if flags:
+        raise _unknown(next(iter(flags)))
+    folder = os.path.expanduser(model) if model else None
+    data = open_data(file, tokenizer=folder, bad="skip", **data_settings(given, ()))
+    if folder and (positions := positions_of(Path(folder))):
+        data = data.within(Room(positions, positions, f" ({positions} positions of the model)"))
+    found = preview(data, rows)
+    if as_json:
+        print(json.dumps(found.as_json(), ensure_ascii=False))
+    else:
+        output(plain(line) for line in lines(found))
+    return 0
+
+
+def lines(found: Preview) -> Iterator[str]:
+    """The page, line by line."""
+    yield f"{found.name}: {found.records} records that can be used, {found.shape}"
+    yield from (f"  {name:<12} read from the field '{field}'" for name, field in found.fields.items())
+    if found.unread:
+        yield f"  not read: {', '.join(found.unread)} (--data.NAME FIELD maps a field)"
+    yield f"  prompts are put {found.wording}" if found.wording.startswith("as ") else f"  {found.wording}"
+    lengths = {"prompts": found.prompts, "responses": found.responses}
+    yield from (f"  {what}: {_lengths(of)}" for what, of in lengths.items() if of)
+    for cause in found.left_out:
+        places = f" ({', '.join(cause.places)}{', …' if cause.count > len(cause.places) else ''})" if cause.places else ""
+        yield f"  left out: {cause.count} {cause.cause}{places}"
+    if not found.left_out:
+        yield "  nothing is left out"
+    for number, row in enumerate(found.rows, 1):
+        yield ""
+        yield from _row(number, row)
+
+
+def _lengths(of: Lengths) -> str:
+    return f"{of.shortest} to {of.longest} tokens, median {of.median}, 95 of 100 at most {of.longest_of_95}"
+
+
+def _row(number: int, row: Row) -> Iterator[str]:
+    yield f"row {number}{f', {row.place}' if row.place else ''}"
+    yield from _text("prompt", row.prompt)
+    if row.response is not None:
+        yield from _text("response", row.response)
+    for name, value in row.columns.items():
+        first, *rest = str(value).splitlines() or [""]
+        yield f"  {name}: {first}"
+        yield from (f"    {line}" for line in rest)
+
+
+def _text(what: str, text: Text) -> Iterator[str]:
+    yield f"  {what}, {len(text.ids)} tokens:"
+    yield from (f"    {line}" for line in text.text.splitlines() or [""])
+    yield f"    ids, special tokens in brackets: {_ids(text)}"
+
+
+def _ids(text: Text) -> str:
+    shown = [f"[{number} {text.special[place]}]" if place in text.special else str(number) for place, number in enumerate(text.ids)]
+    return " ".join(shown if len(shown) <= 2 * IDS else [*shown[:IDS], f"… {len(shown) - 2 * IDS} more …", *shown[-IDS:]])
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise PlanError.of("flag", "--rows is a number of records to show", found=text, expected="0 or more", remedy="--rows 3")
+    return int(text)
+
+
+def _unknown(name: str) -> PlanError:
+    written = f"--{name.replace('_', '-')}"
+    return PlanError.of("unknown-flag", f"`rlflow data` has no flag {written}", found=written,
+                        expected="--model FOLDER, --rows COUNT, --json, or --data.NAME VALUE as `rlflow run` takes it",
+                        nearest=nearest(written, ["--model", "--rows", "--json", "--data.prompt", "--data.answer", "--data.chat"]))

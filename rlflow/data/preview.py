@@ -1,0 +1,182 @@
+"""What a model will really read of a data set: the fields taken, lengths over all records, what is left out, and a few rows in full."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlflow.data.dataset import Dataset
+from rlflow.data.encode import END, ByteEncoder, Encoder, TokenizerEncoder
+from rlflow.data.faults import Fault, counted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlflow.batch import Batch
+
+STEP = 1024  # records that are encoded at once
+PLACES = 8  # places that are named of each cause
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths in tokens over all records that can be used."""
+
+    count: int
+    shortest: int
+    median: int
+    longest_of_95: int  # 95 of 100 are no longer
+    longest: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as a model reads it: decoded from its ids, with the ids, and those of them that are special tokens."""
+
+    text: str
+    ids: tuple[int, ...]
+    special: Mapping[int, str]  # position among the ids → the token's text
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: of a pair of responses there are two."""
+
+    place: str  # FILE:LINE, empty for a record that stands in no file
+    prompt: Text
+    response: Text | None  # of data that have responses
+    columns: Mapping[str, Any]  # what else a reward or a stage can read of the row
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Records that are not used, for one reason."""
+
+    cause: str
+    count: int
+    places: tuple[str, ...]  # of the first few
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A data set at one glance."""
+
+    name: str
+    records: int  # that are used
+    shape: str  # prompts, completions or pairs
+    fields: Mapping[str, str]  # rlflow's name → the file's field
+    unread: tuple[str, ...]  # fields of the file that no column is read from
+    wording: str  # how prompts are put to the model
+    prompts: Lengths | None
+    responses: Lengths | None
+    left_out: tuple[LeftOut, ...]
+    rows: tuple[Row, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+def preview(data: Dataset, rows: int) -> Preview:
+    """What ``data`` becomes; all records are encoded once. ``rows``: how many records to show in full, from the first."""
+    faults = {**data.faulty(range(len(data)))}
+    usable = [index for index in range(len(data)) if index not in faults]
+    prompts, responses = _lengths(data, usable)
+    shown = tuple(_rows(data, usable[:rows]))
+    return Preview(data.name, len(usable), data.shape, dict(data.fields), data.unread, _wording(data), _summary(prompts),
+                   _summary(responses), tuple(_left_out(data, [*data.faults, *faults.values()])), shown)
+
+
+def _lengths(data: Dataset, index: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Tokens of each prompt, and of each response."""
+    prompts: list[int] = []
+    responses: list[int] = []
+    for start in range(0, len(index), STEP):
+        batch = data.batch(index[start : start + STEP])
+        each = 2 if data.shape == "pairs" else 1
+        prompts += _counts(batch, "prompt_tokens")[::each]
+        responses += _counts(batch, "tokens") if "tokens" in batch else []
+    return prompts, responses
+
+
+def _counts(batch: Batch, column: str) -> list[int]:
+    lengths = batch.data[column].lengths
+    assert lengths is not None
+    return [int(length) for length in lengths]
+
+
+def _summary(lengths: Sequence[int]) -> Lengths | None:
+    if not lengths:
+        return None
+    ordered = sorted(lengths)
+    return Lengths(len(ordered), ordered[0], int(statistics.median_low(ordered)), ordered[-(-len(ordered) * 95 // 100) - 1], ordered[-1])
+
+
+def _wording(data: Dataset) -> str:
+    if isinstance(data.encoder, ByteEncoder):
+        return "as bytes, since no model is named"
+    return data.worded or "as plain text, without a chat template"
+
+
+def _left_out(data: Dataset, faults: Sequence[Fault]) -> Iterator[LeftOut]:
+    if data.dropped:
+        yield LeftOut("longer than max_prompt", data.dropped, ())
+    if data.doubles:
+        yield LeftOut("a question that the task drew before", data.doubles, ())
+    for found in counted(faults).values():
+        yield LeftOut(_cause(data, found[0]), len(found), tuple(str(fault.place) for fault in found[:PLACES] if fault.place))
+
+
+def _cause(data: Dataset, fault: Fault) -> str:
+    if fault.cause == "too_long":
+        return f"too long: {data.room} are taken"
+    return {"wording": "refused by the tokenizer or its chat template", "empty": "without a prompt"}.get(fault.cause, fault.cause)
+
+
+def _rows(data: Dataset, index: Sequence[int]) -> Iterator[Row]:
+    if not index:
+        return
+    batch, each = data.batch(index), 2 if data.shape == "pairs" else 1
+    special = _special(data.encoder)
+    prompts, responses = _ids(batch, "prompt_tokens"), _ids(batch, "tokens") if "tokens" in batch else [None] * len(batch)
+    others = [name for name in batch.columns if name not in ("prompt", "prompt_tokens", "tokens", "mask", "completion", "finish", "group")]
+    values = {name: _values(batch[name]) for name in others}
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        place = data.records[index[row // each]].place
+        asked, answered = (None if ids is None else _text(ids, data.encoder, special) for ids in (prompt, response))
+        assert asked is not None
+        yield Row(str(place or ""), asked, answered, {name: column[row] for name, column in values.items()})
+
+
+def _ids(batch: Batch, column: str) -> list[Any]:
+    value: Tensor = batch.data[column].value
+    ids = value.tolist()
+    ends = [0]
+    for length in _counts(batch, column):
+        ends.append(ends[-1] + length)
+    return [tuple(ids[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _values(column: Any) -> list[Any]:
+    return column if isinstance(column, list) else list(column.tolist())
+
+
+def _special(encoder: Encoder) -> dict[int, str]:
+    """Ids of special tokens with their texts."""
+    if not isinstance(encoder, TokenizerEncoder):
+        return {END: "end"}
+    tokenizer = encoder.tokenizer
+    added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return added | dict(zip(tokenizer.all_special_ids, map(str, tokenizer.all_special_tokens), strict=True))
+
+
+def _text(ids: tuple[int, ...], encoder: Encoder, special: Mapping[int, str]) -> Text:
+    return Text(_decoded(ids, encoder), ids, {place: special[number] for place, number in enumerate(ids) if number in special})
+
+
+def _decoded(ids: Sequence[int], encoder: Encoder) -> str:
+    if isinstance(encoder, TokenizerEncoder):
+        return str(encoder.tokenizer.decode(list(ids), skip_special_tokens=False))
+    return bytes(number for number in ids if number != END).decode(errors="replace")

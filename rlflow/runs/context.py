@@ -1,0 +1,113 @@
+"""What a run is made of, and what it comes to: plain records that the loop, the session and checkpoints share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlflow.config.options import Options
+from rlflow.data.prompts import Prompts
+from rlflow.execution.engine import Engine
+from rlflow.execution.executor import Executor
+from rlflow.execution.lanes import Lanes
+from rlflow.execution.lookahead import Ahead
+from rlflow.plan import Plan
+from rlflow.runs.bounds import RunTotals
+from rlflow.runs.canary import Canary
+from rlflow.runs.depends import Dependencies
+from rlflow.runs.evaluate import Accuracy, Evaluation
+from rlflow.runs.recovery import Workers
+from rlflow.watchdog.beside import Watchdog
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What carries a plan out, in this process or on pools."""
+
+    plan: Plan
+    engine: Engine
+    lanes: Lanes
+    reasons: Callable[[], Mapping[str, str]]  # gives the first message of each cause for which scores are missing
+    close: Callable[[], object]  # ends what was started for it
+    ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
+    workers: Workers | None = None  # of pools, as far as recovery is concerned
+
+
+@dataclass
+class RunContext:
+    """Everything that a run needs, made before its first iteration."""
+
+    plan: Plan
+    engine: Engine
+    executor: Executor
+    prompts: Prompts  # the cursor over the data
+    options: Options
+    evaluation: Evaluation | None  # None where no held-out prompts can be judged
+    settings: Mapping[str, Any]  # what settings.json says
+    files: Mapping[str, Mapping[str, bytes]]  # trained role → the small files of its model folder, by name
+    inputs: Dependencies | None  # what numbers depend on beside settings and plan; None where nobody asked
+    reasons: Callable[[], Mapping[str, str]]  # gives the first message of each cause for which scores are missing
+    stop: Callable[[], None]  # ends everything that was started, but for the watchdog
+    watchdog: Watchdog
+    ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
+    workers: Workers | None = None  # of pools, as far as recovery is concerned
+    canary: Canary | None = None  # compares trainer and generator on fixed tokens
+    heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print in this process's own pool
+
+    def close(self) -> None:
+        """End everything that was started."""
+        try:
+            self.stop()
+        finally:
+            self.watchdog.close()
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """Where a run begins: at its first iteration, or where a checkpoint was taken."""
+
+    iteration: int = 0
+    before: Accuracy | None = None  # accuracy of the first weights, known where the run was begun earlier
+    answers: list[dict[str, str]] = field(default_factory=list)  # what the first weights answered, likewise
+    here: Accuracy | None = None  # accuracy of the weights with which it begins, known where they were evaluated
+
+
+@dataclass
+class RunResult:
+    """What a run came to."""
+
+    folder: Path
+    iterations: int
+    seconds: float
+    before: Accuracy | None  # accuracy of the first weights; None where there was nothing to evaluate
+    after: Accuracy | None  # accuracy of the last weights; None where there was nothing to evaluate
+    totals: RunTotals
+    answers: list[dict[str, str]] = field(default_factory=list)  # held-out prompts with what was answered before and after
+    last: dict[str, float] = field(default_factory=dict)  # metrics of the last iteration
+    skipped: int = 0  # iterations in which nothing was kept to train on
+    shown: str = ""  # the folder, as people who are where the run was started would write it
+
+    def as_json(self) -> dict[str, Any]:
+        """The last line of ``--json``."""
+        return {
+            "accuracy_before": self.before and self.before.sampled,
+            "accuracy_after": self.after and self.after.sampled,
+            "greedy_before": self.before and self.before.greedy,
+            "greedy_after": self.after and self.after.greedy,
+            "iterations": self.iterations,
+            "seconds": round(self.seconds, 2),
+            "run": str(self.folder),
+            "bounds": self.totals.as_json(),
+        }
+
+
+@dataclass(frozen=True)
+class LoopTotals:
+    """What a loop has counted."""
+
+    totals: RunTotals  # where time went
+    last: dict[str, float]  # metrics of the last iteration
+    skipped: int  # iterations in which nothing was kept to train on
+    bad: int  # iterations in a row in which an update could take no step

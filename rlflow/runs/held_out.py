@@ -1,0 +1,49 @@
+"""Which role of a run is evaluated on held-out prompts, and with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlflow.binding.backends import device_of
+from rlflow.binding.models import Loaded, make_models
+from rlflow.binding.rewards import Rewards
+from rlflow.binding.roles import BoundRole, Halves, Roles
+from rlflow.config.options import Options
+from rlflow.data.dataset import Dataset
+from rlflow.execution.engine import JUDGE, Engine, Scorer
+from rlflow.graph.model import Graph, Op
+from rlflow.runs.evaluate import Evaluation
+from rlflow.runs.planning import evaluation_role
+from rlflow.trace.compile import all_nodes
+from rlflow.training.protocols import Sampling
+
+RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")  # columns of the data that are no part of a prompt
+
+
+def evaluated_role(roles: Roles, held_out: Dataset, rewards: Rewards, options: Options) -> str | None:
+    """The role that is evaluated, where there are held-out prompts and something can judge them."""
+    name = evaluation_role(roles, options)
+    return name if name and len(held_out) and rewards.judge() is not None else None
+
+
+def evaluation(graph: Graph, role: BoundRole, engine: Engine, held_out: Dataset, scorer: Scorer, options: Options) -> Evaluation:
+    """Measure the accuracy of a role's answers to held-out prompts. ``scorer`` says which of them are right."""
+    model = engine.models[role.name]
+    if model.generator is None:
+        model.generator = _generator_for_evaluation(role, options, engine.keeper.loaded)
+    prompts = held_out.batch(range(len(held_out)))
+    node = next((n for n in all_nodes(graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
+    settings = dict(node.settings) if node else {}
+    longest = int(prompts.data["tokens"].lengths.max()) if "tokens" in prompts else 0  # type: ignore[union-attr]
+    stop = settings.get("stop", ())
+    sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), stop=stop if isinstance(stop, tuple) else ())
+    questions = prompts.select(*(name for name in prompts.columns if name not in RESPONSES))
+    engine.scorers = {**engine.scorers, JUDGE: scorer}
+    return Evaluation(engine, role.name, questions, sampling)
+
+
+def _generator_for_evaluation(role: BoundRole, options: Options, loaded: Loaded) -> Any:
+    """A generator for a flow that never samples."""
+    return make_models([role], options, device_of(options.device), {}, lambda role: Halves(False, True), loaded)[role.name].generator
+
+

@@ -1,0 +1,141 @@
+"""Planning of a run: where its roles run, and what an iteration does. `plan`, `run` and `resume` go through here, once each.
+
+Nothing is started, no model is loaded and no data are opened. A run takes two steps, since whether held-out records can be judged is known
+only when the data are open: ``place_roles`` before, ``make_plan`` after.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from rlflow.binding.rewards import RewardNames
+from rlflow.binding.roles import Halves, Roles
+from rlflow.check.staleness import stale_problems
+from rlflow.config.flags import RunConfig, pool_flag_problems
+from rlflow.config.options import Options
+from rlflow.errors import PlanError, Problem
+from rlflow.explain.explanation import here
+from rlflow.explain.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
+from rlflow.explain.sizes import Assumed, Sizes
+from rlflow.memory.inputs import within_memory
+from rlflow.passes import plan
+from rlflow.placement import Placement, parse_pools, place
+from rlflow.plan import Plan
+from rlflow.runs.parallelism import with_parallelism
+from rlflow.runs.streaming import streaming
+from rlflow.trace.compile import Program
+
+
+@dataclass(frozen=True)
+class PlacedRoles:
+    """The models and rewards of a run, and the pools on which they run."""
+
+    roles: Roles
+    rewards: RewardNames
+    options: Options
+    placement: Placement | None  # None: all in one process
+    evaluated: str | None = None  # the role that samples held-out prompts, if any does
+    undecided: PlanError | None = None  # why there is no pool for the generator of that role, which the flow itself does not need
+
+    @cached_property
+    def needs(self) -> dict[str, Halves]:
+        """Role → the halves that it needs; the role that is evaluated samples, even where the flow never does."""
+        return needed(self.roles, self.evaluated)
+
+    @property
+    def where(self) -> Placement:
+        """The placement, or that of one process."""
+        return self.placement or here(self.needs)
+
+
+def needed(roles: Roles, evaluated: str | None) -> dict[str, Halves]:
+    """Role → the halves that it needs. ``evaluated``: the role that samples held-out prompts."""
+    return {name: Halves(role.needs.trainer, role.needs.generator or name == evaluated) for name, role in roles.items()}
+
+
+def evaluation_role(roles: Roles, options: Options) -> str | None:
+    """The role that is evaluated where held-out records can be judged: the first language model that is trained."""
+    names = [name for name, role in roles.items() if role.use.trained and role.use.head == "logprobs"]
+    return names[0] if names and options.held_out and options.backend != "null" else None
+
+
+def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()) -> PlacedRoles:
+    """Place the halves of roles on the pools of ``--pools``, once for a run. Raises PlanError with ``problems`` and every other reason for
+    which a run cannot be: rows, rewards, pools, groups of ranks, a staleness."""
+    options, rewards = config.options, RewardNames.of(config)
+    problems = [*too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))), *problems, *stale_problems(program, options.staleness),
+                *pool_flag_problems(roles, config)]  # fmt: skip
+    try:
+        placed = _placed(program, roles, rewards, options)
+    except PlanError as error:
+        raise PlanError(*problems, *error.problems) from None
+    if problems := [*problems, *overlap_problems(program.graph, placed.placement, options.staleness)]:
+        raise PlanError(*problems)
+    return placed
+
+
+def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
+    """With the generator of the role that may be evaluated, where that has a place; whether it is, the data tell."""
+    evaluated = evaluation_role(roles, options)
+    try:
+        return PlacedRoles(roles, rewards, options, _placement(program, roles, options, needed(roles, evaluated)), evaluated)
+    except PlanError as error:
+        if evaluated is None or roles[evaluated].needs.generator:
+            raise
+        return PlacedRoles(roles, rewards, options, _placement(program, roles, options, needed(roles, None)), evaluated, error)
+
+
+def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[str, Halves]) -> Placement | None:
+    flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
+    placement = place(program.graph, needs, parse_pools(options.pools), flags) if options.pools is not None else None
+    return with_parallelism(placement, program.graph, roles, options)
+
+
+def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:
+    """The placement when the data are known. ``evaluated``: the role that is evaluated indeed. A generator that only an evaluation would
+    have needed goes without one. Raises PlanError where the role needs a pool that nothing decides."""
+    if evaluated is not None:
+        if placed.undecided is not None:
+            raise placed.undecided
+        return placed
+    unneeded = placed.evaluated is not None and not placed.roles[placed.evaluated].needs.generator
+    placement = placed.placement
+    if placement is not None and unneeded and placed.undecided is None:
+        generators = {role: pool for role, pool in placement.generators.items() if role != placed.evaluated}
+        placement = with_parallelism(replace(placement, generators=generators), program.graph, placed.roles, placed.options)
+    return replace(placed, placement=placement, evaluated=None, undecided=None)
+
+
+def place_across_machines(placed: PlacedRoles, program: Program, spread: Collection[str]) -> PlacedRoles:
+    """The same pools with other layouts, where some of them are on several machines. ``spread``: their names. Raises PlanError where the
+    backends cannot do it."""
+    if not spread:
+        return placed
+    return replace(placed, placement=with_parallelism(placed.placement, program.graph, placed.roles, placed.options, spread))
+
+
+def make_plan(program: Program, placed: PlacedRoles) -> Plan:
+    """Run all passes over the program, once for a run. Raises PlanError for chunks that nothing waits for, and for memory that does not
+    suffice."""
+    options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
+    made = plan(program, placed.placement, chunks)
+    if problems := list(stream_problems(made, options.staleness)):
+        raise PlanError(*problems)
+    return within_memory(made, placed.roles, placed.rewards, placed.where, options, placed.evaluated)
+
+
+def pool_warnings(made: Plan, sizes: Sizes) -> Iterator[Problem]:
+    """Pools and ranks that a plan leaves idle."""
+    if made.placement is not None:
+        yield from unused_pools(made.placement)
+        yield from idle_ranks(made, sizes)
+
+
+def crowd_warnings(placed: PlacedRoles) -> Iterator[Problem]:
+    """More ranks than this machine has cores, where they run on it."""
+    if placed.placement is not None and placed.options.ray_address is None:
+        yield from crowded(placed.placement, os.cpu_count() or 1)

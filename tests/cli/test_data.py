@@ -1,0 +1,60 @@
+"""`rlflow data` as a user meets it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow.cli.main import main
+
+MODEL = Path(__file__).parents[2] / "rlflow" / "tasks" / "arithmetic_model"
+
+
+@pytest.fixture
+def called(monkeypatch, capsys, tmp_path):
+    """The command in this process: its exit code and what it prints."""
+    lines = [{"question": "7 + 5 =", "answer": "12", "level": 1}, {"question": "", "answer": "0"}, {"question": "9 " * 200, "answer": "0"}]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "no json\n")
+
+    def call(*words):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["rlflow", "data", *words])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        return exit.value.code, *capsys.readouterr()
+
+    return call
+
+
+def test_fields_lengths_what_is_left_out_and_rows_are_printed(called):
+    code, out, err = called("d.jsonl", "--model", str(MODEL))
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "d.jsonl: 1 records that can be used, prompts"
+    assert "  prompt       read from the field 'question'" in lines
+    assert "  not read: level (--data.NAME FIELD maps a field)" in lines
+    assert any(line.startswith("  left out: 1 too long: at most 256 tokens of a prompt") and "d.jsonl:3" in line for line in lines)
+    assert any(line.startswith("  left out: 1 without a prompt (d.jsonl:2)") for line in lines)
+    assert any(line.startswith("  left out: 1 unreadable (d.jsonl:4)") for line in lines)
+    assert "row 1, d.jsonl:1" in lines
+    assert "    7 + 5 =" in lines
+
+
+def test_json_holds_the_same(called):
+    code, out, _ = called("d.jsonl", "--json", "--rows", "0")
+    assert code == 0
+    assert (json.loads(out)["records"], json.loads(out)["rows"]) == (2, [])
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["d.jsonl", "--row", "1"], "nearest:  --rows"),
+    (["d.jsonl", "--rows", "few"], "a number of records"),
+    (["e.jsonl"], "e.jsonl"),
+    (["d.jsonl", "--data.promt", "question"], "nearest:  prompt"),
+    (["d.jsonl", "--model", "nowhere"], "no such model folder: nowhere"),
+])  # fmt: skip
+def test_what_is_wrong_is_told(called, words, says):
+    code, _, err = called(*words)
+    assert code == 2
+    assert says in err

@@ -1,0 +1,37 @@
+"""What a run resolves, it resolves once: settings of backends, headers of model folders, where roles run, and the plan."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ONCE = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "once.py"))
+SETTINGS = {f"settings {role}.{half}": 1 for role in ("actor", "critic", "reference") for half in ("trainer", "generator")}
+
+
+def test_one_process_resolves_everything_once(tmp_path):
+    driver, workers = ONCE["counted_run"](tmp_path)
+    assert (driver, workers) == ({**SETTINGS, "layouts": 1, "passes": 1}, [])
+
+
+@pytest.mark.slow
+def test_a_run_on_pools_resolves_everything_once_in_each_process(tmp_path):
+    driver, workers = ONCE["counted_run"](tmp_path, pools="all=2")
+    [headers] = [name for name in driver if name.startswith("headers ")]
+    assert headers.endswith("arithmetic_model")
+    assert driver == {**SETTINGS, headers: 1, "placement": 1, "layouts": 1, "passes": 1}
+    assert workers == [SETTINGS] * 2
+
+
+def test_few_functions_take_the_configuration_of_a_run():
+    assert 0 < len(ONCE["takers"]()) <= ONCE["MOST_FUNCTIONS"]
+
+
+def test_the_loader_alone_asks_what_a_backend_can_do():
+    assert ONCE["probes"]() == []
+
+
+def test_what_is_done_twice_is_named():
+    once = {"settings actor.trainer": 1, "passes": 1}
+    assert ONCE["more_than_once"](once, [{"settings actor.trainer": 1}]) == []
+    assert ONCE["more_than_once"]({**once, "passes": 2}, [{"layouts": 1}]) == ["driver: passes, 2 times", "worker: layouts"]
