@@ -14,6 +14,7 @@ import torch
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
+from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of
 from rlflow.binding.models import make_models
 from rlflow.binding.rewards import ModelScore, RewardNames, Rewards
@@ -78,7 +79,8 @@ class Worker:
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
         options = setup.config.options
-        engine = Engine(made, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper)
+        engine = Engine(made, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
+                        asking=asking(graph, roles, setup.config))
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge

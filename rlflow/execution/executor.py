@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,6 +98,18 @@ class Executor:
             skip.account = outcome.account
             raise
 
+    def run_ahead(
+        self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data], ready: Mapping[int, Batch], wanted: Collection[int]
+    ) -> dict[int, Batch]:
+        """A part of a plan; what the ``wanted`` nodes gave. Raises SkipIteration where there is nothing to train on."""
+        run = _Run(self, plan, prompts, outcome, state, ready, wanted=wanted)
+        try:
+            run.until_finished()
+        except SkipIteration:
+            outcome.account.add(run.ledger.account())
+            raise
+        return run.taken
+
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
         """The body of a repeat, once; what it returns."""
         run = _Run(self, plan, prompts, outcome, state, body=True)
@@ -111,10 +123,11 @@ class _Run:
 
     def __init__(
         self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data],
-        ready: Mapping[int, Batch] = MappingProxyType({}), body: bool = False,
+        ready: Mapping[int, Batch] = MappingProxyType({}), body: bool = False, wanted: Collection[int] = (),
     ) -> None:
         self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
-        self.ready, self.body = ready, body
+        self.ready, self.body, self.wanted = ready, body, wanted
+        self.taken: dict[int, Batch] = {}
         self.engine = executor.engine
         self.store = Store()
         self.ledger = Ledger(plan.graph, self.store.axes)
@@ -267,7 +280,10 @@ class _Run:
                 self._pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
-        """Take what outlives the run: recorded columns, results of a body, the state's last values."""
+        """Take what outlives the run: recorded columns, results of a body, the state's last values; of a run that is ahead just rows."""
+        if self.wanted:
+            self.taken = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
+            return
         graph, columns = self.plan.graph, self.store.columns
         for column in sorted(self.plan.held_to_end, key=lambda c: c.node):
             if column in columns:
@@ -277,6 +293,12 @@ class _Run:
         self.outcome.account.add(self.ledger.account())
         if graph.results:
             self._take_results()
+
+    def _given(self, node: Node) -> Batch:
+        """What a node gave, as far as it is kept."""
+        sources = {output.name: output.source for output in node.outputs}
+        data = {sources[name]: self.store.columns[Column(node.id, name)] for name in self.plan.keeps(node)}
+        return Batch(self.store.axes[node.rows_axis], data)
 
     def _take_results(self) -> None:
         graph, found = self.plan.graph, {}
