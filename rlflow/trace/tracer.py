@@ -301,8 +301,9 @@ class Tracer:
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
         self.mine(batch, "|"), self.mine(other, "|")
         place = call_place()
-        if problems := self._unrelated(batch.axis, other, place):
-            self.report(*problems)
+        problems = self._unrelated(batch.axis, other, place)
+        self.report(*problems)
+        if any(problem.code == "row-axes" for problem in problems):
             self._poisoned |= {(batch.axis, name) for name in other.held if name not in batch.held}
             return batch
         self._replace(batch.held, other.held, place)
