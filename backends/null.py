@@ -175,7 +175,7 @@ class Generator:
             "policy_version": torch.full_like(tokens, self.version),
         }
         data = {name: Data(standard_kind(name), value, lengths) for name, value in columns.items()}  # type: ignore[arg-type]
-        data["completion"] = Data(Kind(Level.TEXT), tuple(f"{position}.{sample}" for position, sample in keys.tolist()))
+        data["completion"] = Data(Kind(Level.TEXT), tuple(".".join(map(str, path)) for path in keys.tolist()))
         data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if n < sampling.max_tokens else "length" for n in lengths.tolist()))
         data["temperature"] = Data(Kind(Level.ROW, "float32"), torch.full((len(rows),), sampling.temperature or 1.0))
         data["group"] = rows.data["group"]

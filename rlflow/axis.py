@@ -78,12 +78,11 @@ class Axis:
     @staticmethod
     def join(parts: Sequence[Axis]) -> Axis:
         """The rows of the parts, one part after another. Groups of different parts stay apart, and are numbered along the new axis."""
-        width = max(part.keys.shape[1] for part in parts)
-        paths = torch.cat([torch.nn.functional.pad(part.keys, (0, width - part.keys.shape[1])) for part in parts])
+        paths = stacked([part.keys for part in parts])
         before = itertools.accumulate((part.groups for part in parts), initial=0)
         number = torch.cat([part.slots + start for part, start in zip(parts, before, strict=False)])
         within = torch.cat([torch.arange(len(part)) - part.heads[part.slots] for part in parts])
-        return Axis(torch.cat([paths, torch.stack([number, within], 1)], 1), grouped=any(part.grouped for part in parts))
+        return Axis(torch.cat([paths, torch.stack([number, within], 1)], 1), grouped=all(part.grouped for part in parts))
 
     @property
     def line(self) -> Iterator[Axis]:
@@ -141,6 +140,12 @@ def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
     if len(torch.unique(origin)) < len(origin):
         return None
     return torch.full((rows,), -1, dtype=torch.int64).index_put_((origin,), torch.arange(len(origin)))[wanted]
+
+
+def stacked(keys: Sequence[Tensor]) -> Tensor:
+    """Paths one after another, shorter ones filled up with zeros."""
+    width = max(part.shape[1] for part in keys)
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in keys])
 
 
 def starts(keys: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.source import call_place
-from rlflow.axis import Axis, starts
+from rlflow.axis import Axis, stacked, starts
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.copy_on_write import lent
 from rlflow.errors import FlowError, Problem, listed, nearest
@@ -227,7 +227,7 @@ class Batch:
             if _families(other) != _families(first):
                 raise FlowError(Problem("concat-columns", "batches to join have different columns", call_place(),
                                         found=listed(_families(other)), expected=listed(_families(first))))
-        axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
+        axis = Axis(stacked([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
         return Batch(axis, {name: _joined([batch.data[name] for batch in batches], batches, axis) for name in first.data})
 
     def __repr__(self) -> str:

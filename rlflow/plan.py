@@ -142,7 +142,8 @@ class Plan:
     @cached_property
     def reads(self) -> dict[int, frozenset[Column]]:
         """For each live node the columns that it reads. One in pieces reads for them, since it ends after all."""
-        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces) for i in self.units}
+        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces and item.column in self.kept)
+                for i in self.units}  # fmt: skip
 
     @cached_property
     def gives(self) -> dict[int, tuple[Column, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -12,11 +12,17 @@ if TYPE_CHECKING:
 
 
 class Scope(Protocol):
-    """What a flow's calls of stages and of `repeat` are handed to. Role verbs go to the role objects."""
+    """What a flow's calls of stages, of `repeat` and of what makes rows of rows are handed to. Role verbs go to the role objects."""
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any: ...
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any: ...
+
+    def ask(self, batch: Any, column: str) -> Any: ...
+
+    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Any: ...
+
+    def concat(self, batches: Sequence[Any]) -> Any: ...
 
 
 _current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)

@@ -30,11 +30,13 @@ from rlflow.cluster.sharding.steps import numbered, rank_steps
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, first_ranks, teams
 from rlflow.cluster.weights.models import RemoteModel
 from rlflow.cluster.worker import Worker
+from rlflow.columns import Level
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
 from rlflow.execution.account import WITH_GROUP, UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
+from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
 from rlflow.placement import Parallel, Placement
@@ -176,6 +178,33 @@ class ClusterEngine(Engine):
         broken = with_groups(facts[:, 0], numbered(facts[:, 3]), WITH_GROUP) if loss.rows == "group" else facts[:, 0]
         metrics = together(learned, plan.left_out)
         return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0)
+
+    def encoded(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> Batch:
+        pool = self._nearest(batch, terms)
+        split = self._split(batch, pool)
+        answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, terms, "cpu")
+        return self.calls.kept(pool, answers, split, batch.axis)
+
+    def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
+        """Columns that workers call alike stay where they are; others are copied onto one rank."""
+        axis = Axis.join([part.axis for part in parts])
+        pool = self._nearest(parts[0], terms).name
+        parts = [self.spread(self._per_row(part), pool) for part in parts]
+        names = {name: {data.name for part in parts if isinstance(data := part.data[name], RemoteColumn)} for name in parts[0].data}
+        alike = [name for name, known in names.items() if len(known) < 2]
+        others = [name for name in names if name not in alike]
+        whole = joined([part.select(*alike) for part in parts], axis).data if alike else {}
+        if others:
+            whole |= joined([self.held(part.select(*others), pool) for part in parts], axis).data
+        return Batch(axis, whole | group_of_joined(axis, parts))
+
+    def _per_row(self, batch: Batch) -> Batch:
+        """Without values per group."""
+        groups = [name for name, data in batch.data.items() if data.kind.level is Level.GROUP]
+        if not groups:
+            return batch
+        here = self.fetch(batch.select(*groups))
+        return Batch(batch.axis, batch.data | {name: per_row(here.data[name], batch.axis) for name in groups})
 
     # -- what the run asks -------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import torch
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
+from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of
 from rlflow.binding.models import make_models
 from rlflow.binding.rewards import ModelScore, RewardNames, Rewards
@@ -78,7 +79,8 @@ class Worker:
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
         options = setup.config.options
-        engine = Engine(made, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper)
+        engine = Engine(made, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
+                        asking=asking(graph, roles, setup.config))
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
@@ -165,6 +167,9 @@ class Worker:
     def reward(self, call: Call, batch: Batch) -> Answer:
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
         return self._keep(call, scores, tallies)
+
+    def encode(self, call: Call, batch: Batch) -> Answer:
+        return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
 
     def stage(self, call: Call, batch: Batch) -> Answer:
         stage = self._stage(call)
@@ -321,6 +326,7 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
+    "encode": Worker.encode,
     "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

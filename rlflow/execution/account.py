@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlflow.axis import Axis
+from rlflow.batch import Batch
 from rlflow.graph.lineage import sources
 from rlflow.graph.model import Graph, Node, Op
 
@@ -166,10 +167,13 @@ class Ledger:
         self.updates: dict[int, UpdateRows] = {}
         self._lengths: dict[int, Tensor] = {}
 
-    def sampled(self, node: Node, lengths: Tensor | None) -> None:
-        """A node gave rows with tokens."""
-        if lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
-            self._lengths[node.id] = lengths
+    def sampled(self, node: Node, rows: Batch) -> None:
+        """A node gave rows with tokens, or a `repeat` prompts, which have none."""
+        tokens = rows.data.get("tokens")
+        if tokens is not None and tokens.lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
+            self._lengths[node.id] = tokens.lengths
+        elif node.op is Op.REPEAT:
+            self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
 
     def account(self) -> Account:
         """Of all rows but those that a `repeat` body returns, which the `repeat` accounts for."""

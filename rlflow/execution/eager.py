@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,18 +11,20 @@ from rlflow.author import scope, verbs
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
 from rlflow.author.scope import symbolic
-from rlflow.author.signature import REQUIRED, Signature
+from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
-from rlflow.columns import fits
+from rlflow.columns import Kind, fits, row, text
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import Account
 from rlflow.execution.apply import apply_stage, failing
-from rlflow.execution.engine import Engine, Metrics, model_reads, reads
+from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
+from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
 from rlflow.execution.tally import PartialMetrics, settled
 from rlflow.execution.threads import alone
 from rlflow.trace import rules
+from rlflow.trace.tracer import LEFT_BEHIND
 
 
 class Bare:
@@ -42,6 +44,17 @@ class Bare:
         raise FlowError(Problem("repeat-outside", "repeat needs the data cursor of a run", call_place(), found="no flow around it",
                                 expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
 
+    def ask(self, batch: Any, column: str) -> Any:
+        raise FlowError(Problem("ask-outside", "ask needs the tokenizers of a run", call_place(), found="no flow around it",
+                                expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
+
+    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
+        rows = real("choose", batch)
+        return rows.rows(chosen_rows(rows[column], rows.axis, settings))
+
+    def concat(self, batches: Sequence[Any]) -> Batch:
+        return joined_rows([real("concat", batch) for batch in batches])
+
 
 def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
     """The columns that the stage reads, and all its settings. Raises FlowError for what is missing, as tracing does."""
@@ -51,6 +64,11 @@ def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mappi
         batch = Batch(batch.axis, batch.data | dict(state))
     suits(what, stage.signature, batch, place, stage.place)
     return reads(stage.signature.column_names, batch), checked(what, stage.signature, settings, ("generator",))
+
+
+def _reading(column: str, kind: Kind) -> Signature:
+    """Of what reads one column."""
+    return Signature((ColumnParameter(column, kind, False),), {}, False)
 
 
 def real(what: str, batch: Any) -> Batch:
@@ -100,6 +118,7 @@ class Session:
     engine: Engine
     metrics: Metrics = field(default_factory=dict)
     calls: int = 0
+    within: bool = False  # a body of `repeat`
     _names: dict[str, int] = field(default_factory=dict)
 
     def next_call(self, name: str) -> tuple[int, str]:
@@ -122,6 +141,33 @@ class Session:
         self.engine.state |= {name: float(result.data[name].value) for name in result.data if name in self.engine.state}
         return result
 
+    def ask(self, batch: Any, column: str) -> Batch:
+        """What the tokenizer of the role that samples next is, nobody knows yet, so rows are encoded when they are sampled from."""
+        place, batch = call_place(), real("ask", batch)
+        _, node = self.next_call("ask")
+        suits("ask", _reading(column, text), batch, place, None)
+        with failing(node, self.engine.iteration, batch, place):
+            rows, metrics = self.engine.ask(Batch(batch.axis, {"text": batch.data[column]}), (), CallOptions(node=node))
+        self.log(node, metrics)
+        along = {name: data for name, data in batch.data.items() if name not in LEFT_BEHIND and not data.ragged}
+        return Batch(rows.axis, {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data)
+
+    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
+        place, batch = call_place(), real("choose", batch)
+        _, node = self.next_call("choose")
+        suits("choose", _reading(column, row if settings["count"] else row("bool")), batch, place, None)
+        rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), settings)
+        self.log(node, metrics)
+        if not len(rows) and not self.within:
+            raise SkipIteration(f"{node} left none of {len(batch)} rows")
+        assert rows.axis.index is not None
+        return Batch(rows.axis, {name: data.take(rows.axis.index, batch.axis) for name, data in batch.data.items()})
+
+    def concat(self, batches: Sequence[Any]) -> Batch:
+        parts = [real("concat", batch) for batch in batches]
+        self.next_call("concat")
+        return joined_rows(parts)
+
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
         place, name = call_place(), getattr(body, "__name__", "body")
         bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
@@ -130,10 +176,14 @@ class Session:
 
         def run_body(batch: Batch) -> Batch:
             self.calls, self._names = start, dict(names)  # each try is the same calls on other rows
-            result = body(batch)
+            self.within = True
+            try:
+                result = body(batch)
+            finally:
+                self.within = False
             if not isinstance(result, Batch):
                 raise FlowError(rules.body_result(name, result, place, definition_place(body)))
-            if "keep" not in result:
+            if "keep" not in result and result.axis.grouped:
                 raise FlowError(rules.no_keep(name, list(result.data), place, definition_place(body)))
             return result
 

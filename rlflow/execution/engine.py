@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -21,6 +22,7 @@ from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution.account import WITH_GROUP, Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
+from rlflow.execution.lineage import chosen_rows, joined_rows
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
 from rlflow.memory.mover import MemoryMover
@@ -87,6 +89,22 @@ class Chunks:
     names: tuple[str, ...]
 
 
+Encode = Callable[[tuple[str, ...], Sequence[str]], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How rows that are asked become prompts: token ids of texts for the models of some roles, and the longest that may be asked."""
+
+    encode: Encode
+    longest: float = math.inf
+
+
+def as_bytes(roles: tuple[str, ...], texts: Sequence[str]) -> list[list[int]]:
+    """UTF-8 bytes as token ids: for runs without a model."""
+    return [list(text.encode()) for text in texts]
+
+
 @dataclass
 class Engine:
     """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data; ``weights`` by role, from
@@ -103,6 +121,7 @@ class Engine:
     weights: Mapping[str, Any] = field(default_factory=dict)
     keeper: MemoryMover = field(default_factory=MemoryMover)
     dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
+    asking: Asking = field(default_factory=lambda: Asking(as_bytes))
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
         """This engine for the calls of a later iteration, which draw what that one draws and keep their columns for it."""
@@ -264,6 +283,35 @@ class Engine:
         """A number of the state as a column."""
         return Data(Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype))
 
+    def ask(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+        """A prompt for each row's ``text``, for models of the roles: ``prompt`` and ``prompt_tokens`` over an axis of their own, without
+        those that are too long."""
+        rows = self.encoded(batch, roles, terms)
+        lengths = rows.data["prompt_tokens"].lengths
+        assert lengths is not None
+        short = (lengths <= self.asking.longest).nonzero()[:, 0]
+        axis = batch.axis.ask(short)
+        asked = Batch(axis, {name: data.take(short, batch.axis) for name, data in rows.data.items()})
+        return asked, {"too_long": PartialMetric.sum(float(len(batch) - len(short)))}
+
+    def encoded(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> Batch:
+        """``prompt`` and ``prompt_tokens`` of each row's ``text``."""
+        ids = self.asking.encode(roles, batch["text"])
+        flat = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
+        lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
+        tokens = Data(Kind(Level.PROMPT, "int64"), flat, lengths)
+        return Batch(batch.axis, {"prompt": batch.data["text"], "prompt_tokens": tokens})
+
+    def choose(self, batch: Batch, settings: Mapping[str, Any]) -> tuple[Batch, PartialMetrics]:
+        """The rows that the column ``by`` chooses, without columns."""
+        by = self.fetch(batch)["by"]
+        index = chosen_rows(by, batch.axis, settings)
+        return Batch(batch.axis.take(index), {}), {"dropped": PartialMetric.sum(float(len(batch) - len(index)))}
+
+    def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
+        """The rows of all parts, which have the same columns."""
+        return joined_rows(parts)
+
     def repeat(
         self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int, account: Account, names: tuple[str, str]
     ) -> tuple[Batch, PartialMetrics]:
@@ -286,7 +334,7 @@ class Engine:
         kept, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
         while count < groups and (prompts := next(draws, None)) is not None:
             rows = body(prompts)
-            keep = self.fetch(rows.select("keep"))["keep"].bool()
+            keep = self.fetch(rows.select("keep"))["keep"].bool() if "keep" in rows else torch.ones(len(rows), dtype=torch.bool)
             tried += 1
             account.sample(names[1], count_of(rows))
             account.end(names[1], End(Fate.LEFT_OUT, names[0], "not kept"), count_of(rows, ~keep))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from rlflow.axis import Axis
-from rlflow.batch import Batch, Data, spread
+from rlflow.batch import Batch, Data
 from rlflow.execution.engine import Chunks, Engine
-from rlflow.execution.store import Store
+from rlflow.execution.store import Fetch, Store
 from rlflow.execution.tally import PartialMetrics, merged
 from rlflow.graph.model import Node
 from rlflow.plan import Piece, Plan
@@ -39,7 +39,7 @@ class Pieces:
     def axis(self, piece: Piece) -> Axis:
         return self._chunks[piece.source, piece.chunk].axis
 
-    def gather(self, store: Store, piece: Piece) -> Batch:
+    def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
         """What the piece reads: the chunk's columns, and others spread over its rows."""
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
         found: dict[str, Data] = {}
@@ -48,8 +48,7 @@ class Pieces:
             if source.id == piece.source:
                 found[item.parameter] = chunk.data[source.output(item.column.name).source]
             else:
-                data = store.columns[item.column]
-                found[item.parameter] = spread(item.parameter, data, store.axes[source.rows_axis], chunk.axis)
+                found[item.parameter] = store.over(self._plan, item, chunk.axis, fetch)
         return Batch(chunk.axis, found)
 
     def put(self, piece: Piece, result: Batch | None, metrics: PartialMetrics) -> None:

@@ -43,7 +43,7 @@ def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]
     rows: list[dict[str, Any]] = [{} for _ in range(min(limit, len(axis)))]
     for name, batch in texts.items():
         index = batch.axis.rows_of(axis)
-        if index is None:
+        if index is None or bool((index < 0).any()):
             continue
         values = batch[name]
         for row, where in zip(rows, index.tolist(), strict=False):
@@ -58,7 +58,7 @@ def broken_rows(records: Mapping[str, Batch]) -> list[str]:
     for name in WATCHED:
         if name in records:
             batch = records[name]
-            found |= {f"{position}.{sample}": None for position, sample in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
+            found |= {".".join(map(str, path)): None for path in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
     return list(found)
 
 

@@ -107,3 +107,14 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
 def _setting(node: Node, name: str, absent: int = 1) -> int:
     """A whole number among the settings of a node."""
     return int(str(dict(node.settings).get(name) or absent))
+
+
+def ahead_of_training(graph: Graph) -> set[int]:
+    """The nodes that sample, and what they sample from, but for the data: what runs ahead of training."""
+    makers = {node.rows_axis: node.id for node in reversed(graph.nodes) if node.makes is not None or node.op is Op.DATA}
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        if node.op in (Op.GENERATE, Op.REPEAT) or node.id in found:
+            found |= {node.id, makers.get(node.axis, node.id), *(item.column.node for item in node.inputs)}
+            found |= {makers[part] for part in (graph.axes[node.rows_axis].parts if node.op is Op.CONCAT else ())}
+    return {i for i in found if graph.nodes[i].op not in (Op.DATA, Op.STATE)}

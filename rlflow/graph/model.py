@@ -169,15 +169,16 @@ class Graph:
 
     @cached_property
     def order(self) -> nx.DiGraph:
-        """Nodes by id; an edge for each reason to wait: ``columns`` read, or ``weights`` of a role. A node that reads nothing still
-        waits for whatever makes its rows."""
+        """Nodes by id; an edge for each reason to wait: ``columns`` read, or ``weights`` of a role. A node that reads nothing of its
+        own rows still waits for whatever makes them."""
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
         makers = {node.rows_axis: node.id for node in reversed(self.nodes) if node.makes is not None or node.op is Op.DATA}
         for node in self.nodes:
             for item in node.inputs:
                 _edge(graph, item.column.node, node.id, "columns", item.parameter)
-            if not node.inputs and makers.get(node.axis, node.id) != node.id and node.op is not Op.STATE:
+            here = any(self.nodes[item.column.node].rows_axis == node.axis for item in node.inputs)
+            if not here and makers.get(node.axis, node.id) != node.id and node.op is not Op.STATE:
                 _edge(graph, makers[node.axis], node.id, "columns", "rows")
         for before, after, role in weight_order(self.nodes):
             _edge(graph, before, after, "weights", role)

@@ -11,7 +11,7 @@ from rlflow.graph.model import Op
 from rlflow.passes.lanes import room_of
 from rlflow.plan import PassNote, Plan
 
-COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2}
+COST = {Op.GENERATE: 10.0, Op.REPEAT: 20.0, Op.UPDATE: 8.0, Op.REWARD: 3.0, Op.LOGPROBS: 2.0, Op.VALUES: 2.0, Op.STAGE: 0.2, Op.ASK: 0.2}
 
 
 def rank(plan: Plan, seconds: Mapping[int, float] | None = None, room: Mapping[str, int] | None = None) -> Plan:

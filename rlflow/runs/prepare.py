@@ -16,6 +16,7 @@ import rlflow
 from rlflow import pretrained
 from rlflow.author.flow import Flow
 from rlflow.binding import rewards as bound
+from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of, numbers
 from rlflow.binding.dataset import open_dataset
 from rlflow.binding.models import make_models
@@ -149,6 +150,8 @@ def _assemble(
         runtime = pools.on_pools(plan, placed, setups, prompts, watchdog, note)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
+
+    runtime.engine.asking = asking(graph, roles, config)
 
     def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score

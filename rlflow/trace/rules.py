@@ -13,6 +13,7 @@ from rlflow.author.stage import Stage
 from rlflow.columns import TABLE, Kind, Level
 from rlflow.dispatch import ALL, RANK0
 from rlflow.errors import Place, Problem, listed, nearest
+from rlflow.graph.lineage import line
 from rlflow.graph.model import Column, Graph, Node, Op, Output, RowAxis, Value
 
 
@@ -74,8 +75,8 @@ OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
 def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     """A prompt that the flow makes. Models would go on sampling from the data's, and nothing would say so."""
     return Problem("gives-prompt", f"{what} gives '{name}', but a model samples from the prompts of the data and would never see this one",
-                   place, definition, found=f"a column '{name}' made by the flow", expected=f"'{name}' from the data alone",
-                   remedy="give the column another name; what a model is to read must stand in the data's prompts")
+                   place, definition, found=f"a column '{name}' made by the flow", expected=f"'{name}' from the data, or from ask",
+                   remedy='give the column another name, such as "question", and sample from ask(batch, "question")')
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
@@ -106,7 +107,8 @@ def leaked(place: Place | None) -> Problem:
 
 def not_prompts(what: str, place: Place | None) -> Problem:
     return Problem("not-prompts", f"{what} samples from rows that were sampled already", place, found="rows of a group",
-                   expected="the prompts", remedy=f"call {what}(prompts, …)")
+                   expected="the prompts, or rows that were asked",
+                   remedy=f'call {what}(prompts, …), or make prompts of the rows: {what}(ask(batch, "question"), …)')
 
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
@@ -120,6 +122,32 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
                    expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
                    remedy="merge only what was given for these rows; for a baseline per prompt merge its scores alone: "
                           "batch |= reward(greedy, gives=\"baseline\")")
+
+
+def choose_groups(place: Place | None) -> Problem:
+    return Problem("no-groups", "choose takes rows of each group, but these rows have none", place, found="rows of the prompts",
+                   expected="rows made by generate, or pairs", remedy='leave per="group" out, or choose among sampled rows')
+
+
+def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -> Problem | None:
+    """The problem of joining columns of one name that are of several kinds."""
+    known = {(Level.ROW if kind.level is Level.GROUP else kind.level, kind.family) for kind in kinds if kind is not None}
+    if len(known) < 2:
+        return None
+    return Problem("joined-kinds", f"the batches to join have column '{name}' of several kinds", place,
+                   found=listed(str(kind) for kind in kinds), expected="one kind", remedy=f'drop("{name}") from one, or rename it')
+
+
+def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
+    """Whether rows are the prompts that were given, or some of them."""
+    return all(axes[step].step == "chosen" or axes[step].parent is None for step in line(axes, rows)) and not axes[rows].grouped
+
+
+def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
+    """A repeat counts groups of prompts, so its body returns rows that were sampled from the prompts, or the prompts."""
+    if any(axes[step].step in ("asked", "joined") for step in line(axes, rows)):
+        yield Problem("repeat-rows", "a repeat body returns rows that were asked or joined", place, found="rows of other rows",
+                      expected="rows sampled from the prompts of the body", remedy="ask and join after the repeat")
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
@@ -209,7 +237,7 @@ def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: P
     if (reads_groups or grouped) and not axis.grouped:
         yield Problem("no-groups", f"{what} works on groups, but these rows have none", place, stage.place, found="rows of the prompts",
                       expected="rows made by generate, or pairs", remedy="call it on the batch that generate gives")
-    elif reads_groups and axis.samples == 1:
+    elif reads_groups and axis.samples == 1 and axis.step == "sampled":
         yield Problem("single-groups", f"{what} works on groups, but each group has one row", place, stage.place, found="samples=1",
                       expected="samples of at least 2", remedy="sample more responses per prompt: generate(…, samples=8)")
     elif reads_groups and stage.rows == "row" and stage.dispatch != RANK0:

@@ -37,8 +37,26 @@ def merge(name):
 
 
 FINDINGS = {
+    "repeat_rows": [
+        says("repeat-rows", "rows of other rows", "rows sampled from the prompts of the body", "ask and join after the repeat"),
+    ],
+    "rows_lacking": [
+        says(
+            "rows-lacking", "right: row bool", "a float column, whose missing values are NaN",
+            'give it as {"right": row(torch.float32)}',
+        ),
+    ],
+    "stale_chain": [
+        says(
+            "staleness-chain", "the weights of 'critic'", "between two samplings only what reads nothing that training changes",
+            "sample before 'critic.values', or leave --staleness out",
+        ),
+    ],
     "all_gives_rows": [
         says("all-gives-rows", "bonus", "scalar columns only", "use DP_COMPUTE for rows, or give a scalar"),
+    ],
+    "ask_column": [
+        says("ask-column", "SymbolicBatch", 'ask(batch, "question")', "merge the stage that gives the text, then name its column"),
     ],
     "beyond_80_20_20": [
         says(
@@ -46,12 +64,26 @@ FINDINGS = {
             nearest="logprobs", variant="use_kl_in_reward=True",
         ),
     ],
+    "choose_arguments": [
+        says(
+            "choose-arguments", "column=None, top='scores', count=None, per='batch'",
+            'choose(batch, "hard"), or choose(batch, top="scores", count=2, per="group")',
+            "write one of the two forms, with a count of at least 1",
+        ),
+    ],
+    "choose_groups": [
+        says("no-groups", "rows of the prompts", "rows made by generate, or pairs",
+             'leave per="group" out, or choose among sampled rows'),
+    ],
     "column_missing": [
         says("missing-column", f"{COLUMNS}, scores, logprobs", "column 'returns'", merge("returns")),
         says("missing-column", f"{COLUMNS}, scores, logprobs", "column 'values'", merge("values")),
     ],
     "column_misspelt": [
         says("missing-column", f"{COLUMNS}, scores, logprobs", "column 'score'", "read 'scores'", nearest="scores"),
+    ],
+    "concat_one": [
+        says("concat-arguments", "1 batches", "concat(first, second)", "pass each batch by itself"),
     ],
     "file_raises": [
         says("file-raised", "ImportError", "a file that loads", "correct this line", nearest="loss"),
@@ -79,8 +111,8 @@ FINDINGS = {
     ],
     "gives_prompt": [
         says(
-            "gives-prompt", f"a column '{name}' made by the flow", f"'{name}' from the data alone",
-            "give the column another name; what a model is to read must stand in the data's prompts",
+            "gives-prompt", f"a column '{name}' made by the flow", f"'{name}' from the data, or from ask",
+            'give the column another name, such as "question", and sample from ask(batch, "question")',
         )
         for name in ("prompt_tokens", *["prompt"] * 5)
     ],
@@ -89,6 +121,9 @@ FINDINGS = {
     ],
     "group_split": [
         says("group-split", 'rows="row"', 'rows="group" or RANK0', 'write rows="group"', severity="warning"),
+    ],
+    "joined_kinds": [
+        says("joined-kinds", "row float32, token float32", "one kind", 'drop("worth") from one, or rename it'),
     ],
     "leaked_closure": [
         says(
@@ -143,7 +178,10 @@ FINDINGS = {
         says("missing-column", f"{COLUMNS}, scores, logprobs", "column 'ref_logprobs'", merge("ref_logprobs"), nearest="logprobs"),
     ],
     "not_prompts": [
-        says("not-prompts", "rows of a group", "the prompts", "call actor.generate(prompts, …)"),
+        says(
+            "not-prompts", "rows of a group", "the prompts, or rows that were asked",
+            'call actor.generate(prompts, …), or make prompts of the rows: actor.generate(ask(batch, "question"), …)',
+        ),
     ],
     "nothing_updated": [
         says("nothing-updated", "no update of any role", "at least one", "end with actor.update(batch, loss, …)"),
@@ -410,7 +448,7 @@ FINDINGS = {
     ],
 }
 TRACES = {"leaked_global": 2}  # a batch that is kept can be told from the flow's own when the flow is traced again
-STALENESS = {"stale": 1, "stale_repeat": 1}
+STALENESS = {"stale": 1, "stale_chain": 1, "stale_repeat": 1}
 
 
 def findings(name: str) -> tuple[Problem, ...]:

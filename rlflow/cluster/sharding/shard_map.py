@@ -141,10 +141,12 @@ class RemoteColumn(Data):
         return replace(self, value=self.layout.take(index), lengths=lengths, size=share)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """The rows of several batches of the same columns, one after another, without moving any."""
+def joined(batches: Sequence[Batch], axis: Axis | None = None) -> Batch:
+    """The rows of several batches of the same columns, one after another, without moving any. axis: of the whole, where it is not that of
+    rows of one kind."""
     first = batches[0]
-    axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
+    if axis is None:
+        axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
     return Batch(axis, {name: _joined([batch.data[name] for batch in batches]) for name in first.data})
 
 
