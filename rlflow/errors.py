@@ -86,7 +86,8 @@ class RunHeld(PlanError):
 @dataclass(eq=False)
 class StageError(Exception):
     """A stage raised, or passed its deadline. ``columns`` maps each input to its padded shape. Without a ``stage`` it was between two.
-    ``then``: what of the run is saved, and how to go on."""
+    ``lines``: the last lines of the user's files that the error went through, the one that raised first. ``then``: what of the run is
+    saved, and how to go on."""
 
     stage: str
     iteration: int
@@ -95,12 +96,14 @@ class StageError(Exception):
     place: Place | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     then: str = ""
+    lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place else ""
         what = f"stage '{self.stage}' failed in iteration {self.iteration} on {self.rows} rows" if self.stage else (
             f"the run failed between stages, in iteration {self.iteration}")
         lines = [f"{where}{what}: {printable(self.message)}"]
+        lines += [f"  {'raised by' if not n else 'called by'} {printable(line)}" for n, line in enumerate(self.lines)]
         lines += [f"  {name}: {shape}" for name, shape in self.columns.items()]
         return "\n".join([*lines, *([printable(self.then)] if self.then else [])])
 

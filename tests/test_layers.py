@@ -12,6 +12,7 @@ ROOTS = {"rlflow": "rlflow", "backends": "rlflow.backends", "algorithms": "rlflo
 MAY_IMPORT = {
     "errors": "",
     "interfaces": "errors",
+    "own_lines": "errors",
     "columns": "",
     "dispatch": "",
     "extras": "errors",
@@ -43,20 +44,21 @@ MAY_IMPORT = {
     "reshard": "errors process seeds",
     "training": "errors columns author batch seeds",
     "checkpoints": "errors process durable",
-    "execution": "errors columns dispatch author batch maths graph trace plan passes schedule spans training reshard memory "
+    "execution": "errors own_lines columns dispatch author batch maths graph trace plan passes schedule spans training reshard memory "
                  "deadline watchdog seeds",
     "backends": "errors extras pretrained columns author batch seeds training checkpoints reshard",
-    "cluster": "errors columns dispatch author batch graph trace execution training data config binding placement spans reshard "
+    "cluster": "errors own_lines columns dispatch author batch graph trace execution training data config binding placement spans reshard "
                "memory copy_on_write process watch deadline watchdog interfaces",
     "data": "errors columns extras batch pretrained isolation",
-    "rewards": "errors columns extras batch data deadline watchdog isolation",
+    "rewards": "errors own_lines columns extras batch data deadline watchdog isolation",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
     "binding": "errors extras pretrained columns author batch graph trace execution data rewards training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
-    "runs": "errors extras pretrained columns author batch graph trace check placement plan passes passes.residency memory memory.sizes "
+    "runs": "own_lines errors extras pretrained columns author batch graph trace check placement plan passes passes.residency "
+            "memory memory.sizes "
             "memory.footprint memory.inputs spans "
             "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from rlflow.isolation import walls
+from rlflow.own_lines import own_place
 from rlflow.rewards import alone, frames, scorers
 from rlflow.rewards.hints import hint
 from rlflow.watchdog import kin
@@ -153,8 +154,7 @@ def _memory(kind: str) -> Iterator[None]:
 
 def _told(error: BaseException) -> str:
     """The error with where it was raised, cut to a length that can be sent."""
-    frames_ = traceback.extract_tb(error.__traceback__)
-    where = f"{frames_[-1].filename}:{frames_[-1].lineno}: " if frames_ else ""
+    where = f"{place}: " if (place := own_place(error)) else ""
     try:
         return f"{where}{type(error).__name__}: {error}"[:MESSAGE] + hint(error)
     except Exception:  # an error whose own text cannot be made
