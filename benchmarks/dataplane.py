@@ -16,7 +16,8 @@ from collections.abc import Callable
 import torch
 
 from rlflow import Batch
-from rlflow.batch import Axis, Data
+from rlflow.axis import Axis
+from rlflow.batch import Data
 from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.cluster.sharding.route import Routes
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId

@@ -114,7 +114,8 @@ class Echo:
 def payload() -> Any:
     import torch
 
-    from rlflow.batch import Axis, Batch, Data
+    from rlflow.axis import Axis
+    from rlflow.batch import Batch, Data
     from rlflow.columns import Kind, Level
 
     lengths = torch.full((ROWS,), TOKENS)

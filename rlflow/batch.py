@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.source import call_place
+from rlflow.axis import Axis, starts
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.copy_on_write import lent
 from rlflow.errors import FlowError, Problem, listed, nearest
@@ -34,79 +35,6 @@ def padding(value: float) -> Iterator[None]:
         yield
     finally:
         _fill.reset(token)
-
-
-@dataclass(frozen=True, eq=False)
-class Axis:
-    """The rows of a batch. Two batches have the same rows when they have the same Axis object.
-
-    keys: int64 [rows, 2], (position in the data stream, sample number). parent and index say which row of which axis each
-    row came from. grouped: whether rows of one position form a group.
-    """
-
-    keys: Tensor
-    parent: Axis | None = None
-    index: Tensor | None = None
-    grouped: bool = False
-
-    def __len__(self) -> int:
-        return self._count
-
-    @functools.cached_property
-    def _count(self) -> int:
-        return len(self.keys)
-
-    @functools.cached_property
-    def slots(self) -> Tensor:
-        """int64 [rows]: the number of the group each row belongs to, counted from 0 along the axis."""
-        if len(self) == 0:
-            return torch.zeros(0, dtype=torch.int64)
-        position = self.keys[:, 0]
-        return torch.cat([torch.zeros(1, dtype=torch.int64), (position[1:] != position[:-1]).long().cumsum(0)])
-
-    @functools.cached_property
-    def heads(self) -> Tensor:
-        """int64 [groups]: the first row of each group."""
-        return torch.searchsorted(self.slots, torch.arange(self.groups))
-
-    @property
-    def groups(self) -> int:
-        return int(self.slots[-1]) + 1 if len(self) else 0
-
-    @staticmethod
-    def fresh(rows: int, start: int = 0) -> Axis:
-        """Rows at consecutive positions of the data stream."""
-        return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
-
-    def take(self, index: Tensor) -> Axis:
-        return Axis(self.keys[index], self, index, self.grouped)
-
-    def repeat(self, times: int) -> Axis:
-        """``times`` adjacent rows for each row, as samples 0 … times-1 of its position."""
-        index = torch.arange(len(self)).repeat_interleave(times)
-        sample = torch.arange(times).repeat(len(self)) + self.keys[index, 1] * times
-        return Axis(torch.stack([self.keys[index, 0], sample], 1), self, index, True)
-
-    def rows_of(self, other: Axis) -> Tensor | None:
-        """For each row of ``other`` the row of this axis whose columns it may read, or None when they are unrelated.
-
-        Related are an axis and what was made from it, and one-row-per-prompt rows with other rows of the same prompts.
-        """
-        index = torch.arange(len(other))
-        step: Axis | None = other
-        while step is not None:
-            if step is self:
-                return index
-            if step.parent is not None and step.parent is self.parent and self._one_per_parent:
-                assert step.index is not None
-                return step.index[index]
-            index = step.index[index] if step.index is not None else index
-            step = step.parent
-        return None
-
-    @functools.cached_property
-    def _one_per_parent(self) -> bool:
-        return self.parent is not None and torch.equal(self.index, torch.arange(len(self.parent)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,10 +78,7 @@ class Data:
             case Level.ROW:
                 return replace(self, value=self.value[index])
             case Level.GROUP:
-                slots, keys = axis.slots[index], axis.keys[index, 0]
-                first = torch.ones(len(index), dtype=torch.bool)
-                first[1:] = keys[1:] != keys[:-1]
-                return replace(self, value=self.value[slots[first]])
+                return replace(self, value=self.value[axis.slots[index][starts(axis.keys[index])]])
         return self
 
     @staticmethod
@@ -273,12 +198,7 @@ class Batch:
     def __or__(self, other: Batch) -> Batch:
         if not isinstance(other, Batch):
             return NotImplemented
-        if other.axis is self.axis:
-            return Batch(self.axis, self.data | other.data)
-        index = other.axis.rows_of(self.axis)
-        if index is None or any(data.kind.level is Level.TOKEN for data in other.data.values()):
-            raise FlowError(other_axis(other.data))
-        return Batch(self.axis, self.data | {name: data.take(index, other.axis) for name, data in other.data.items()})
+        return Batch(self.axis, self.data | {name: spread(name, data, other.axis, self.axis) for name, data in other.data.items()})
 
     def rows(self, index: Sequence[int] | Tensor) -> Batch:
         """The rows at ``index`` (ints, or a bool per row), in that order."""
@@ -291,7 +211,7 @@ class Batch:
         axis = self.axis.repeat(times)
         assert axis.index is not None
         data = {name: data.take(axis.index, self.axis) for name, data in self.data.items()}
-        return Batch(axis, data | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})  # type: ignore[arg-type]
+        return Batch(axis, data | {"group": Data(standard_kind("group"), axis.group_numbers)})  # type: ignore[arg-type]
 
     def chunk(self, count: int) -> list[Batch]:
         """At most ``count`` batches of adjacent rows whose sizes differ by at most one; for no rows one batch without rows."""
@@ -331,6 +251,38 @@ def _joined(pieces: Sequence[Data], batches: Sequence[Batch], axis: Axis) -> Dat
         return replace(first, value=per_row[axis.heads])
     lengths = torch.cat([piece.lengths for piece in pieces]) if first.ragged else None  # type: ignore[misc]
     return replace(first, value=torch.cat([piece.value for piece in pieces]), lengths=lengths)
+
+
+def spread(name: str, data: Data, own: Axis, axis: Axis, fetch: Callable[[Data, Axis], Data] = lambda data, axis: data) -> Data:
+    """A column over the rows ``own`` as rows of ``axis`` read it: one that these came from, that came from these, or that both did.
+
+    ``fetch`` brings a column here whose values have to be looked into. Raises FlowError where rows have none, or several, of its values.
+    """
+    level = data.kind.level
+    if own is axis or level is Level.SCALAR:
+        return data
+    if axis.took_from(own):
+        return data.take(axis.back_to(own), own)
+    grouped = level is Level.GROUP
+    index = None if level is Level.TOKEN else own.groups_of(axis) if grouped else own.rows_of(axis)
+    if index is None:
+        raise FlowError(other_axis([name]))
+    lacking = index < 0
+    if not grouped and not bool(lacking.any()):
+        return data.take(index, own)
+    return _filled(name, fetch(data, own), index, lacking)
+
+
+def _filled(name: str, data: Data, index: Tensor, lacking: Tensor) -> Data:
+    """Row-level values by ``index``, NaN where rows lack one. Raises FlowError for kinds that have no NaN."""
+    kind = Kind(Level.ROW, data.kind.dtype) if data.kind.level is Level.GROUP else data.kind
+    if not bool(lacking.any()):
+        return Data(kind, data.value[index])
+    if kind.level is not Level.ROW or not data.value.is_floating_point():
+        raise FlowError(partly(name, kind))
+    value = torch.full((len(index),), torch.nan, dtype=data.value.dtype)
+    value[~lacking] = data.value[index[~lacking]]
+    return Data(kind, value)
 
 
 def _single(value: Any) -> bool:
@@ -384,3 +336,10 @@ def other_axis(columns: Iterable[str]) -> Problem:
                    found=listed(columns), expected="columns of the same rows, or one row-level value per prompt of the same prompts",
                    remedy="merge only what a stage gave for these rows; for a baseline per prompt merge its scores alone: "
                           "batch |= reward(greedy, gives='baseline')")
+
+
+def partly(name: str, kind: Kind | None) -> Problem:
+    """The problem of a column that only some of the rows have, and that has no value for the others."""
+    return Problem("rows-lacking", f"column '{name}' has no value for some of the rows that it is merged into", call_place(),
+                   found=f"{name}: {kind}, of a part of the rows", expected="a float column, whose missing values are NaN",
+                   remedy=f"give '{name}' as row(torch.float32)")

@@ -109,7 +109,9 @@ class StageError(Exception):
 
 
 class SkipIteration(Exception):
-    """There is nothing to train on in this iteration."""
+    """There is nothing to train on in this iteration. ``account``: what became of the rows that were sampled for it."""
+
+    account: object = None
 
 
 class Stopped(Exception):

@@ -1,4 +1,8 @@
-"""Who a process is, in words that outlast it: a pid alone is soon somebody else's."""
+"""The identity of a process, to be written down: a pid alone soon belongs to another process, so the start time and the machine go with it.
+
+`Process.alive` is the one check of whether a process still runs: locks, status files, leftovers and shared memory all use it. Beneath it is
+`rlflow.watchdog.kin.lives`, which the watchdog and rewards use directly for processes of their own machine.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +17,46 @@ from rlflow.watchdog import kin
 
 @dataclass(frozen=True)
 class Process:
-    """A process in terms that no later process shares."""
+    """One process of one start of one machine."""
 
-    pid: int  # its number, which another process gets later
-    started: str  # clock ticks since boot
-    boot: str  # id of the kernel's start
-    space: str  # the pid namespace, since one pid means another process in each
+    pid: int
+    started: str  # clock ticks from the machine's start to the process's; empty where the system does not say
+    boot: str  # id of this start of the machine's kernel; empty where the system does not say
+    space: str  # id of the pid namespace: one pid means different processes in different containers
     host: str  # name of the machine
 
     @classmethod
     def this(cls) -> Process:
-        return cls(os.getpid(), _started(os.getpid()) or "", boot(), _space(), socket.gethostname())
+        """The process that calls this."""
+        return cls(os.getpid(), kin.started(os.getpid()), boot(), _space(), socket.gethostname())
+
+    @classmethod
+    def of_tag(cls, tag: str) -> Process | None:
+        """The process of a ``tag`` that was written on this machine; None for text that is no tag."""
+        pid, _, rest = tag.partition(".")
+        started, dot, space = rest.partition(".")
+        return cls(int(pid), started, boot(), space, socket.gethostname()) if pid.isdigit() and dot else None
 
     def alive(self) -> bool | None:
-        """None where it cannot be told from here: another machine or another container."""
+        """Whether the process runs or is stopped; None where this cannot be known from here: another machine or another container."""
         elsewhere = self.host != socket.gethostname()
         if self.boot != boot() or (elsewhere and not self.boot):
             return None if elsewhere else False  # False: this machine has been started anew since
         if self.space != _space():
             return None
-        return _alive(self.pid) if not self.started else _started(self.pid) == self.started
+        return kin.lives(self.pid, self.started) if self.started else _exists(self.pid)
+
+    def tag(self) -> str:
+        """The process as part of a file's name, unique on this machine until it is started anew: ``PID.STARTED.SPACE``."""
+        return f"{self.pid}.{self.started}.{self.space}"
 
     def as_json(self) -> str:
+        """The fields as a JSON object, which ``parsed`` reads."""
         return json.dumps(asdict(self))
 
 
 def parsed(values: object) -> Process | None:
-    """The process that a mapping tells of; None where it tells of none."""
+    """The process that a decoded JSON object describes; None for a value that describes none."""
     if not isinstance(values, dict) or not isinstance(values.get("pid"), int):
         return None
     words = [values.get(name) for name in ("started", "boot", "space", "host")]
@@ -48,13 +65,8 @@ def parsed(values: object) -> Process | None:
     return Process(values["pid"], *map(str, words))
 
 
-def _started(pid: int) -> str | None:
-    """None for a process that is gone or waits only to be collected."""
-    found = kin.stat(pid)
-    return found.started if found is not None and found.state not in "ZX" else None
-
-
-def _alive(pid: int) -> bool:
+def _exists(pid: int) -> bool:
+    """Whether any process has this pid: the best answer for a process whose start time is unknown."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -65,7 +77,7 @@ def _alive(pid: int) -> bool:
 
 
 def boot() -> str:
-    """Which start of this machine it is; empty where no kernel tells."""
+    """The id of this start of the machine's kernel; empty on a system that has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -73,6 +85,7 @@ def boot() -> str:
 
 
 def _space() -> str:
+    """The id of this process's pid namespace; empty on a system that has none."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:

@@ -11,13 +11,14 @@ Everything rests on the finaliser of splitmix64 (Steele, Lea and Flood, "Fast sp
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
-_KEY_FACTORS = (GOLDEN, 0xD1B54A32D192ED03 - 2**64)  # an odd factor for each number of a row key
+_KEY_FACTORS = (GOLDEN, 0xD1B54A32D192ED03 - 2**64)  # an odd factor for each number of a row key, in turn
 _MIX = ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))
 
 
@@ -75,9 +76,9 @@ def derived(*parts: int | str) -> int:
 
 
 def row_seeds(base: int, keys: Tensor) -> list[int]:
-    """A 63-bit seed for each row key [rows, 2]."""
+    """A 63-bit seed for each row's path [rows, 2 or more]."""
     state = torch.full((len(keys),), base, dtype=torch.int64)
-    for column, odd in enumerate(_KEY_FACTORS):
+    for column, odd in zip(range(keys.shape[1]), itertools.cycle(_KEY_FACTORS), strict=False):
         state = finalised(state ^ (keys[:, column] + 1) * odd)
     return [int(seed) for seed in (state & (2**63 - 1)).tolist()]
 

@@ -45,8 +45,10 @@ def vllm_installed(lacking):
         lacking("the package 'vllm' is not installed")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Files with slow tests first, so that of several processes none waits long for another in the end."""
+    if not hasattr(config, "workerinput"):  # one process runs them in the order that it was asked for
+        return
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

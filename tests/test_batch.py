@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import RANK0, Batch, FlowError, flow, group, loss, row, scalar, stage, text, token
-from rlflow.batch import Axis, Data, flatten, pad, padding
+from rlflow.axis import Axis
+from rlflow.batch import Data, flatten, pad, padding
 from rlflow.columns import Kind, Level
 from rlflow.trace.compile import trace
 
@@ -238,8 +239,12 @@ MERGES = {
     ("single", "twin", Level.TOKEN): False,
     ("rows", "more", Level.ROW): False,
     ("single", "rows", Level.ROW): False,
+    ("single", "rows", Level.GROUP): True,
+    ("more", "rows", Level.GROUP): True,
     ("prompts", "rows", Level.ROW): False,
-    ("prompts", "single", Level.ROW): False,
+    ("prompts", "rows", Level.GROUP): True,
+    ("prompts", "single", Level.ROW): True,
+    ("prompts", "single", Level.TOKEN): False,
 }
 
 

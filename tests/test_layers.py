@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "process": "watchdog",
     "durable": "process",
     "logs": "durable",
-    "batch": "errors columns author copy_on_write",
+    "axis": "",
+    "batch": "errors columns author copy_on_write axis",
     "maths": "author",
     "graph": "errors columns",
     "trace": "errors columns dispatch author graph",
@@ -44,23 +45,22 @@ MAY_IMPORT = {
     "reshard": "errors process seeds",
     "training": "errors columns author batch seeds",
     "checkpoints": "errors process durable",
-    "execution": "errors own_lines columns dispatch author batch maths graph trace plan passes schedule spans training reshard memory "
-                 "deadline watchdog seeds",
-    "backends": "errors extras pretrained columns author batch seeds training checkpoints reshard",
-    "cluster": "errors own_lines columns dispatch author batch graph trace execution training data config binding placement spans reshard "
-               "memory copy_on_write process watch deadline watchdog interfaces",
-    "data": "errors columns extras batch pretrained isolation",
-    "rewards": "errors own_lines columns extras batch data deadline watchdog isolation",
+    "execution": "errors columns dispatch author axis batch maths graph trace plan passes schedule spans training reshard memory "
+                 "deadline watchdog seeds own_lines",
+    "backends": "errors extras pretrained columns author axis batch seeds training checkpoints reshard",
+    "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
+               "memory copy_on_write process watch deadline watchdog interfaces own_lines",
+    "data": "errors columns extras axis batch pretrained isolation",
+    "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
-    "binding": "errors extras pretrained columns author batch graph trace execution data rewards training config",
+    "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
-    "runs": "own_lines errors extras pretrained columns author batch graph trace check placement plan passes passes.residency "
-            "memory memory.sizes "
-            "memory.footprint memory.inputs spans "
-            "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds",
+    "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
+            "memory.sizes memory.footprint memory.inputs spans "
+            "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
            "memory memory.sizes watchdog",
     "algorithms": "",
@@ -181,7 +181,8 @@ def test_no_modules_of_runs_import_each_other_in_a_circle():
         for node in ast.walk(tree) if module in names else ():
             if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("rlflow.runs"):
                 start = node.module.removeprefix("rlflow.")
-                graph.add_edges_from((module, name) for name in [start, *(f"{start}.{alias.name}" for alias in node.names)] if name in names)
+                imported = [start, *(f"{start}.{alias.name}" for alias in node.names)]
+                graph.add_edges_from((module, name) for name in imported if name in names)
     graph.remove_nodes_from(["runs"])
     assert graph.number_of_edges() > 50
     assert list(nx.simple_cycles(graph)) == []

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.batch import Axis
+from rlflow.axis import Axis
 from rlflow.seeds import derived, mixed, permutation, row_seeds, splitmix, uniforms, uniforms_at
 
 KEYS = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)), min_size=1, max_size=20, unique=True)

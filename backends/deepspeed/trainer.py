@@ -35,13 +35,12 @@ from rlflow.backends.local.settings import TrainerSettings as LocalSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
 from rlflow.backends.local.trainer import stored
 from rlflow.batch import Batch
+from rlflow.checkpoints.export import VALUE_HEAD
 from rlflow.errors import listed
 from rlflow.reshard.shards import TensorViews, pieces_of
 from rlflow.training.learning import OptimizerStep
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import ModelSpec
-
-HEAD = "value_head."
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,7 @@ class Trainer(local.Trainer):
         if self.learning:
             link_moments(self.engine.optimizer)
         for name, parameter in self.learning.items():
-            if name.startswith(HEAD) or lora.is_adapter(name):
+            if name.startswith(VALUE_HEAD) or lora.is_adapter(name):
                 yield stored(name), whole(parameter)
             for kind in MOMENTS if self.optimizer.state else ():
                 yield f"{kind}/{name}", moment(parameter, kind)
@@ -249,10 +248,10 @@ class Trainer(local.Trainer):
             self._check_adapters(state)
         else:
             own = ((name.removeprefix("parameters/"), t) for name, t in state.items() if name.startswith("parameters/"))
-            self._take((name, t) for name, t in own if not name.startswith(HEAD))
+            self._take((name, t) for name, t in own if not name.startswith(VALUE_HEAD))
         self.steps = int(state["steps"])
         for name, parameter in self.learning.items():
-            if self.network.adapted or name.startswith(HEAD):
+            if self.network.adapted or name.startswith(VALUE_HEAD):
                 put_learning(parameter, state[stored(name)])
         if self.learning:
             self._restore_moments(state)

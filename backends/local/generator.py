@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.axis import Axis
 from rlflow.backends.local.decode import Drawn, block_of, decode, sent
 from rlflow.backends.local.endings import Endings, eos_of
 from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
@@ -19,7 +20,7 @@ from rlflow.backends.local.room import check_room, longest
 from rlflow.backends.local.sequences import sequences
 from rlflow.backends.local.settings import GeneratorSettings
 from rlflow.backends.local.tokenizer import load_tokenizer, texts
-from rlflow.batch import Axis, Batch, Data, flatten
+from rlflow.batch import Batch, Data, flatten
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import PlanError
 from rlflow.reshard.layout import Spread
@@ -96,7 +97,7 @@ class Generator:
 
     def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
         columns = _columns(drawn, sampling, self.version) | self._text(drawn)
-        return Batch(axis, columns | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})
+        return Batch(axis, columns | {"group": Data(standard_kind("group"), axis.group_numbers)})
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
         """Room for all rows on the CPU. Copies go there, since what inference mode made cannot be trained on."""

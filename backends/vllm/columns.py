@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from rlflow.axis import Axis
 from rlflow.backends.local.tokenizer import texts
 from rlflow.backends.vllm.engine import Row
-from rlflow.batch import Axis, Batch, Data
+from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.training.protocols import Sampling
 
@@ -42,7 +43,7 @@ def batch_of(axis: Axis, rows: Sequence[Row], sampling: Sampling, eos: Sequence[
         "completion": Data(Kind(Level.TEXT), tuple(texts(tokenizer, spoken))),
         "finish": Data(Kind(Level.TEXT), tuple("stop" if row.stopped else "length" for row in rows)),
         "temperature": Data(_kind("temperature"), torch.full((len(rows),), sampling.temperature or 1.0)),
-        "group": Data(_kind("group"), axis.keys[:, 0].clone()),
+        "group": Data(_kind("group"), axis.group_numbers),
     }
     return Batch(axis, columns)
 

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from rlflow import pretrained
+from rlflow.axis import Axis
 from rlflow.backends.local.endings import eos_of, text_stops
 from rlflow.backends.local.room import check_room, positions
 from rlflow.backends.local.tokenizer import load_tokenizer
 from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
 from rlflow.backends.vllm.engine import CPU_CACHE, Row, VllmEngine, settled, whole
 from rlflow.backends.vllm.settings import GeneratorSettings
-from rlflow.batch import Axis, Batch
+from rlflow.batch import Batch
 from rlflow.reshard.layout import Spread
 from rlflow.reshard.proof import Destinations, prove
 from rlflow.reshard.trace import trace

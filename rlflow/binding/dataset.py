@@ -10,12 +10,11 @@ from rlflow.columns import Level
 from rlflow.config.flags import RunConfig
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
-from rlflow.data.fields import Record
+from rlflow.data.fields import FIELDS, Record
 from rlflow.data.source import open_data
 from rlflow.errors import PlanError, listed
 
 TEXT_OPTIONS = ("system", "template", "split")
-FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
 
 
 def open_dataset(flow: Flow, config: RunConfig) -> Dataset:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rlflow.author.verbs import MODEL_READS
 from rlflow.batch import Batch
 from rlflow.binding.backends import backend, numbers
 from rlflow.binding.roles import half_class
@@ -25,8 +26,6 @@ from rlflow.rewards.reward import Reward, bind, score_all
 from rlflow.rewards.spec import RewardSpec, parse_reward
 from rlflow.rewards.vocabulary import check_same
 from rlflow.training.protocols import ModelSpec, Trainer
-
-MODEL_READS = ("prompt_tokens", "tokens")
 
 
 @dataclass

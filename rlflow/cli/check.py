@@ -9,6 +9,7 @@ from typing import Any
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
+from rlflow.author.verbs import MODEL_READS
 from rlflow.check.check import Report, check
 from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_values
 from rlflow.config.names import role_types, setting_problems
@@ -18,8 +19,6 @@ from rlflow.rewards.spec import RewardSpec, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.trace.compile import TraceOptions, role_names
 from rlflow.watch.secrets import remember
-
-MODEL_READS = ("prompt_tokens", "tokens")
 
 
 def check_file(file: str, arguments: Sequence[str]) -> int:

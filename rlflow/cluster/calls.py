@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.actor import Payload, packed
 from rlflow.cluster.rpc.message import Answer, Call, pickled
 from rlflow.cluster.rpc.pool import Future, Pool

@@ -15,7 +15,8 @@ from torch import Tensor
 from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.cluster.calls import Calls, Ledger
 from rlflow.cluster.rpc.actor import Payload, opened
 from rlflow.cluster.rpc.message import pickled
@@ -25,13 +26,14 @@ from rlflow.cluster.sharding.custom_dispatch import by_own_mode
 from rlflow.cluster.sharding.route import Routes
 from rlflow.cluster.sharding.shard_map import RemoteColumn, joined, row_tokens
 from rlflow.cluster.sharding.split import SLACK, balanced, keep_or_balance, off_balance, units_of_rows
-from rlflow.cluster.sharding.steps import rank_steps
+from rlflow.cluster.sharding.steps import numbered, rank_steps
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, first_ranks, teams
 from rlflow.cluster.weights.models import RemoteModel
 from rlflow.cluster.worker import Worker
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
+from rlflow.execution.account import WITH_GROUP, UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
@@ -39,6 +41,7 @@ from rlflow.placement import Parallel, Placement
 from rlflow.spans import RankSpan
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
+from rlflow.training.rows import with_groups
 
 CLEARED_SECONDS = 5.0  # how long workers may take to forget an iteration; else they do so after the next
 FETCHED = 64 << 10  # bytes of a column that the driver may look into
@@ -147,10 +150,10 @@ class ClusterEngine(Engine):
 
     def update(
         self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
-    ) -> PartialMetrics:
-        settings = dict(settings)
+    ) -> tuple[PartialMetrics, UpdateRows]:
+        settings, names = dict(settings), loss.signature.column_names
         if self.iteration < settings.pop("after"):
-            return {}
+            return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
         pool = self.pools[self.placement.trainers[role]]
         function: dict[str, Any] = {"function": self.names[id(loss)], "role": role}
         batch = self.spread(batch, pool.name)
@@ -170,7 +173,9 @@ class ClusterEngine(Engine):
             refs[rank] = self.calls.ask(pool, rank, "update", routes, plan.rows[rank // width], arguments, "model")
         learned = [answer.value for rank, answer in self.calls.answers(pool, "update", refs, terms).items() if rank % width == 0]
         self.models[role].version += 1
-        return known(together(learned, plan.left_out))
+        broken = with_groups(facts[:, 0], numbered(facts[:, 3]), WITH_GROUP) if loss.rows == "group" else facts[:, 0]
+        metrics = together(learned, plan.left_out)
+        return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0)
 
     # -- what the run asks -------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
-from rlflow.training.rows import broken_rows, group_of, mask_counts, token_counts
+from rlflow.training.rows import broken_columns, group_of, mask_counts, token_counts
 from rlflow.watch.secrets import guard, remember
 
 
@@ -202,13 +202,14 @@ class Worker:
         return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Of each row: whether it can be learned from, its tokens that count, all its tokens, its group. The rows stay for the update."""
-        bad = broken_rows(batch, self._loss(call))
-        facts = torch.stack([bad.long(), mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
+        """Of each row: what keeps it from being learned from, its tokens that count, all its tokens, its group. The rows stay for the
+        update."""
+        bad = broken_columns(batch, self._loss(call))
+        facts = torch.stack([bad, mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
         return self._keep(call, batch)._replace(value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:
-        return batch.data["group"].value if "group" in batch else batch.axis.keys[:, 0]
+        return batch.data["group"].value if "group" in batch else batch.axis.group_numbers
 
     def update(self, call: Call, batch: Batch) -> Answer:
         """This rank's rows of each optimizer step: ``steps`` holds (rows within the batch, tokens and rows of the whole minibatch)."""

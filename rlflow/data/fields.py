@@ -15,7 +15,7 @@ Shape = Literal["prompts", "completions", "pairs"]
 Message = Mapping[str, str]
 Response = str | tuple[Message, ...]
 
-DEFAULTS = ("prompt", "answer", "completion", "chosen", "rejected")
+FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
 OTHER_NAMES = {"prompt": ("question", "problem", "instruction"), "answer": ("solution", "ground_truth", "target")}
 TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "bool": (bool,)}
 
@@ -78,7 +78,7 @@ class Mapped:
 
 def mapped(first: Raw, wanted: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
     """Decide from the first record which field each name is read from. ``wanted`` maps a name to a field, or to None for none."""
-    known = dict.fromkeys([*DEFAULTS, *columns])
+    known = dict.fromkeys([*FIELDS, *columns])
     for name in wanted:
         if name not in known:
             raise PlanError.of("data-fields", f"'{name}' is no column of the data", place=first.place, expected=listed(known),

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlflow.batch import DTYPES, Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import DTYPES, Batch, Data
 from rlflow.columns import TABLE, Kind, Level
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.fields import Message, Record, as_text

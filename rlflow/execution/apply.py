@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from rlflow.author.stage import Stage
-from rlflow.batch import DTYPES, Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import DTYPES, Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed

@@ -17,6 +17,7 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.columns import fits
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
+from rlflow.execution.account import Account
 from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.engine import Engine, Metrics, model_reads, reads
 from rlflow.execution.tally import PartialMetrics, settled
@@ -136,7 +137,8 @@ class Session:
                 raise FlowError(rules.no_keep(name, list(result.data), place, definition_place(body)))
             return result
 
-        rows, metrics = self.engine.repeat(run_body, prompts, **bound)
+        account, counted = Account(), (f"repeat.{name}", name)
+        rows, metrics = self.engine.repeat(run_body, prompts, **bound, account=account, names=counted)
         _, node = self.next_call(f"repeat.{name}")
         self.log(node, metrics)
         return rows
@@ -201,7 +203,7 @@ class Role:
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
-            session.log(node, self._engine.update(self._name, inputs, loss, {**own, **rest}, call))
+            session.log(node, self._engine.update(self._name, inputs, loss, {**own, **rest}, call)[0])
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:

@@ -15,9 +15,11 @@ from torch import Tensor
 from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
+from rlflow.execution.account import WITH_GROUP, Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
@@ -26,6 +28,7 @@ from rlflow.memory.schedule import computing, learning, sampling, syncing
 from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer
+from rlflow.training.rows import broken_columns, group_of, with_groups
 
 Metrics = dict[str, float]
 JUDGE = "(held-out)"  # the scorer that says whether an answer to a held-out prompt is right; no role can have this name
@@ -179,16 +182,19 @@ class Engine:
 
     def update(
         self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
-    ) -> PartialMetrics:
-        settings = dict(settings)
+    ) -> tuple[PartialMetrics, UpdateRows]:
+        """Metrics, and which rows were learned from."""
+        settings, names = dict(settings), loss.signature.column_names
         if self.iteration < settings.pop("after"):
-            return {}
+            return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
         model = self.models[role]
         assert model.trainer is not None
         self.keeper.settle(learning(role))
+        broken = broken_columns(batch, loss)
+        broken = with_groups(broken, group_of(batch), WITH_GROUP) if loss.rows == "group" else broken
         metrics = model.trainer.update(batch, loss, seed=self.seed_of(call), **settings)
         model.version += 1
-        return known(metrics)
+        return known(metrics), UpdateRows(broken, names, stepped=metrics.get("steps", 1) > 0)
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
@@ -258,29 +264,51 @@ class Engine:
         """A number of the state as a column."""
         return Data(Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype))
 
-    def repeat(self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int) -> tuple[Batch, PartialMetrics]:
-        """Kept groups of ``body`` in prompt order, at most ``groups``. Raises SkipIteration where none is kept."""
+    def repeat(
+        self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int, account: Account, names: tuple[str, str]
+    ) -> tuple[Batch, PartialMetrics]:
+        """Kept groups of ``body`` in prompt order, at most ``groups``; ``names`` of the node and of what samples in its body, for the
+        account. Raises SkipIteration where none is kept."""
         fresh = (self.fresh(len(prompts)) for _ in range(tries - 1))
-        kept, metrics = self.kept_groups(body, itertools.chain([prompts], fresh), groups)
+        kept, tried = self.kept_groups(body, itertools.chain([prompts], fresh), groups, account, names)
         joined = self.joined(kept)
-        return joined.rows(joined.axis.slots < groups), metrics
+        wanted = joined.axis.slots < groups
+        account.end(names[1], End(Fate.SURPLUS, names[0], setting=f"groups={groups}"), count_of(joined, ~wanted))
+        return joined.rows(wanted), repeat_metrics(account, names, tried, groups)
 
     def kept_groups(
-        self, body: Callable[[Batch], Batch], draws: Iterator[Batch], groups: int, opening: Sequence[Batch] = ()
-    ) -> tuple[list[Batch], PartialMetrics]:
+        self, body: Callable[[Batch], Batch], draws: Iterator[Batch], groups: int, account: Account, names: tuple[str, str],
+        opening: Sequence[Batch] = (),
+    ) -> tuple[list[Batch], int]:
         """Batches of whole groups in prompt order, first those of ``opening``, then what ``body`` keeps of each draw of prompts, until
-        there are ``groups`` or no more draws; the last may bring more. Raises SkipIteration where there is none."""
-        kept, count = list(opening), sum(batch.axis.groups for batch in opening)
-        tried = seen = 0
+        there are ``groups`` or no more draws; the last may bring more. And how many draws there were. Raises SkipIteration where there is
+        no group."""
+        kept, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
         while count < groups and (prompts := next(draws, None)) is not None:
             rows = body(prompts)
-            tried, seen = tried + 1, seen + rows.axis.groups
-            kept.append(rows.rows(self.fetch(rows.select("keep"))["keep"].bool()))
+            keep = self.fetch(rows.select("keep"))["keep"].bool()
+            tried += 1
+            account.sample(names[1], count_of(rows))
+            account.end(names[1], End(Fate.LEFT_OUT, names[0], "not kept"), count_of(rows, ~keep))
+            kept.append(rows.rows(keep))
             count += kept[-1].axis.groups
         if count == 0:
-            raise SkipIteration(f"none of {seen} groups was kept in {tried} tries")
-        metrics = {"tries": float(tried), "kept": float(min(count, groups)), "seen": float(seen), "surplus": float(max(count - groups, 0))}
-        return [batch for batch in kept if len(batch)], known(metrics)
+            raise SkipIteration(f"none of {account.sampled[names[1]].groups} groups was kept in {tried} tries")
+        return [batch for batch in kept if len(batch)], tried
+
+
+def count_of(rows: Batch, where: Tensor | None = None) -> Count:
+    """Of the rows of a batch, or some of them, with their sampled tokens."""
+    return Count.of(rows.axis, rows.data["tokens"].lengths if "tokens" in rows else None, where)
+
+
+def repeat_metrics(account: Account, names: tuple[str, str], tried: int, groups: int) -> dict[str, PartialMetric]:
+    """What a `repeat` says of its groups, from the account. Those beyond ``groups`` are surplus, dropped or carried on."""
+    node, source = names
+    seen, dropped = account.sampled.get(source, Count()).groups, account.of(Fate.LEFT_OUT, node).groups
+    beyond = account.of(Fate.SURPLUS, node).groups + account.of(Fate.CARRIED, node).groups
+    opened = account.opened.get(source, Count()).groups - account.of(Fate.STALE, node).groups
+    return known({"tries": float(tried), "kept": float(seen + opened - dropped - beyond), "seen": float(seen), "surplus": float(beyond)})
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:

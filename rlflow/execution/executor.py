@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -12,14 +13,15 @@ from typing import Any
 
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.batch import Batch, Data
+from rlflow.batch import Batch, Data, spread
 from rlflow.deadline import LOOK, Deadline
-from rlflow.errors import StageError, Stopped
+from rlflow.errors import SkipIteration, StageError, Stopped
+from rlflow.execution.account import Account, Ledger, source_of
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
-from rlflow.execution.store import Store, spread
+from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, settled
 from rlflow.graph.model import Column, Node, Op
@@ -32,8 +34,8 @@ from rlflow.watchdog.kin import here_alone
 
 @dataclass
 class Outcome:
-    """What an iteration gave: metrics by ``node/name``, when each node ran and, on pools, each rank, and the columns that the run
-    records."""
+    """What an iteration gave: metrics by ``node/name``, when each node ran and, on pools, each rank, the columns that the run records, and
+    the account of all rows."""
 
     metrics: Metrics = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -41,6 +43,7 @@ class Outcome:
     records: dict[str, Any] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     summary: IterationSummary = field(default_factory=IterationSummary)
+    account: Account = field(default_factory=Account)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Sampled:
     metrics: Metrics = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     skipped: str = ""
+    account: Account = field(default_factory=Account)
 
 
 class Executor:
@@ -72,17 +76,26 @@ class Executor:
         Raises StageError when a stage raised or passed its deadline, and Stopped when ``stopping`` was set in time: nodes that run end,
         no others start. Once weights are being changed the iteration goes on to its end.
         """
-        outcome = Outcome(dict(sampled.metrics), list(sampled.spans)) if sampled else Outcome()
+        outcome = Outcome(dict(sampled.metrics), list(sampled.spans), account=deepcopy(sampled.account)) if sampled else Outcome()
         run = _Run(self, plan, prompts, outcome, self.engine.state_batch(prompts).data, sampled.rows if sampled else {})
         self.store = run.store
         try:
-            run.until_finished()
+            self._finished(run, outcome)
             outcome.summary = self.lanes.do("model", partial(self.engine.summarise, outcome.records))
             outcome.ranks = self.engine.ran()
         finally:
             if not self.stopping:  # what was done ahead for an iteration that is not done is saved
                 self.engine.finished()
         return outcome
+
+    def _finished(self, run: _Run, outcome: Outcome) -> None:
+        """Run to the end. What is known of rows of an iteration that is skipped goes along with the reason."""
+        try:
+            run.until_finished()
+        except SkipIteration as skip:
+            outcome.account.add(run.ledger.account())
+            skip.account = outcome.account
+            raise
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
         """The body of a repeat, once; what it returns."""
@@ -103,6 +116,7 @@ class _Run:
         self.ready = ready
         self.engine = executor.engine
         self.store = Store()
+        self.ledger = Ledger(plan.graph, self.store.axes)
         self.results: Batch | None = None
         self._scheduler = Scheduler(plan, executor.lanes.room)
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
@@ -236,6 +250,8 @@ class _Run:
             self.outcome.metrics |= settled(metrics, f"{node.name}/")
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
+            tokens = result.data.get("tokens")
+            self.ledger.sampled(node, None if tokens is None else tokens.lengths)
 
     def _perform_piece(self, unit: int, node: Node) -> None:
         """A chunk without rows is no work, but for the first: it says which columns there are."""
@@ -252,6 +268,7 @@ class _Run:
                 axis = self.store.axes[graph.nodes[column.node].rows_axis]
                 self.outcome.records[column.name] = Batch(axis, {column.name: columns[column]})
         self.outcome.state = {slot.name: float(columns[slot.final].value) for slot in graph.state}
+        self.outcome.account.add(self.ledger.account())
         if graph.results:
             self._take_results()
 
@@ -301,7 +318,9 @@ class _Run:
     def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
-        return None, self.engine.update(node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
+        metrics, self.ledger.updates[node.id] = self.engine.update(
+            node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
+        return None, metrics
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         stage = self.plan.program.functions[node.name]
@@ -325,7 +344,8 @@ class _Run:
             return self.executor.run_body(body, prompts, self.outcome, state)
 
         settings = self._settings(node)
-        return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"])
+        account, counted = self.outcome.account, (node.name, source_of(node))
+        return self.engine.repeat(run_body, batch, settings["groups"], settings["tries"], account, counted)
 
 
 PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, PartialMetrics]]] = {

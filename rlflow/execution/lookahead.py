@@ -14,12 +14,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlflow.batch import Axis, Batch
+from rlflow.axis import Axis
+from rlflow.batch import Batch
 from rlflow.errors import SkipIteration
-from rlflow.execution.engine import CallOptions, Engine
+from rlflow.execution.account import Account, End, Fate, source_of
+from rlflow.execution.engine import CallOptions, Engine, repeat_metrics
 from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
-from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, divided, groups_of
+from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, counted, divided, groups_of
 from rlflow.execution.tally import known, settled
 from rlflow.graph.model import Node, Op
 from rlflow.plan import Plan
@@ -90,7 +92,9 @@ class Ahead:
                 self.queue[number] = self._thread.submit(self._sample, number, weights, made, oldest)
         sampled = self.queue[iteration].result().sampled
         if sampled.skipped:
-            raise SkipIteration(sampled.skipped)
+            skip = SkipIteration(sampled.skipped)
+            skip.account = sampled.account
+            raise skip
         return sampled
 
     def done(self, iteration: int) -> None:
@@ -126,26 +130,32 @@ class Ahead:
                     rows[node.id] = self._repeat(engine, node, prompts, (made, oldest), outcome)
                 outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
         except SkipIteration as skip:
-            return SampledIteration(cursor, Sampled(prompts.so_far(), skipped=str(skip)))
+            return SampledIteration(cursor, Sampled(prompts.so_far(), skipped=str(skip), account=outcome.account))
         given = prompts.given() if self.always_reads else prompts.so_far()
         outcome.metrics |= self.stream.left_out(cursor)
-        return SampledIteration(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans)))
+        return SampledIteration(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account))
 
     def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:
         """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
         (made, oldest), settings, home = bounds, self.plan.program.settings[node.name], self.plan.home.get(node.id)
         surplus, groups = self.surplus[node.id], settings["groups"]
-        opening = surplus.opening(oldest)
+        names, account = (node.name, source_of(node)), outcome.account
+        account.open(names[1], counted(surplus.pieces))
+        opening, stale = surplus.opening(oldest)
+        account.end(names[1], End(Fate.STALE, node.name, setting=f"staleness={self.staleness}"), counted(stale))
 
         def body(drawn: Batch) -> Batch:
             return self._bodies.run_body(self.plan.bodies[node.id], drawn, outcome, engine.state_batch(drawn).data)
 
-        kept, metrics = engine.kept_groups(body, prompts.draws(settings["tries"]), groups, [piece.rows for piece in opening])
+        draws = prompts.draws(settings["tries"])
+        kept, tried = engine.kept_groups(body, draws, groups, account, names, [piece.rows for piece in opening])
         fresh = [SurplusGroups(rows, made) for rows in kept[len(opening) :]]
         first, rest = divided([*opening, *fresh], groups)
         later = self.engine.at(engine.iteration + 1)
         surplus.pieces = [SurplusGroups(later.held(piece.rows, home), piece.made) for piece in rest]
-        metrics = {**metrics, **known({"carried": float(groups_of(opening)), "dropped": float(surplus.told())})}
+        account.end(names[1], End(Fate.CARRIED, node.name, setting=f"groups={groups}"), counted(rest))
+        own = {"carried": float(groups_of(opening)), "dropped": float(account.of(Fate.STALE, node.name).groups)}
+        metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
         outcome.metrics |= settled(metrics, f"{node.name}/")
         if opening:  # shards of several origins may call a column by several names
             first = [SurplusGroups(engine.held(piece.rows, home), piece.made) for piece in first]
@@ -167,7 +177,6 @@ class Ahead:
             "entries": {str(number): _plain(entry) for number, entry in entries.items()},
             "began": {str(number): dict(versions) for number, versions in self.began.items()},
             "surplus": {str(node): [dict(piece.made) for piece in left.pieces] for node, left in self.surplus.items()},
-            "dropped": {str(node): left.dropped for node, left in self.surplus.items()},
         }
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
@@ -181,7 +190,6 @@ class Ahead:
         for node, left in self.surplus.items():
             home, made = self.plan.home.get(node), state["surplus"].get(str(node), ())
             left.pieces = [SurplusGroups(later.unpacked(files[f"surplus.{node}.{i}"], None, home), each) for i, each in enumerate(made)]
-            left.dropped = state["dropped"].get(str(node), 0)
         self.began = {int(number): versions for number, versions in state["began"].items()}
         self.stream.load(state["stream"])
 
@@ -192,7 +200,8 @@ class Ahead:
         for node in self.nodes if not entry["skipped"] else ():
             axis = self._axis(node, prompts)
             rows[node.id] = engine.unpacked(files[f"{number}.{node.id}"], axis, self.plan.home.get(node.id))
-        return SampledIteration(entry["cursor"], Sampled(prompts, rows, dict(entry["metrics"]), skipped=entry["skipped"]))
+        return SampledIteration(entry["cursor"], Sampled(prompts, rows, dict(entry["metrics"]), skipped=entry["skipped"],
+                                                        account=Account.from_json(entry["account"])))
 
     def _axis(self, node: Node, prompts: Batch) -> Axis | None:
         """The rows that a node samples from the prompts; None for a repeat, whose rows are its own."""
@@ -226,7 +235,8 @@ class _Prompts:
 
 def _plain(entry: SampledIteration) -> dict[str, Any]:
     sampled = entry.sampled
-    return {"cursor": dict(entry.cursor), "prompts": len(sampled.prompts), "metrics": dict(sampled.metrics), "skipped": sampled.skipped}
+    return {"cursor": dict(entry.cursor), "prompts": len(sampled.prompts), "metrics": dict(sampled.metrics), "skipped": sampled.skipped,
+            "account": sampled.account.as_json()}
 
 
 def sampling(plan: Plan) -> Iterator[Node]:

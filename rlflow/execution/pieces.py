@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data, spread
 from rlflow.execution.engine import Chunks, Engine
-from rlflow.execution.store import Store, spread
+from rlflow.execution.store import Store
 from rlflow.execution.tally import PartialMetrics, merged
 from rlflow.graph.model import Node
 from rlflow.plan import Piece, Plan

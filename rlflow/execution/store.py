@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from rlflow.batch import Axis, Batch, Data, other_axis
-from rlflow.columns import Level
-from rlflow.errors import FlowError
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data, spread
 from rlflow.graph.model import Column, Node
 from rlflow.plan import Plan
 
@@ -55,12 +54,3 @@ class Store:
             found[item.parameter] = spread(item.parameter, data, own, axis)
         return Batch(axis, found)
 
-
-def spread(name: str, data: Data, own: Axis, axis: Axis) -> Data:
-    """A column over the rows of ``axis``. Raises FlowError for one whose kind the tracer could not know and that cannot be spread."""
-    if own is axis or data.kind.level is Level.SCALAR:
-        return data
-    index = own.rows_of(axis)
-    if index is None or data.kind.level is Level.TOKEN:
-        raise FlowError(other_axis([name]))
-    return data.take(index, own)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rlflow.batch import Batch
+from rlflow.execution.account import Count
+from rlflow.execution.engine import count_of
 
 Versions = Mapping[str, int]  # role → how many updates are behind its weights
 
@@ -20,26 +22,27 @@ class SurplusGroups:
 
 @dataclass
 class Surplus:
-    """The surplus of one `repeat`, in prompt order. ``dropped``: groups that were too old, as long as no metrics have told of them."""
+    """The surplus of one `repeat`, in prompt order."""
 
     pieces: list[SurplusGroups] = field(default_factory=list)
-    dropped: int = 0
 
-    def opening(self, oldest: Versions) -> list[SurplusGroups]:
-        """Take out what an iteration opens with: what was sampled with weights no older than these; what is older goes."""
+    def opening(self, oldest: Versions) -> tuple[list[SurplusGroups], list[SurplusGroups]]:
+        """Take out what an iteration opens with: what was sampled with weights no older than these; and what is older, which goes."""
         pieces, self.pieces = self.pieces, []
         young = [piece for piece in pieces if all(piece.made[role] >= version for role, version in oldest.items())]
-        self.dropped += groups_of(pieces) - groups_of(young)
-        return young
-
-    def told(self) -> int:
-        """How many groups were dropped since this was asked last."""
-        dropped, self.dropped = self.dropped, 0
-        return dropped
+        return young, [piece for piece in pieces if piece not in young]
 
 
 def groups_of(pieces: Iterable[SurplusGroups]) -> int:
     return sum(piece.rows.axis.groups for piece in pieces)
+
+
+def counted(pieces: Iterable[SurplusGroups]) -> Count:
+    """Groups, rows and tokens of some pieces."""
+    found = Count()
+    for piece in pieces:
+        found = found.plus(count_of(piece.rows))
+    return found
 
 
 def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusGroups], list[SurplusGroups]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlflow.columns import Kind, Level
-from rlflow.graph.model import Column, Graph, Input, Node, Op
+from rlflow.graph.lineage import expected_groups, expected_rows
+from rlflow.graph.model import Column, Graph, Input, Node
 from rlflow.placement import SIZES, TYPICAL
 
 LETTERS = 4  # bytes of text per token
@@ -39,23 +40,13 @@ class Sizes:
 
     @cached_property
     def rows(self) -> dict[int, int]:
-        """Rows of each axis. A `repeat` counts as one that keeps all the groups that it wants."""
-        rows_of: dict[int, int] = {}
-        repeats = {node.makes: node for node in self.graph.nodes if node.op is Op.REPEAT}
-        for number, axis in enumerate(self.graph.axes):
-            if number in repeats:
-                rows_of[number] = setting(repeats[number], "groups") * max(axis.samples, 1)
-            elif axis.parent is None:
-                rows_of[number] = self.assumed.prompts * (2 if axis.grouped else 1)  # data of pairs: two rows a record
-            else:
-                rows_of[number] = rows_of[axis.parent] * max(axis.samples, 1)
-        return rows_of
+        """Rows of each axis, at most."""
+        return expected_rows(self.graph, self.assumed.prompts)
 
     @cached_property
     def groups(self) -> dict[int, int]:
         """Units that a stage over groups, or a generator, may not tear: groups of each axis, single rows where it has none."""
-        pairs = {number: 2 for number, axis in enumerate(self.graph.axes) if axis.parent is None and axis.grouped and not axis.samples}
-        return {number: rows // max(self.graph.axes[number].samples, pairs.get(number, 1), 1) for number, rows in self.rows.items()}
+        return {number: expected_groups(self.graph, number, self.rows) for number in self.rows}
 
     @cached_property
     def tokens(self) -> dict[int, int]:
@@ -63,8 +54,10 @@ class Sizes:
         tokens_of = dict.fromkeys(range(len(self.graph.axes)), self.assumed.response_tokens)
         for node in self.graph.nodes:
             if node.makes is not None:
-                body = self.bodies.get(node.id)
-                tokens_of[node.makes] = body.tokens[body.graph.rows] if body else setting(node, "max_tokens")
+                body, axis = self.bodies.get(node.id), self.graph.axes[node.makes]
+                of = axis.parts or ((axis.parent,) if axis.step == "chosen" and axis.parent is not None else ())
+                whole = body.tokens[body.graph.rows] if body else max((tokens_of[part] for part in of), default=setting(node, "max_tokens"))
+                tokens_of[node.makes] = whole
         return tokens_of
 
     @property

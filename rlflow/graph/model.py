@@ -31,6 +31,9 @@ class Op(StrEnum):
     REWARD = "reward"
     UPDATE = "update"
     REPEAT = "repeat"
+    ASK = "ask"
+    CHOOSE = "choose"
+    CONCAT = "concat"
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,14 @@ class Output:
 
 @dataclass(frozen=True)
 class RowAxis:
-    """Rows of the graph. parent: the axis they were sampled from, ``samples`` rows each (0: unknown until run)."""
+    """Rows of the graph. parent: the axis they came from, and ``step`` how: ``samples`` rows each (0: unknown until run) were sampled, or
+    each row was asked, or some were chosen. parts: of joined rows the axes that they are of, one after another."""
 
     parent: int | None = None
     samples: int = 0
     grouped: bool = False
+    step: str = "sampled"  # asked, cut (asked in several places of a row), chosen, joined
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

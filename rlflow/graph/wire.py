@@ -14,10 +14,29 @@ from rlflow.errors import PlanError
 from rlflow.graph.model import Column, Graph, Node
 
 VERSION = 1
+LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are left out where they have these values
 
 
 def pack(graph: Graph) -> bytes:
-    return bytes(msgpack.packb({"format": "rlflow-graph", "version": VERSION, "graph": dataclasses.asdict(graph)}))
+    return bytes(msgpack.packb({"format": "rlflow-graph", "version": VERSION, "graph": _plain(graph)}))
+
+
+def _plain(graph: Graph) -> dict[str, Any]:
+    """The graph as plain values. An axis whose rows were sampled says no more than it did when there were no others, so that graphs of
+    that time keep their identity."""
+    found = dataclasses.asdict(graph)
+    _shortened(found)
+    return found
+
+
+def _shortened(graph: dict[str, Any]) -> None:
+    for axis in graph["axes"]:
+        for name in ("step", "parts"):
+            if axis[name] == LATER[name]:
+                del axis[name]
+    for node in graph["nodes"]:
+        if node["body"] is not None:
+            _shortened(node["body"])
 
 
 def unpack(data: bytes) -> Graph:
@@ -51,8 +70,10 @@ def _consistent(graph: Graph) -> None:
             _consistent(node.body)
     if len(graph.by_name) != len(graph.nodes):
         raise ValueError("two nodes have one name")
-    parents = [axis.parent for axis in graph.axes if axis.parent is not None]
-    if not all(0 <= axis < len(graph.axes) for axis in (*parents, *([graph.rows] if graph.axes else ()))):
+    for number, axis in enumerate(graph.axes):
+        if not all(0 <= origin < number for origin in (*axis.parts, *(() if axis.parent is None else (axis.parent,)))):
+            raise ValueError("rows of rows that the graph has not")
+    if graph.axes and not 0 <= graph.rows < len(graph.axes):
         raise ValueError("rows of rows that the graph has not")
     if not {item.column for item in graph.results} | {slot.final for slot in graph.state} <= given:
         raise ValueError("a result that no node gives")

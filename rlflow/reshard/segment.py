@@ -1,8 +1,8 @@
 """Shared memory of one machine: each rank packs into a segment of its own, and the others copy straight out of it.
 
 What moves is written once and read once. The files are unlinked as soon as all ranks have opened them, so that memory goes with its last
-process, however that ends. Only a death within ``open`` can leave a file: its name carries the run and the process, and the next
-``open`` of the run removes what belongs to none alive.
+process, however that ends. Only a death within ``open`` can leave a file: its name carries the run and the process with its start time,
+and the next ``open`` of the run removes what belongs to no living process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from rlflow.errors import PlanError
-from rlflow.process import boot
+from rlflow.process import Process, boot
 from rlflow.reshard.exchange import exchange
 from rlflow.reshard.plan import Round
 from rlflow.reshard.transport import summed
@@ -54,7 +54,7 @@ class Segment:
         self._slots = slots
         sweep(self.run, self.root)
         room = -(-send // HEAD) * HEAD
-        file = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{os.getpid()}"
+        file = self.root / f"rlflow-{self.run}-{secrets.token_hex(4)}-{Process.this().tag()}"
         try:
             problem = create(file, HEAD + slots * room)
             offers = exchange((str(file), HEAD + slots * room, machine(), problem), FILE, self.group)
@@ -152,12 +152,13 @@ def check_room(problems: Mapping[str, str]) -> None:
 
 
 def sweep(run: str, root: Path = ROOT) -> list[Path]:
-    """Remove what processes of this run that are dead have left, and say what it was."""
-    written = [(path, path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")]
-    left = [path for path, pid in written if pid.isdigit() and not Path("/proc", pid).exists()]
-    for path in left:
+    """Remove the files that dead processes of this run have left in ``root``. Gives their paths. A file of a process that cannot be seen
+    from here, in another container, stays."""
+    owners = {path: Process.of_tag(path.name.rpartition("-")[2]) for path in root.glob(f"rlflow-{run}-*-*")}
+    abandoned = [path for path, owner in owners.items() if owner is not None and owner.alive() is False]
+    for path in abandoned:
         with contextlib.suppress(OSError):
             path.unlink()
-    return left
+    return abandoned
 
 

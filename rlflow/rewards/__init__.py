@@ -3,6 +3,9 @@
 Here: naming a reward, reading its file's text, the pool of processes that score rows, each with a deadline for each row.
 Not here: rewards that are models (`rlflow.binding.rewards`), which rewards a role has (the same), metrics of missing scores.
 Importing this package loads no torch: the worker processes start through it.
+
+The pool is our own, since pools of the libraries (Pebble, concurrent.futures) start workers by multiprocessing: these inherit the whole
+environment, send pickles, which a reward's code could forge, both ways, and have a deadline for a task instead of one for each row.
 """
 
 from rlflow.rewards.pool import RewardPool

@@ -13,6 +13,7 @@ from rlflow.checkpoints.snapshot import Snapshot
 from rlflow.checkpoints.writer import Writer
 from rlflow.errors import RemoteError, SkipIteration, Stopped
 from rlflow.execution import threads
+from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
 from rlflow.plan import Plan
 from rlflow.runs.bounds import RunTotals
@@ -164,6 +165,7 @@ class Loop:
             outcome = self.outcome(iteration)
         except SkipIteration as skip:
             self.skipped += 1
+            self.records.account(iteration, skip.account if isinstance(skip.account, Account) else None)
             self.reporter.note(f"iteration {iteration} is skipped: {skip}")
             return
         seconds = time.monotonic() - start
@@ -174,6 +176,7 @@ class Loop:
         self.last = outcome.metrics | outcome.summary.health | canaries | speed(outcome) | outcome.state | {"seconds": seconds}
         samples = outcome.summary.rows
         self.records.metrics(iteration, self.last)
+        self.records.account(iteration, outcome.account)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         warnings = [*short_repeat_warnings(self.context.plan, self.last), *mismatch_warnings(self.options, self.last),

@@ -33,6 +33,7 @@ from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.extras import ask
+from rlflow.graph.lineage import expected_rows
 from rlflow.graph.model import Graph, Op, RoleUse
 from rlflow.graph.wire import identity
 from rlflow.memory.mover import MemoryMover
@@ -206,13 +207,11 @@ def _in_process(
 
 def expected_steps(graph: Graph, use: RoleUse, prompts: int, iterations: int) -> int:
     """Optimizer steps of a role over the run, for schedules that end. A `repeat` that keeps fewer rows takes fewer."""
-    steps = 0
+    steps, expected = 0, expected_rows(graph, prompts, repeats="prompts")
     for node in graph.nodes:
         if node.op is Op.UPDATE and node.role == use.name:
             settings = dict(node.settings)
-            axis = graph.axes[node.axis]
-            pairs = axis.parent is None and axis.grouped  # data of pairs: two rows a record
-            rows = prompts * max(axis.samples, 1) * (2 if pairs else 1)
+            rows = expected[node.axis]
             per_pass = -(-rows // int(str(settings["minibatch"]))) if settings["minibatch"] is not None else 1
             steps += per_pass * int(str(settings["epochs"])) * max(iterations - int(str(settings["after"])), 0)
     return steps

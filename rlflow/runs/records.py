@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow import durable
+from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
 from rlflow.logs import Keep, Log
 from rlflow.runs.printed import FILE, Printed
@@ -30,6 +31,7 @@ class Records:
         self.folder, self._say, self._said = folder, say, False
         self._metrics = self._log("metrics.jsonl", start, evaluated)
         self._samples = self._log("samples.jsonl", start, evaluated)
+        self._fates = self._log("fates.jsonl", start, evaluated)
         name = f"timeline-{start}.json" if start else "timeline.json"
         self._timeline = Log(folder / name, self._failing(name), nothing)
         self.rewards = Printed(folder, self._failing(FILE))
@@ -43,7 +45,7 @@ class Records:
 
     def back_to(self, iteration: int) -> None:
         """Forget what was written of an iteration and of later ones: it is done again."""
-        for log in (self._metrics, self._samples):
+        for log in (self._metrics, self._samples, self._fates):
             log.keep_only(before(iteration))
         self._timeline.keep_only(lambda line: of_event(line) < iteration)
 
@@ -55,6 +57,11 @@ class Records:
     def samples(self, iteration: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Lines of sampled rows, their columns in one order whatever the process."""
         self._samples.add("".join(json.dumps({"iteration": iteration, **dict(sorted(row.items()))}) + "\n" for row in rows))
+
+    def account(self, iteration: int, account: Account | None) -> None:
+        """fates.jsonl: what an iteration sampled, and what became of it."""
+        if account is not None:
+            self._fates.add(json.dumps({"iteration": iteration, **account.as_json()}) + "\n")
 
     def timeline(self, iteration: int, outcome: Outcome) -> None:
         """Chrome trace events, one a line: Perfetto and chrome://tracing open the file."""
@@ -94,13 +101,13 @@ class Records:
         """Put all lines on the disk, as a checkpoint is about to say that they are there. From any thread."""
         for name, data in list(self._lacking.items()):
             self.whole(name, data)
-        for log in (self._metrics, self._samples, self._timeline):
+        for log in (self._metrics, self._samples, self._fates, self._timeline):
             log.flush()
 
     def close(self) -> None:
         if self._events:
             self._timeline.add("]\n")
-        for log in (self._metrics, self._samples, self._timeline):
+        for log in (self._metrics, self._samples, self._fates, self._timeline):
             log.close()
 
     def _failing(self, name: str) -> Callable[[OSError], None]:

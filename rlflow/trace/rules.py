@@ -122,6 +122,11 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
                           "batch |= reward(greedy, gives=\"baseline\")")
 
 
+def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
+    return Problem("rows-lacking", f"column '{name}' has no value for rows that were not chosen", place, found=f"{name}: {kind}",
+                   expected="a float column, whose missing values are NaN", remedy=f'give it as {{"{name}": row(torch.float32)}}')
+
+
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
     return Problem("repeat-keep", f"the repeat body '{name}' does not give 'keep'", place, definition, found=listed(columns),
                    expected="the group column keep: bool", nearest=nearest("keep", columns),

@@ -20,6 +20,7 @@ from rlflow.author.stage import Stage
 from rlflow.author.verbs import Setting, missing_setting, unknown_setting
 from rlflow.columns import Kind, Level, fits, scalar, standard_kind
 from rlflow.errors import FlowError, Place, Problem
+from rlflow.graph.lineage import Merge, merge
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
 from rlflow.trace.symbols import ColumnSource, SymbolicBatch
@@ -299,25 +300,22 @@ class Tracer:
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
         self.mine(batch, "|"), self.mine(other, "|")
         place = call_place()
-        if other.axis != batch.axis and (problem := self._unrelated(batch.axis, other, place)):
-            self.report(problem)
+        if problems := self._unrelated(batch.axis, other, place):
+            self.report(*problems)
             self._poisoned |= {(batch.axis, name) for name in other.held if name not in batch.held}
             return batch
         self._replace(batch.held, other.held, place)
         return batch._with(batch.held | other.held)
 
-    def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> Problem | None:
-        """The problem of merging rows of another axis, unless they are of the same prompts with one row for each."""
-        axes = self.recorded.axes
-        ancestors, step = set(), axes[axis].parent
-        while step is not None:
-            ancestors.add(step)
-            step = axes[step].parent
-        one_each = axes[other.axis].samples == 1 and axes[other.axis].parent is not None and axes[other.axis].parent == axes[axis].parent
+    def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
+        """The problems of merging columns of rows that are others, or that do not have one value for each row."""
+        ways = {name: merge(self.recorded.axes, axis, other.axis, held.kind is not None and held.kind.level is Level.GROUP)
+                for name, held in other.held.items() if held.kind is None or held.kind.level is not Level.SCALAR}  # fmt: skip
         tokens = [name for name, held in other.held.items() if held.kind and held.kind.level is Level.TOKEN]
-        if (other.axis in ancestors or one_each) and not tokens:
-            return None
-        return rules.other_rows(other.held, tokens, place)
+        if Merge.NEVER in ways.values() or (tokens and Merge.WHOLE not in ways.values()):
+            return [rules.other_rows(other.held, tokens, place)]
+        some = {name: other.held[name].kind for name, way in ways.items() if way is Merge.SOME}
+        return [rules.lacking_rows(name, kind, place) for name, kind in some.items() if kind and kind.family != "float"]
 
     # -- repetition ----------------------------------------------------------------------------------------------------------
 

@@ -47,13 +47,23 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
     return KeptRows(kept.select(*columns_read(batch, loss)), int(bad.sum()))
 
 
+def broken_columns(batch: Batch, loss: Loss) -> Tensor:
+    """int64 [rows]: which of the columns that the loss reads, counted from 1, is the first that is not finite; 0 where all are."""
+    found = torch.zeros(len(batch), dtype=torch.int64)
+    for number, parameter in enumerate(loss.signature.columns, 1):
+        if parameter.name in batch:
+            found[(found == 0) & _broken(batch, batch.data[parameter.name])] = number
+    return found
+
+
 def broken_rows(batch: Batch, loss: Loss) -> Tensor:
     """bool [rows]: where a column that the loss reads is not finite."""
-    bad = torch.zeros(len(batch), dtype=torch.bool)
-    for parameter in loss.signature.columns:
-        if parameter.name in batch:
-            bad |= _broken(batch, batch.data[parameter.name])
-    return bad
+    return broken_columns(batch, loss) > 0
+
+
+def with_groups(broken: Tensor, groups: Tensor, mark: int) -> Tensor:
+    """The same, with ``mark`` for rows that are left out because another of their group is."""
+    return torch.where((broken == 0) & whole_groups(broken > 0, groups), mark, broken)
 
 
 def whole_groups(rows: Tensor, groups: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlflow.extras import INSTALL, ON_CPU
 from rlflow.interfaces import Interface, interfaces, is_public
 from rlflow.isolation.probe import lines as isolation
@@ -201,13 +203,10 @@ def cores() -> str:
 
 def memory() -> str:
     """Memory of the machine, and the limit of the control group where there is one."""
-    try:
-        found = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
-    except OSError:
-        return "unknown"
+    machine = psutil.virtual_memory()
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
-    return f"{int(found['MemAvailable']) / 2**20:.1f} of {int(found['MemTotal']) / 2**20:.1f} GiB free{share}"
+    return f"{machine.available / GIB:.1f} of {machine.total / GIB:.1f} GiB free{share}"
 
 
 def reach(there: Iterable[Interface] | None = None) -> list[str]:

@@ -1,87 +1,55 @@
-"""What of this user's rlflow and Ray processes listens on which address, from /proc alone."""
+"""Which TCP addresses this user's rlflow and Ray processes listen on, and whether other machines reach them."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import re
-import struct
-from collections.abc import Iterator
-from pathlib import Path
+
+import psutil
 
 from rlflow.watch.secrets import masked
 
-LISTEN = "0A"
-OURS = re.compile(r"rlflow|^(.*/)?(raylet|gcs_server)$|^ray::|^ray\.|/ray/")
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+OURS = re.compile(r"rlflow|^(.*/)?(raylet|gcs_server)$|^ray::|^ray\.|/ray/")  # a word of the command line of rlflow or Ray
+WORDS = 4  # words at the start of a command line that are compared with OURS
+SHOWN = 80  # characters of a command line that are shown
 
 
-def listening(proc: Path = Path("/proc")) -> list[str]:
-    """A line per process and address; where it is open to the network, that is said."""
-    sockets = addresses(proc)
+def listening() -> list[str]:
+    """One line per process and address: the address, whether it is open to the network, the pid and the command line."""
     lines = []
-    for pid, name in processes(proc):
-        for inode in socket_inodes(proc / str(pid)):
-            if inode in sockets:
-                host, port = sockets[inode]
-                reach = "this machine only" if host.is_loopback else "open to the network"
-                lines.append(f"{shown(host)}:{port}  {reach}  pid {pid}  {name}")
+    for pid, command in processes():
+        for host, port in addresses(pid):
+            reach = "this machine only" if host.is_loopback else "open to the network"
+            shown = f"[{host}]" if host.version == 6 else str(host)
+            lines.append(f"{shown}:{port}  {reach}  pid {pid}  {command}")
     return sorted(set(lines))
 
 
-def addresses(proc: Path) -> dict[str, tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]]:
-    """Inode → address and port of each listening TCP socket."""
-    found = {}
-    for file in ("tcp", "tcp6"):
-        try:
-            lines = (proc / "net" / file).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == LISTEN:
-                found[fields[9]] = decoded(fields[1])
-    return found
-
-
-def decoded(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
-    """``0100007F:1F90`` → 127.0.0.1, 8080: words of four bytes in the machine's order."""
-    host, _, port = text.partition(":")
-    words = [int(host[i : i + 8], 16) for i in range(0, len(host), 8)]
-    packed = struct.pack(f"={len(words)}I", *words)
-    address = ipaddress.ip_address(packed)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return mapped or address, int(port, 16)
-
-
-def shown(host: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    return f"[{host}]" if host.version == 6 else str(host)
-
-
-def processes(proc: Path) -> list[tuple[int, str]]:
-    """This user's processes that are rlflow's or Ray's, and those that they started, with a short command line. This very process is
-    left out."""
-    found = {int(entry.name): process for entry in proc.iterdir() if entry.name.isdigit() and (process := _process(entry))}
-    ours = {pid for pid, (_, words) in found.items() if any(OURS.search(word) for word in words[:4])}
-    while more := {pid for pid, (parent, _) in found.items() if parent in ours} - ours:
-        ours |= more
-    return [(pid, masked(" ".join(found[pid][1]).strip())[:80]) for pid in sorted(ours - {os.getpid()})]
-
-
-def _process(entry: Path) -> tuple[int, list[str]] | None:
-    """The parent and the command line of a process of this user."""
+def addresses(pid: int) -> list[tuple[Address, int]]:
+    """Address and port of each TCP socket on which the process listens; none for a process that is gone or another user's."""
     try:
-        words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-        return (int(parent), words) if entry.stat().st_uid == os.getuid() else None
-    except (OSError, IndexError):  # it ended meanwhile
-        return None
+        connections = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.Error:
+        return []
+    return [(unmapped(each.laddr.ip), each.laddr.port) for each in connections if each.status == psutil.CONN_LISTEN]
 
 
-def socket_inodes(process: Path) -> Iterator[str]:
-    try:
-        for link in (process / "fd").iterdir():
-            target = os.readlink(link)
-            if target.startswith("socket:["):
-                yield target[8:-1]
-    except OSError:  # it ended meanwhile, or is not ours to read
-        return
+def unmapped(text: str) -> Address:
+    """The address that is written as ``text``; an IPv4 address that is written as IPv6 (``::ffff:127.0.0.1``) as IPv4."""
+    address = ipaddress.ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def processes() -> list[tuple[int, str]]:
+    """(pid, start of the command line) of this user's processes that are rlflow's or Ray's, or descendants of one. Secrets in the command
+    line are masked. The process that asks is left out."""
+    user = os.geteuid()
+    running = {process.pid: process.info for process in psutil.process_iter(["ppid", "cmdline", "uids"])
+               if process.info["uids"] is not None and process.info["uids"].effective == user}  # fmt: skip
+    commands = {pid: info["cmdline"] or [] for pid, info in running.items()}
+    ours = {pid for pid, words in commands.items() if any(OURS.search(word) for word in words[:WORDS])}
+    while children := {pid for pid, info in running.items() if info["ppid"] in ours} - ours:
+        ours |= children
+    return [(pid, masked(" ".join(commands[pid]).strip())[:SHOWN]) for pid in sorted(ours - {os.getpid()})]

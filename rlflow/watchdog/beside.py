@@ -73,8 +73,8 @@ class Watchdog:
 
     def _spawned(self) -> subprocess.Popen[bytes]:
         assert self.board.file is not None
-        files, own = [self.board.file, self._heard, self._seen, launcher.pipe()], kin.stat(self.pid)
-        told = [str(Path(__file__).parents[1]), str(self.pid), own.started if own else "", self.name, *map(str, files)]
+        files = [self.board.file, self._heard, self._seen, launcher.pipe()]
+        told = [str(Path(__file__).parents[1]), str(self.pid), kin.started(self.pid), self.name, *map(str, files)]
         return subprocess.Popen([sys.executable, "-I", "-S", "-c", CODE, *told], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 start_new_session=True, bufsize=0, pass_fds=[file for file in files if file >= 0])  # fmt: skip
 

@@ -35,7 +35,9 @@ ASKED_SECONDS = 5.0  # how long a run that was asked to stop may keep its interp
 AGAIN_SECONDS = 1.0  # the same where it was asked twice
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
 SHOWN = 4  # of the nodes that were under way
+RUNNER = "/rlflow/execution/"  # in the paths of the files that call nodes: what a stack shows ends there
 STEP = re.compile(r"step-([0-9]{8,18})(?:-([0-9]{1,6}))?")
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that ask a run to stop
 FAILED, INTERRUPTED = 1, 130  # exit codes
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)  # which a process brings upon itself
 
@@ -78,8 +80,8 @@ class Dog:
         elif "folder" in message:
             self.folders.append(message["folder"])
         elif "fork" in message:
-            found = kin.stat(message["fork"])
-            self.forks += [(message["fork"], found.started)] if found else []
+            start = kin.started(message["fork"])
+            self.forks += [(message["fork"], start)] if start else []
         self.ended |= "end" in message
 
     def signalled(self, numbers: bytes) -> None:
@@ -87,7 +89,7 @@ class Dog:
         over two ways."""
         for number in numbers:
             again = number == signal.SIGINT and self.asked and self.asked[-1] > 2 * TICK
-            if again or (number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) and not self.asked):
+            if again or (number in STOPPING and not self.asked):
                 self.asked.append(0.0)
 
     # -- what it sees ------------------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class Dog:
         if self.told is None or self.told.stacks < 0:
             return ""
         dump = stacks.written(self.pid, self.told.stacks, lambda: self._signal(signal.SIGUSR2))
-        return stacks.shown(dump, lambda path, name: "/rlflow/execution/" in path)
+        return stacks.shown(dump, lambda path, name: RUNNER in path)
 
     def _meanwhile(self) -> str:
         return f" while {', '.join(map(_named, self.entries[:SHOWN]))} ran" if self.entries else ""
@@ -282,7 +284,7 @@ def main() -> None:
     if os.fork():  # to be nobody's child: who ends all of its children would end this
         os._exit(0)
     os.chdir("/")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+    for number in (*STOPPING, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.write(1, f"{os.getpid()}\n".encode())
     pid, started, name, *files = sys.argv[-7:]

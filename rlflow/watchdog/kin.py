@@ -43,10 +43,15 @@ def stat(pid: int) -> Stat | None:
         return None
 
 
-def lives(pid: int, started: str) -> bool:
-    """Whether the process runs or is stopped; not another one that has its number by now."""
-    found = stat(pid)
-    return found is not None and found.state not in "ZX" and found.started == started
+def started(pid: int) -> str:
+    """When a process was started, in clock ticks since the machine's start; empty for a process that has ended, collected or not."""
+    status = stat(pid)
+    return status.started if status is not None and status.state not in "ZX" else ""
+
+
+def lives(pid: int, start: str) -> bool:
+    """Whether the process that was started at ``start`` runs or is stopped. False where another process has its pid by now."""
+    return start != "" and started(pid) == start
 
 
 def marks(name: str, value: str = "") -> str:
@@ -101,7 +106,7 @@ def descendants(pid: int) -> list[Known]:
 
 def still(known: list[Known]) -> list[int]:
     """Those that live."""
-    return [pid for pid, started in known if lives(pid, started)]
+    return [pid for pid, start in known if lives(pid, start)]
 
 
 def end_all(found: Callable[[], list[int]]) -> list[int]:
@@ -120,7 +125,7 @@ def end_all(found: Callable[[], list[int]]) -> list[int]:
 
 def running(pids: list[int]) -> list[int]:
     """Those that have not ended."""
-    return [pid for pid in pids if pid != os.getpid() and (found := stat(pid)) is not None and found.state not in "ZX"]
+    return [pid for pid in pids if pid != os.getpid() and started(pid)]
 
 
 def die_with(parent: int) -> None:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from rlflow.watchdog import launcher
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ASKING = launcher.PASSED_ON  # the launcher above the run passes on what asks the run to stop
 
 
 class StopSignals:

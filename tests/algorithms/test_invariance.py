@@ -20,8 +20,9 @@ from rlflow.author.load import load_flow
 from rlflow.author.loss import Loss
 from rlflow.author.settings import variants
 from rlflow.author.stage import Stage
+from rlflow.axis import Axis
 from rlflow.backends.null import Generator, Trainer, numbers, token_numbers
-from rlflow.batch import Axis, Batch, flatten, pad, padding
+from rlflow.batch import Batch, flatten, pad, padding
 from rlflow.columns import Level
 from rlflow.execution.apply import split_metrics
 from rlflow.training.learning import OptimizerStep, Passes, learn

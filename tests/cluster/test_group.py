@@ -5,14 +5,13 @@ import os
 import socket
 import stat
 import threading
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from rlflow.cluster import group
 from rlflow.cluster.group import backend_of, told
-from rlflow.watch.listening import addresses, socket_inodes
+from rlflow.watch.listening import addresses
 
 
 def rank_that_meets(rank, meeting, pipe):
@@ -25,8 +24,7 @@ def rank_that_meets(rank, meeting, pipe):
     group.join(meeting or pipe.recv(), rank, 2, "cpu", group.LOOPBACK)
     numbers = torch.tensor([rank + 1.0])
     dist.all_reduce(numbers)
-    there = addresses(Path("/proc"))
-    beyond = [str(there[inode]) for inode in socket_inodes(Path("/proc/self")) if inode in there and not there[inode][0].is_loopback]
+    beyond = [f"{host}:{port}" for host, port in addresses(os.getpid()) if not host.is_loopback]
     pipe.send([float(numbers), beyond, *(os.environ[name] for name in group.TALKING)])
     dist.barrier()
     os._exit(0)

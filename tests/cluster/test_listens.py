@@ -1,5 +1,6 @@
 """What a run on pools of one machine listens on: nothing that another machine or another user reaches."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from started import marked, until
 
-from rlflow.watch.listening import addresses, socket_inodes
+from rlflow.watch.listening import addresses
 from rlflow.watchdog import private
 
 MARK = "RLFLOW_TEST_MARK"
@@ -23,6 +24,14 @@ def unix_sockets():
     """Inode → name of each Unix socket that listens and has one."""
     lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {line[6]: line[7] for line in lines if len(line) > 7 and int(line[3], 16) & 0x10000}
+
+
+def socket_inodes(pid):
+    """Inodes of the sockets that a process has open."""
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        return {link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:[")}
+    return set()
 
 
 def below_a_private_folder(name):
@@ -41,10 +50,11 @@ def test_a_run_on_pools_of_one_machine_is_reached_from_this_machine_alone_and_it
     try:
         assert until(lambda: list(tmp_path.glob("grpo-*/samples.jsonl")) or process.poll() is not None, SECONDS)
         assert process.poll() is None, said.read_text()
-        ours = {inode for line in marked(mark.encode()) for inode in socket_inodes(Path("/proc", line.partition(" ")[0]))}
-        over_ip = [f"{host}:{port}" for inode, (host, port) in addresses(Path("/proc")).items() if inode in ours and not host.is_loopback]
-        assert over_ip == []
-        assert any(inode in ours for inode in addresses(Path("/proc")))  # so that something was looked at
+        pids = [int(line.partition(" ")[0]) for line in marked(mark.encode())]
+        over_ip = [address for pid in pids for address in addresses(pid)]
+        assert [f"{host}:{port}" for host, port in over_ip if not host.is_loopback] == []
+        assert over_ip  # so that something was looked at
+        ours = {inode for pid in pids for inode in socket_inodes(pid)}
         named = [name for inode, name in unix_sockets().items() if inode in ours]
         assert [name for name in named if not ABSTRACT.fullmatch(name) and not below_a_private_folder(name)] == []
         assert any(name.endswith("/plasma_store") for name in named)

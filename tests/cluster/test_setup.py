@@ -2,12 +2,18 @@
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import rlflow
 from rlflow.author.load import load_flow
-from rlflow.cluster.setup import FlowSource
+from rlflow.cluster.setup import DataShape, FlowSource, Setup
+from rlflow.errors import PlanError
+from rlflow.graph.wire import identity
+from rlflow.placement import Placement
+from rlflow.trace.compile import TraceOptions, compile_flow
 
 FLOW = '''
 from dataclasses import dataclass
@@ -57,3 +63,40 @@ def test_comments_of_settings_are_read_from_the_text(source):
 
     Path(source.path).unlink()
     assert fields(type(source.load().parameters.hp))["rate"].comment == "of something"
+
+
+def told(hp=None):
+    """What a worker is told of a run of GRPO with these settings."""
+    flow = load_flow("grpo")
+    settings = replace(flow.parameters.hp, **hp) if hp is not None else None
+    graph = identity(compile_flow(flow, settings).graph)
+    return Setup(rlflow.__version__, FlowSource.of(flow), hp, None, TraceOptions(), graph, DataShape({}, None), Placement({"all": 1}),
+                 "all", 0, 1, {}, 1, "meeting")
+
+
+def test_a_worker_traces_the_graph_that_the_driver_has_with_the_runs_settings():
+    assert told().program().hp.beta == load_flow("grpo").parameters.hp.beta
+    program = told({"beta": 0.25}).program()
+    assert program.hp.beta == 0.25
+    assert identity(program.graph) == told({"beta": 0.25}).graph != told().graph
+
+
+def test_a_worker_with_another_version_or_another_graph_says_both_and_does_not_start():
+    with pytest.raises(PlanError) as refused:
+        replace(told(), version="0.0.1").program()
+    [problem] = refused.value.problems
+    assert (problem.code, problem.found, problem.expected) == ("worker-version", rlflow.__version__, "0.0.1")
+    with pytest.raises(PlanError) as refused:
+        replace(told({"beta": 0.25}), graph=told().graph).program()
+    [problem] = refused.value.problems
+    assert (problem.code, problem.found, problem.expected) == ("worker-graph", told({"beta": 0.25}).graph, told().graph)
+
+
+def test_a_flow_of_no_file_goes_along_as_a_pickle_and_needs_no_module_there():
+    @rlflow.flow
+    def here(prompts, actor):
+        return actor.generate(prompts, samples=1, max_tokens=2)
+
+    source = FlowSource.of(here)
+    assert source.text == ""
+    assert source.load().name == "here"

@@ -67,7 +67,8 @@ def test_a_configuration_that_is_missing_or_broken_is_said(tmp_path):
 
 
 def test_a_setting_of_one_half_comes_before_that_of_both():
-    config = sort_values({"batch_tokens": "7", "actor.generator.batch_tokens": "9", "actor.trainer.lr": "1", "lr": "2"}, ["actor"]).role("actor")
+    values = {"batch_tokens": "7", "actor.generator.batch_tokens": "9", "actor.trainer.lr": "1", "lr": "2"}
+    config = sort_values(values, ["actor"]).role("actor")
     slow = sort_values({"actor.token_seconds": "1", "actor.generator.token_seconds": "2"}, ["actor"]).role("actor")
     assert settings(null.Generator, "generator", slow).token_seconds == 2.0
     assert settings(local.Generator, "generator", config).batch_tokens == 9

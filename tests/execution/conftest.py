@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from rlflow.author.load import load
+from rlflow.axis import Axis
 from rlflow.backends.null import Generator, Score, Trainer
-from rlflow.batch import Axis, Batch
+from rlflow.batch import Batch
 from rlflow.execution.eager import Role, Session
 from rlflow.execution.engine import Engine, Model
 from rlflow.execution.executor import Executor

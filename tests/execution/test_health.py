@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from rlflow.batch import Axis, Batch
+from rlflow.axis import Axis
+from rlflow.batch import Batch
 from rlflow.execution.health import health
 
 

@@ -31,10 +31,11 @@ VERDICTS = ("killed", "survived", "timeout", "equivalent")
 
 
 def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mutant]]:
-    """So many mutants of all that there are in a tree, all equally likely."""
+    """So many mutants of all that there are in a tree, all equally likely. A smaller count gives the first ones of a larger one."""
     paths = [path.relative_to(root) for folder in ("rlflow", "backends") for path in sorted((root / folder).rglob("*.py"))]
     every = [(path, mutant) for path in paths if str(path).startswith(under) for mutant in mutants((root / path).read_text())]
-    return random.Random(seed).sample(every, min(count, len(every)))
+    random.Random(seed).shuffle(every)
+    return every[:count]
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:

@@ -13,8 +13,6 @@ from rlflow.reshard.kinds import replicated
 from rlflow.reshard.proof import destinations, prove
 from rlflow.reshard.trace import Traced, trace
 
-pytestmark = pytest.mark.slow  # the first tensor without memory loads much of torch
-
 SHAPES = {
     "embed.weight": (10, 6), "q.weight": (8, 6), "k.weight": (4, 6), "v.weight": (4, 6), "q.bias": (8,), "conv.weight": (6, 9),
     "heads.weight": (12, 5), "scale": (1,), "norm.weight": (6,), "down.weight": (6, 8), "experts.weight": (3, 4, 5),

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlflow.process import Process
 from rlflow.reshard.segment import create, sweep
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -35,14 +37,16 @@ def test_every_layout_moves_exactly_by_every_transport_and_what_is_wrong_is_noti
 
 
 def test_what_a_dead_process_left_is_swept_and_what_a_living_one_has_is_not(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    left, kept, other = (tmp_path / name for name in (f"rlflow-run-1-ab-{dead.pid}", f"rlflow-run-1-ab-{os.getpid()}",
-                                                      f"rlflow-run-2-ab-{dead.pid}"))  # fmt: skip
-    for path in (left, kept, other):
+    own = Process.this()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    dead = replace(own, pid=ended.pid)
+    reused = replace(own, started="1")  # a process that had this one's pid before
+    owners = {"run-1-a": dead, "run-1-b": reused, "run-1-c": own, "run-1-d": replace(dead, space="1"), "run-2-a": dead}
+    paths = {name: tmp_path / f"rlflow-{name}-{owner.tag()}" for name, owner in owners.items()}
+    for path in (*paths.values(), tmp_path / "rlflow-run-1-of-nobody"):
         assert create(path, 64) == ""
-    assert sweep("run-1", tmp_path) == [left]
-    assert not left.exists()
-    assert kept.exists()
-    assert other.exists()
+    assert sorted(sweep("run-1", tmp_path)) == [paths["run-1-a"], paths["run-1-b"]]
+    assert {path for path in paths.values() if path.exists()} == {paths["run-1-c"], paths["run-1-d"], paths["run-2-a"]}
+    kept = paths["run-1-c"]
     assert "File exists" in create(kept, 64)

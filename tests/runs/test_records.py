@@ -5,7 +5,8 @@ import math
 
 import torch
 
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.columns import text
 from rlflow.execution.executor import Outcome
 from rlflow.execution.summary import sample_rows

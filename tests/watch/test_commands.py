@@ -19,11 +19,8 @@ from rlflow.process import Process
 from rlflow.watch import status
 from rlflow.watch.doctor import reach, token_line
 from rlflow.watch.follow import follow
-from rlflow.watch.listening import decoded
 from rlflow.watch.plain import Plain
 from rlflow.watch.tables import sparkline
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -200,6 +197,7 @@ print({"torch", "transformers", "wandb", "mlflow"} & set(sys.modules))
 """
 
 
+@pytest.mark.slow
 def test_doctor_says_what_is_there_and_what_listens(tmp_path):
     server = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", server, "rlflow"]
@@ -237,12 +235,6 @@ def test_doctor_says_whether_rays_token_is_private(tmp_path, monkeypatch):
     assert token_line() == f"{token}: private"
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     assert token_line().startswith("not asked for: RAY_AUTH_MODE=disabled")
-
-
-def test_addresses_of_the_kernel_are_read(monkeypatch):
-    assert [str(part) for part in decoded("0100007F:1F90")] == ["127.0.0.1", "8080"]
-    assert str(decoded("00000000000000000000000001000000:0016")[0]) == "::1"
-    assert str(decoded("0000000000000000FFFF00000100007F:0016")[0]) == "127.0.0.1"
 
 
 def test_a_process_that_is_gone_has_died_and_a_pid_given_again_is_another(tmp_path):

@@ -14,8 +14,6 @@ from rlflow.watch.live import Live, lively
 from rlflow.watch.plain import Plain
 from rlflow.watch.reporter import Several, make_reporter
 
-pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
-
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
@@ -207,6 +205,7 @@ def test_json_keeps_standard_output_for_itself(info, metrics, stages, capfd):
     assert (out, err) == ("", f"run: {info.folder}\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
     """A real run on the terminal, stopped as soon as it shows its first iteration."""
     process = on_terminal("run", "ppo", "--backend", "null", "--iterations", "100000", "--prompts", "4", "--hp.max_tokens", "4",

@@ -18,8 +18,6 @@ from rlflow.watch.tensorboard_files import markdown
 from rlflow.watch.trackers import Background
 from rlflow.watch.wandb_runs import has_key
 
-pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
-
 SAMPLES = [{"prompt": "2 + | 2", "completion": "<b>`4`</b>\nnext", "scores": 1.0}, {"prompt": "1 + 1", "completion": "2", "scores": None}]
 NAMES = {"critic/score/mean": 0.625, "actor/pg_clipfrac": 0.125, "response_length/mean": 17.5, "own/number": 7.0,
          "timing_s/actor.update": 0.5}  # fmt: skip
@@ -58,6 +56,7 @@ def test_tensorboard_reads_what_was_tracked(info, metrics, stages):
     assert "tensorboard --logdir" in out.getvalue()
 
 
+@pytest.mark.slow
 def test_mlflow_reads_what_was_tracked(info, metrics, stages):
     mlflow = importlib.import_module("mlflow")
 
@@ -90,6 +89,7 @@ reporter.close("done")
 """
 
 
+@pytest.mark.slow
 def test_wandb_leaves_an_offline_run_without_secrets(info):
     """In a process of its own: the library starts a service that lives as long as its process."""
     words = [sys.executable, "-c", WANDB, str(info.folder), json.dumps(SAMPLES), "--password=canary-on-the-command-line"]

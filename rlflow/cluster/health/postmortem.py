@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from rlflow.watchdog import kin, stacks
 LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
 HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # wherever a worker has it
-METHOD = re.compile("do|make|_run")  # of a worker's host, within which its own begins
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def _stacks(presence: ProcessInfo, state: str) -> str:
             _signal(presence, signal.SIGCONT)
 
     dump = stacks.written(presence.process.pid, presence.stacks, ask) if presence.stacks >= 0 else ""
-    return stacks.shown(dump, lambda path, name: path.endswith(HOST) and METHOD.match(name) is not None)
+    return stacks.shown(dump, lambda path, name: path.endswith(HOST) and name in host.CALLS)
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:

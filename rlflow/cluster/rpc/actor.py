@@ -28,6 +28,7 @@ Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
 _actor: Any = ray.remote  # its own types know neither actors' concurrency groups nor restarts
 
 ERA = 8  # bytes of the era before each frame
+CALLS = frozenset({"make", "do", "_run", "do_chunks", "do_batch"})  # methods of Host within which the object's own code runs
 GROUPS = {"model": 1, "cpu": 2, "io": 4, "control": 2, "beat": 1}  # models of one worker share its cores: one at a time
 
 

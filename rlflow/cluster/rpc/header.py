@@ -10,13 +10,16 @@ import msgpack
 import torch
 from torch import Tensor
 
-from rlflow.batch import Axis, Data
+from rlflow.axis import Axis
+from rlflow.batch import Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import printable
 
 LIMIT = 1 << 36  # bytes of a frame
 HEADER_LIMIT = 1 << 24  # bytes of a header
 DIMENSIONS = 8
+KEYS = 2  # numbers of a row's key, where the header does not name another
+LONGEST_PATH = 256
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -64,25 +67,35 @@ class HeaderColumn(NamedTuple):
 def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
     """The header as msgpack."""
     listed = [[name, kind.level.value, kind.dtype, form, buffers] for name, kind, form, buffers in columns]
-    header: bytes = msgpack.packb([bool(axis.grouped), len(axis), listed], unicode_errors="surrogatepass")
+    width = axis.keys.shape[1]
+    header: bytes = msgpack.packb([bool(axis.grouped), len(axis), listed, *([width] if width != KEYS else [])],
+                                  unicode_errors="surrogatepass")
     if len(header) > HEADER_LIMIT:
         raise WireError.of("header", f"{len(header)} bytes for {len(columns)} columns", f"at most {HEADER_LIMIT}")
     return header
 
 
-def unpacked(raw: memoryview) -> tuple[bool, int, list[HeaderColumn]]:
-    """Whether rows are grouped, how many there are, and their columns. Raises WireError for anything that is no header."""
+def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]]:
+    """Whether rows are grouped, the shape of their keys, and their columns. Raises WireError for anything that is no header."""
     try:
         decoded = msgpack.unpackb(raw, unicode_errors="surrogatepass")
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise WireError.of("header", f"{type(error).__name__}: {error}", "msgpack") from error
-    grouped, rows, listed = _fields("header", decoded, (bool, int, list))
+    longer = type(decoded) is list and len(decoded) == 4
+    grouped, rows, listed, width = _fields("header", decoded if longer else _with_width(decoded), (bool, int, list, int))
     columns = [_column(entry) for entry in listed]
     if len({column.name for column in columns}) != len(columns):
         raise WireError.of("header", f"columns {[column.name for column in columns][:16]}", "one column of each name")
     if rows < 0:
         raise WireError.of("header", f"{rows} rows", "0 or more")
-    return grouped, rows, columns
+    if width < KEYS or width > LONGEST_PATH or (longer and width == KEYS):
+        raise WireError.of("header", f"keys of {width} numbers", f"{KEYS}, or up to {LONGEST_PATH} that the header names")
+    return grouped, (rows, width), columns
+
+
+def _with_width(decoded: Any) -> Any:
+    """A header that does not name how many numbers a key has."""
+    return [*decoded, KEYS] if type(decoded) is list and len(decoded) == 3 else decoded
 
 
 def _fields(what: str, value: Any, types: Sequence[Any]) -> list[Any]:

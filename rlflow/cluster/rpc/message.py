@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from ray import cloudpickle
 
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.columns import Kind, Level
 from rlflow.execution.tally import PartialMetric
@@ -42,7 +43,7 @@ class Source(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The batch of a call: keys int64 [rows, 2], None for those of the first part's shard; where its columns come from, and the
+    """The batch of a call: keys int64 [rows, 2 or more], None for those of the first part's shard; where its columns come from, and the
     scalars."""
 
     keys: Index | None
@@ -72,15 +73,16 @@ class Call(NamedTuple):
     def packed(self, arguments: bytes) -> bytes:
         """``arguments``: those of the call, from ``pickled``, which are the same for all ranks."""
         keys, grouped, sources, scalars = self.inputs
-        inputs = (_raw(keys), grouped, [_source(each) for each in sources], _whole(scalars))
+        width = 0 if keys is None else keys.shape[1]
+        inputs = (_raw(keys), width, grouped, [_source(each) for each in sources], _whole(scalars))
         frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget))
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
-        op, key, (keys, grouped, sources, scalars), iteration, arguments, forget = msgpack.unpackb(frame, use_list=False)
+        op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget = msgpack.unpackb(frame, use_list=False)
         rows = _index(keys)
-        inputs = Inputs(None if rows is None else rows.reshape(-1, 2), grouped, [_opened(*each) for each in sources],
+        inputs = Inputs(None if rows is None else rows.reshape(-1, width), grouped, [_opened(*each) for each in sources],
                         _scalars(scalars))
         return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget)
 

@@ -239,13 +239,6 @@ class Pool(Generic[W]):
         name = _name(method)
         return self.future(name, [(rank, self.send(rank, name, *args, group=group)) for rank in range(len(self))], seconds, list)
 
-    def call_rank0(
-        self, method: Callable[Concatenate[W, P], R] | str, *args: Any, seconds: float = SECONDS, group: str = "cpu"
-    ) -> Future[R]:
-        """Rank 0 alone."""
-        name = _name(method)
-        return self.future(name, [(0, self.send(0, name, *args, group=group))], seconds, lambda answers: answers[0])
-
     def call_batch(
         self, method: Callable[[W, Batch], Batch] | str, batch: Batch, *, by_group: bool = False, seconds: float = SECONDS
     ) -> Future[Batch]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rlflow.author import verbs
-from rlflow.batch import Axis, Batch
+from rlflow.axis import Axis
+from rlflow.batch import Batch
 from rlflow.cluster.calls import Calls
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.rpc.pool import Future, Pool

@@ -2,8 +2,12 @@
 
     prefix    32 bytes: magic, version, whether the payload has a checksum, length of the header, bytes of the payload, CRC-32 of the
               payload, CRC-32 of the prefix and the header
-    header    msgpack: whether rows are grouped, how many there are, and each column's name, kind, form and buffers (dtype and shape)
+    header    msgpack: whether rows are grouped, how many there are, each column's name, kind, form and buffers (dtype and shape), and
+              how many numbers a key has where these are not 2
     payload   the buffers, each from the next multiple of 64 bytes on: the keys of the rows, then those of each column
+
+The format is our own, since safetensors holds tensors alone and copies them out of the frame: it has no ragged columns, no text, no kinds
+of columns, no checksum, and no views of the memory that Ray shares among processes.
 
 Where a buffer lies follows from the dtypes and shapes before it, so no two can overlap and none can lie outside.
 """
@@ -20,8 +24,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflow.batch import Axis, Batch, Data
-from rlflow.cluster.rpc.header import DTYPES, HEADER_LIMIT, LIMIT, Buffer, HeaderColumn, WireError, check_kind, check_rows, packed, unpacked
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
+from rlflow.cluster.rpc.header import (
+    DTYPES,
+    HEADER_LIMIT,
+    KEYS,
+    LIMIT,
+    LONGEST_PATH,
+    Buffer,
+    HeaderColumn,
+    WireError,
+    check_kind,
+    check_rows,
+    packed,
+    unpacked,
+)
 from rlflow.columns import Level
 from rlflow.copy_on_write import address
 
@@ -49,8 +67,9 @@ def pack(batch: Batch, *, checksum: bool = False) -> bytes:
 
 def pieces(batch: Batch, *, checksum: bool = False) -> list[bytes | memoryview]:
     """The frame of ``pack`` in pieces that are views of the batch's own memory where it is contiguous and on the host."""
-    if batch.axis.keys.dtype != torch.int64 or batch.axis.keys.shape != (len(batch), 2):
-        raise WireError.of("keys", _buffer(batch.axis.keys), f"int64 {[len(batch), 2]}")
+    keys = batch.axis.keys
+    if keys.dtype != torch.int64 or keys.ndim != 2 or not KEYS <= keys.shape[1] <= LONGEST_PATH:
+        raise WireError.of("keys", _buffer(keys), f"int64 {[len(batch), KEYS]}, or with more numbers")
     stored = [(name, data, _tensors(name, data)) for name, data in batch.data.items()]
     columns = [HeaderColumn(name, data.kind, _form(data), tuple(map(_buffer, tensors))) for name, data, tensors in stored]
     for column, data in zip(columns, batch.data.values(), strict=True):
@@ -128,9 +147,9 @@ def unpack(data: bytes | bytearray | memoryview, *, limit: int = LIMIT, verify: 
     """
     frame = _bytes_of(data)
     header, start = _opened(frame, limit, verify)
-    grouped, rows, columns = unpacked(header)
+    grouped, shape, columns = unpacked(header)
     raw = _Lent(frame, np.frombuffer(frame, dtype=np.uint8).ctypes.data, len(frame)).array()
-    buffers = _laid_out(raw, start, [Buffer("int64", (rows, 2)), *(buffer for column in columns for buffer in column.buffers)])
+    buffers = _laid_out(raw, start, [Buffer("int64", shape), *(buffer for column in columns for buffer in column.buffers)])
     axis = Axis(next(buffers), grouped=grouped)
     batch = Batch(axis, {column.name: _read(column, [next(buffers) for _ in column.buffers]) for column in columns})
     for name, column_data in batch.data.items():

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from rlflow.author.stage import Stage
-from rlflow.batch import Axis, Batch
+from rlflow.axis import Axis
+from rlflow.batch import Batch
 from rlflow.cluster.calls import Calls
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.rpc.pool import Pool

@@ -10,7 +10,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
 
 KNOWN = 32  # splits of which something is remembered

@@ -29,13 +29,13 @@ class RankSteps:
 def rank_steps(
     facts: Tensor, by_group: bool, ranks: int, *, seed: int, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens"
 ) -> RankSteps:
-    """``facts``: int64 [rows, 4], whether a row is bad, its tokens that count, all its tokens, and its group. Each minibatch is split
-    over ranks by tokens."""
-    groups = _numbered(facts[:, 3])
-    bad = facts[:, 0].bool()
+    """``facts``: int64 [rows, 4], 0 for a row that can be learned from, its tokens that count, all its tokens, and its group. Each
+    minibatch is split over ranks by tokens."""
+    groups = numbered(facts[:, 3])
+    bad = facts[:, 0] != 0
     bad = whole_groups(bad, groups) if by_group else bad
     kept = (~bad).nonzero()[:, 0]
-    units = units_of(_numbered(groups[kept]) if by_group else torch.arange(len(kept)))
+    units = units_of(numbered(groups[kept]) if by_group else torch.arange(len(kept)))
     counts, tokens = facts[kept, 1], facts[kept, 2]
     shares = [[] for _ in range(ranks)]  # type: list[list[tuple[Tensor, tuple[int, int]]]]
     for step in steps(units, counts, Passes(epochs, minibatch, mean, seed)):
@@ -61,7 +61,7 @@ def _shared(units: object, tokens: Tensor, ranks: int) -> list[Tensor]:
     return [flat[rows] for rows in balanced(within, tokens[flat], ranks)]
 
 
-def _numbered(values: Tensor) -> Tensor:
+def numbered(values: Tensor) -> Tensor:
     """Groups counted from 0 along the rows."""
     if not len(values):
         return values

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from rlflow.batch import Axis, Batch, Data
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.actor import Payload, opened, packed
 from rlflow.cluster.rpc.message import Index, Inputs, Source
 from rlflow.cluster.sharding.shard_map import empty

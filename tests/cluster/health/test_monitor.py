@@ -14,7 +14,7 @@ from rlflow.errors import StageError
 from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
 
-HANGING = str(Path(__file__).with_name("hanging.py"))
+HANGING = str(Path(__file__).parents[1] / "hanging.py")
 HEARTBEAT = 3.0
 SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 1, "pools": "all=2", "heartbeat": HEARTBEAT,
          "commit_every": 0}

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlflow import Batch
-from rlflow.batch import Axis, Data
+from rlflow.axis import Axis
+from rlflow.batch import Data
 from rlflow.cluster.rpc import wire
 from rlflow.cluster.rpc.header import DTYPES
 from rlflow.cluster.rpc.wire import WireError, pack, pieces, unpack

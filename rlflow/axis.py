@@ -1,0 +1,150 @@
+"""Axis: the rows of a batch, the path by which each came to be, and the groups that follow from it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """The rows of a batch. Two batches have the same rows when they have the same Axis object.
+
+    keys: int64 [rows, 2 or more], the path of each row: (position in the data stream, sample number), and for rows that were asked or
+    joined two more numbers each time: the number of the group along the axis that asking or joining made, and the row's number within
+    the group. Seeds, groups and order follow from it. parent and index say which row of which axis each row came from, and ``step`` how:
+    ``taken`` as they are, ``sampled`` from it, or ``asked``. grouped: whether rows that differ in the last number alone form a group.
+    """
+
+    keys: Tensor
+    parent: Axis | None = None
+    index: Tensor | None = None
+    grouped: bool = False
+    step: Literal["taken", "sampled", "asked"] = "taken"
+
+    def __len__(self) -> int:
+        return self._count
+
+    @functools.cached_property
+    def _count(self) -> int:
+        return len(self.keys)
+
+    @functools.cached_property
+    def slots(self) -> Tensor:
+        """int64 [rows]: the number of the group each row belongs to, counted from 0 along the axis."""
+        if len(self) == 0:
+            return torch.zeros(0, dtype=torch.int64)
+        return starts(self.keys).long().cumsum(0) - 1
+
+    @functools.cached_property
+    def heads(self) -> Tensor:
+        """int64 [groups]: the first row of each group."""
+        return torch.searchsorted(self.slots, torch.arange(self.groups))
+
+    @property
+    def group_numbers(self) -> Tensor:
+        """int64 [rows]: the column ``group``: the position of the prompt, of asked or joined rows the group's number along their axis."""
+        return self.keys[:, -2].clone()
+
+    @property
+    def groups(self) -> int:
+        return int(self.slots[-1]) + 1 if len(self) else 0
+
+    @staticmethod
+    def fresh(rows: int, start: int = 0) -> Axis:
+        """Rows at consecutive positions of the data stream."""
+        return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
+
+    def take(self, index: Tensor) -> Axis:
+        return Axis(self.keys[index], self, index, self.grouped)
+
+    def repeat(self, times: int) -> Axis:
+        """``times`` adjacent rows for each row, as samples 0 … times-1 of its position."""
+        index = torch.arange(len(self)).repeat_interleave(times)
+        sample = torch.arange(times).repeat(len(self)) + self.keys[index, -1] * times
+        return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
+
+    def ask(self, index: Tensor) -> Axis:
+        """A prompt for each of the rows at ``index``, in that order, numbered along the new axis."""
+        number = torch.arange(len(index))
+        return Axis(torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1), self, index, False, "asked")
+
+    @staticmethod
+    def join(parts: Sequence[Axis]) -> Axis:
+        """The rows of the parts, one part after another. Groups of different parts stay apart, and are numbered along the new axis."""
+        width = max(part.keys.shape[1] for part in parts)
+        paths = torch.cat([torch.nn.functional.pad(part.keys, (0, width - part.keys.shape[1])) for part in parts])
+        before = itertools.accumulate((part.groups for part in parts), initial=0)
+        number = torch.cat([part.slots + start for part, start in zip(parts, before, strict=False)])
+        within = torch.cat([torch.arange(len(part)) - part.heads[part.slots] for part in parts])
+        return Axis(torch.cat([paths, torch.stack([number, within], 1)], 1), grouped=any(part.grouped for part in parts))
+
+    @property
+    def line(self) -> Iterator[Axis]:
+        """This axis and those that it came from, the nearest first."""
+        step: Axis | None = self
+        while step is not None:
+            yield step
+            step = step.parent
+
+    def rows_of(self, other: Axis) -> Tensor | None:
+        """For each row of ``other`` the row of this axis whose columns it may read, -1 where it has none; None where the axes are
+        unrelated, or where several rows of this axis belong to one of the other.
+
+        Related are an axis and what was made from it, both ways, and axes that were made from one.
+        """
+        found = self._meets(other)
+        return None if found is None else found[0] if found[1] is None else _through(found[1], found[2], found[0])
+
+    def groups_of(self, other: Axis) -> Tensor | None:
+        """The same for groups: the slot of this axis that each row of ``other`` may read."""
+        found = self._meets(other)
+        if found is None:
+            return None
+        return self.slots[found[0]] if found[1] is None else _through(found[1][self.heads], found[2], found[0])
+
+    def _meets(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
+        """The nearest axis that both came from: its row for each row of ``other``, and for each of this axis (None: it is this axis);
+        and how many rows it has."""
+        mine = dict(zip(map(id, self.line), self.line, strict=True))
+        index = torch.arange(len(other))
+        for step in other.line:
+            if step is self:
+                return index, None, len(self)
+            if id(step) in mine:
+                return index, self.back_to(step), len(step)
+            index = step.index[index] if step.index is not None else index
+        return None
+
+    def back_to(self, origin: Axis) -> Tensor:
+        """int64 [rows]: the row of ``origin``, which this axis came from, that each row came from."""
+        index = torch.arange(len(self))
+        for step in itertools.takewhile(lambda step: step is not origin, self.line):
+            assert step.index is not None
+            index = step.index[index]
+        return index
+
+    def took_from(self, origin: Axis) -> bool:
+        """Whether the rows are rows of ``origin`` as they are."""
+        between = list(itertools.takewhile(lambda step: step is not origin, self.line))
+        return all(step.step == "taken" for step in between) and (between[-1].parent if between else self) is origin
+
+
+def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
+    """int64 [wanted]: which entry came from each wanted row of ``rows``, -1 for none; None where several came from one."""
+    if len(torch.unique(origin)) < len(origin):
+        return None
+    return torch.full((rows,), -1, dtype=torch.int64).index_put_((origin,), torch.arange(len(origin)))[wanted]
+
+
+def starts(keys: Tensor) -> Tensor:
+    """bool [rows]: where a group begins: where a row's path differs from that of the row before in more than its last number."""
+    first = torch.ones(len(keys), dtype=torch.bool)
+    first[1:] = (keys[1:, :-1] != keys[:-1, :-1]).any(1)
+    return first

@@ -1,0 +1,273 @@
+"""The account of an iteration: how many rows and tokens were sampled, and what became of each of them, exactly one thing.
+
+Whoever says how much was trained on or dropped reads this account; nothing counts for itself. That a response was cut, clipped or has no
+score is an attribute of a row and no fate. Sums close: what was sampled, with what earlier iterations left, is what all fates have
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlflow.axis import Axis
+from rlflow.graph.lineage import sources
+from rlflow.graph.model import Graph, Node, Op
+
+
+class Fate(StrEnum):
+    """What became of a row."""
+
+    TRAINED = "trained"  # by the update that is named; of several by the first of the role that sampled the row
+    READ = "read only"  # for a baseline, a judge, a stage: no update was given it
+    LEFT_OUT = "left out"  # of an update, or before it, by the cause that is named
+    SURPLUS = "surplus"  # kept by a `repeat` beyond its groups, and dropped
+    STALE = "stale"  # carried on until its weights were too old
+    CARRIED = "carried on"  # into a later iteration
+
+
+class End(NamedTuple):
+    """A fate, the node where it was decided, and for what was left out the cause and the setting that decided it."""
+
+    fate: Fate
+    node: str = ""
+    cause: str = ""
+    setting: str = ""
+
+
+class Count(NamedTuple):
+    """Of rows: how many groups they are, how many they are, and their tokens."""
+
+    groups: int = 0
+    rows: int = 0
+    tokens: int = 0
+
+    def plus(self, other: Count) -> Count:
+        return Count(*(a + b for a, b in zip(self, other, strict=True)))
+
+    @staticmethod
+    def of(axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None) -> Count:
+        """Of the rows of an axis with ``lengths`` tokens each, or of those that are ``chosen``."""
+        where = torch.ones(len(axis), dtype=torch.bool) if chosen is None else chosen
+        groups = len(torch.unique(axis.slots[where]))
+        return Count(groups, int(where.sum()), int(lengths[where].sum()) if lengths is not None else 0)
+
+
+@dataclass
+class Account:
+    """Counts by the node that sampled: all that it sampled, what earlier iterations had left of it, and how each row ended."""
+
+    sampled: dict[str, Count] = field(default_factory=dict)
+    opened: dict[str, Count] = field(default_factory=dict)
+    ends: dict[tuple[str, End], Count] = field(default_factory=dict)
+
+    def sample(self, source: str, count: Count) -> None:
+        self.sampled[source] = self.sampled.get(source, Count()).plus(count)
+
+    def open(self, source: str, count: Count) -> None:
+        """Rows that were sampled for an earlier iteration, and carried on."""
+        self.opened[source] = self.opened.get(source, Count()).plus(count)
+
+    def end(self, source: str, end: End, count: Count) -> None:
+        if count.rows:
+            self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)
+
+    def add(self, other: Account) -> None:
+        for source, count in other.sampled.items():
+            self.sample(source, count)
+        for source, count in other.opened.items():
+            self.open(source, count)
+        for (source, end), count in other.ends.items():
+            self.end(source, end, count)
+
+    def left(self, source: str) -> Count:
+        """Rows of a source that have no fate yet: nothing, once an iteration is over."""
+        known = [count for (name, _), count in self.ends.items() if name == source]
+        total = self.sampled.get(source, Count()).plus(self.opened.get(source, Count()))
+        return Count(*(whole - sum(count[i] for count in known) for i, whole in enumerate(total)))
+
+    def of(self, fate: Fate, node: str = "") -> Count:
+        """What had a fate, at one node or anywhere."""
+        found = Count()
+        for (_, end), count in self.ends.items():
+            if end.fate is fate and node in ("", end.node):
+                found = found.plus(count)
+        return found
+
+    @property
+    def closes(self) -> bool:
+        """Whether every row and token has exactly one fate. A group may be torn: its rows then end in several."""
+        return not any(self.left(source)[1:] != (0, 0) for source in {*self.sampled, *self.opened})
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, in one order whatever was counted first."""
+        ends = [{"source": source, **{name: text for name, text in end._asdict().items() if text}, **count._asdict()}
+                for (source, end), count in sorted(self.ends.items())]  # fmt: skip
+        return {"sampled": _plain(self.sampled), "opened": _plain(self.opened), "fates": ends}
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Account:
+        """The opposite of ``as_json``."""
+        found = Account(*({name: Count(**count) for name, count in values[which].items()} for which in ("sampled", "opened")))
+        for entry in values["fates"]:
+            end = End(Fate(entry["fate"]), *(entry.get(name, "") for name in End._fields[1:]))
+            found.end(entry["source"], end, Count(*(entry[name] for name in Count._fields)))
+        return found
+
+
+def _plain(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
+    return {source: count._asdict() for source, count in sorted(counts.items())}
+
+
+# -- from a run of a plan ----------------------------------------------------------------------------------------------------------
+
+WITH_GROUP = -1  # a row that is left out because another of its group is
+
+
+@dataclass(frozen=True)
+class UpdateRows:
+    """Of each row that an update was given: 0 where it learned from it, WITH_GROUP, or which of ``columns``, counted from 1, is not
+    finite there. waits: whether the update itself was not due yet; stepped: whether it took any step."""
+
+    broken: Tensor
+    columns: tuple[str, ...]
+    waits: bool = False
+    stepped: bool = True
+
+    @property
+    def left_out(self) -> int:
+        return int((self.broken != 0).sum())
+
+
+class RowOrigins(NamedTuple):
+    """Of each row of an axis: the node that sampled it (-1: none) and its row there."""
+
+    node: Tensor
+    row: Tensor
+
+    def take(self, index: Tensor) -> RowOrigins:
+        return RowOrigins(self.node[index], self.row[index])
+
+
+RANKS = {Fate.READ: 0, Fate.LEFT_OUT: 2, Fate.TRAINED: 3}
+CHOSEN_AWAY, OWN = 1, 4  # what is decided later counts more; most an update of the role that sampled
+
+
+class Ledger:
+    """Fates of the rows that one run of a plan samples, while its nodes are done. ``axes``: the real rows of the graph's."""
+
+    def __init__(self, graph: Graph, axes: Mapping[int, Axis]) -> None:
+        self.graph, self.axes = graph, axes
+        self.updates: dict[int, UpdateRows] = {}
+        self._lengths: dict[int, Tensor] = {}
+
+    def sampled(self, node: Node, lengths: Tensor | None) -> None:
+        """A node gave rows with tokens."""
+        if lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
+            self._lengths[node.id] = lengths
+
+    def account(self) -> Account:
+        """Of all rows but those that a `repeat` body returns, which the `repeat` accounts for."""
+        found, returned = Account(), sources(self.graph.axes, self.graph.rows) if self.graph.results and not self.graph.roles else set()
+        fates = {i: _Fates(len(lengths)) for i, lengths in self._lengths.items()}
+        for node in self.graph.nodes:
+            if node.op is Op.CHOOSE and node.makes is not None and node.makes in self.axes and self._trains(node.makes):
+                self._chosen(node, fates)
+            elif node.id in self.updates:
+                self._updated(node, self.updates[node.id], fates)
+        for i, lengths in self._lengths.items():
+            node = self.graph.nodes[i]
+            if node.rows_axis in returned:
+                continue
+            name, axis = source_of(node), self.axes[node.rows_axis]
+            if node.op is not Op.REPEAT:
+                found.sample(name, Count.of(axis, lengths))
+            for number, end in enumerate(fates[i].ends):
+                found.end(name, end, Count.of(axis, lengths, fates[i].end == number))
+        return found
+
+    def _trains(self, axis: int) -> bool:
+        return any(axis in sources(self.graph.axes, node.axis) for node in self.graph.nodes if node.op is Op.UPDATE)
+
+    def _chosen(self, node: Node, fates: Mapping[int, _Fates]) -> None:
+        assert node.makes is not None
+        index = self.axes[node.makes].index
+        gone = torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
+        if index is not None:
+            gone[index] = False
+        settings = dict(node.settings)
+        end = End(Fate.LEFT_OUT, node.name, "not chosen", f"count={settings['count']}" if settings.get("count") else "")
+        self._end(self.origins(node.axis), gone, fates, end, lambda source: CHOSEN_AWAY)
+
+    def _updated(self, node: Node, rows: UpdateRows, fates: Mapping[int, _Fates]) -> None:
+        origins = self.origins(node.axis)
+        whole = torch.ones(len(origins.row), dtype=torch.bool)
+
+        def waiting(source: int) -> int:
+            return RANKS[Fate.LEFT_OUT]
+
+        if rows.waits:
+            after = dict(node.settings).get("after")
+            return self._end(origins, whole, fates, End(Fate.LEFT_OUT, node.name, "the update is not due yet", f"after={after}"), waiting)
+        learned = rows.broken == 0
+        trained = End(Fate.TRAINED, node.name) if rows.stepped else End(Fate.LEFT_OUT, node.name, "no step was taken")
+        self._end(origins, learned, fates, trained, lambda source: self._rank(source, node, trained))
+        for number in torch.unique(rows.broken[~learned]).tolist():
+            cause = "with its group" if number == WITH_GROUP else f"{rows.columns[number - 1]} is not finite"
+            self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
+
+    def _rank(self, source: int, node: Node, end: End) -> int:
+        own = end.fate is Fate.TRAINED and node.role in sampler_of(self.graph.nodes[source])
+        return OWN if own else RANKS[end.fate]
+
+    def _end(self, origins: RowOrigins, where: Tensor, fates: Mapping[int, _Fates], end: End, rank: Any) -> None:
+        for source, fate in fates.items():
+            fate.set(origins.row[where & (origins.node == source)], end, rank(source))
+
+    def origins(self, axis: int) -> RowOrigins:
+        """Where the rows of an axis were sampled."""
+        entry, real = self.graph.axes[axis], self.axes[axis]
+        if entry.parts:
+            parts = [self.origins(part) for part in entry.parts]
+            return RowOrigins(torch.cat([part.node for part in parts]), torch.cat([part.row for part in parts]))
+        if entry.step == "chosen" and entry.parent is not None:
+            assert real.index is not None
+            return self.origins(entry.parent).take(real.index)
+        maker = next((node.id for node in self.graph.nodes if node.rows_axis == axis and node.id in self._lengths), -1)
+        return RowOrigins(torch.full((len(real),), maker), torch.arange(len(real)))
+
+
+class _Fates:
+    """Of each row of a source the number of its end among ``ends``, and how much that counts."""
+
+    def __init__(self, rows: int) -> None:
+        self.ends = [End(Fate.READ)]
+        self.end, self.rank = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+
+    def set(self, rows: Tensor, end: End, rank: int) -> None:
+        """Rows end so, where nothing that counts as much was decided before."""
+        rows = rows[self.rank[rows] < rank]
+        if end not in self.ends:
+            self.ends.append(end)
+        self.end[rows], self.rank[rows] = self.ends.index(end), rank
+
+
+def source_of(node: Node) -> str:
+    """The name under which rows of a node are counted: of a `repeat` that of the node that samples what its body returns."""
+    if node.body is None:
+        return node.name
+    inner = sources(node.body.axes, node.body.rows)
+    return next((source_of(maker) for maker in node.body.nodes if maker.makes in inner and maker.op is Op.GENERATE), node.name)
+
+
+def sampler_of(node: Node) -> frozenset[str]:
+    """The roles that sampled a node's rows."""
+    if node.body is None:
+        return frozenset({node.role} if node.op is Op.GENERATE and node.role else ())
+    return frozenset().union(*(sampler_of(inner) for inner in node.body.nodes))
+

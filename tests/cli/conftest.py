@@ -1,0 +1,1 @@
+from planned import planned_as  # noqa: F401, a fixture

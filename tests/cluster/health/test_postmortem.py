@@ -1,0 +1,121 @@
+"""A process is looked at and ended from outside: a running one, a stopped one, one that is gone, and one whose number is another's."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from rlflow.cluster.health import postmortem
+from rlflow.cluster.health.heartbeat import ProcessInfo
+from rlflow.cluster.health.postmortem import ProcessState, kill, look, see_off
+from rlflow.process import Process
+from rlflow.watchdog import kin
+
+
+def present(child):
+    return ProcessInfo(replace(Process.this(), pid=child.pid, started=kin.stat(child.pid).started), "node")
+
+
+def reached(child, state):
+    while kin.stat(child.pid).state != state:
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def child():
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def stopped(child):
+    os.kill(child.pid, signal.SIGSTOP)
+    reached(child, "T")
+    return child
+
+
+def test_a_stopped_process_is_told_from_one_that_runs(stopped):
+    presence = present(stopped)
+    assert look(presence) == ProcessState("T")
+    assert str(look(presence)) == "is stopped (SIGSTOP)"
+    os.kill(stopped.pid, signal.SIGCONT)
+    reached(stopped, "S")
+    assert str(look(presence)) == "lets none of its threads run"
+
+
+def test_a_stopped_process_is_killed_and_seen_to_be_gone(stopped):
+    presence = present(stopped)
+    assert kill(presence)
+    assert stopped.wait(10) == -signal.SIGKILL
+    assert look(presence) == ProcessState("")
+    assert str(look(presence)) == "has died"
+
+
+def test_of_a_process_that_has_died_nothing_is_left_to_kill(child):
+    presence = present(child)
+    child.kill()
+    child.wait()
+    assert kill(presence)
+    assert see_off(presence)
+
+
+def test_a_process_that_has_the_number_of_one_that_is_gone_is_left_alone(child):
+    earlier = replace(present(child), process=replace(present(child).process, started="1"))
+    assert kill(earlier)  # the one that was meant is gone
+    assert look(earlier) == ProcessState("")
+    assert child.poll() is None
+
+
+def test_a_process_that_is_ending_is_given_time_and_one_that_stays_is_killed(monkeypatch):
+    ending = subprocess.Popen(["sleep", "0.2"])
+    assert see_off(present(ending))
+    assert ending.wait(10) == 0
+    staying = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr(postmortem, "LEAVING_SECONDS", 0.1)
+    assert see_off(present(staying))
+    assert staying.wait(10) == -signal.SIGKILL
+
+
+def test_a_process_that_cannot_be_seen_to_be_gone_in_time_is_not_said_to_be(monkeypatch):
+    """This process itself, which nothing signals: it is another machine's for who looks."""
+    monkeypatch.setattr(postmortem, "GONE_SECONDS", 0.05)
+    elsewhere = ProcessInfo(replace(Process.this(), host="another", boot="another"), "node")
+    assert not kill(elsewhere)
+
+
+HANGS = '''
+import sys, time
+from rlflow.watchdog.stacks import show_stacks
+print(show_stacks(), flush=True)
+exec(compile("""
+def outermost():
+    inner()
+
+def inner():
+    time.sleep(600)
+
+class Host:
+    def {method}(self):
+        outermost()
+
+Host().{method}()
+""", "{file}", "exec"))
+'''
+
+
+@pytest.mark.parametrize(("method", "shown"), [("do", True), ("_run", True), ("listen", False)])
+def test_the_stack_that_is_shown_begins_within_the_method_that_a_worker_was_asked_for(method, shown):
+    command = [sys.executable, "-c", HANGS.format(method=method, file=f"/somewhere/{postmortem.HOST}")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        presence = replace(present(process), stacks=int(process.stdout.readline()))
+        reached(process, "S")
+        stacks = look(presence).stacks
+        process.kill()
+    found = [line.rpartition(" in ")[2] for line in stacks.splitlines()]
+    assert found == (["inner", "outermost"] if shown else [])

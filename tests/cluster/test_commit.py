@@ -1,0 +1,142 @@
+"""Commits by themselves: when one is complete, whose death is behind an error, and how roles are put back."""
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlflow.cluster.commit import Commit, Copy, Workers, chain
+from rlflow.cluster.fleet import Fleet
+from rlflow.cluster.health import monitor
+from rlflow.cluster.health.controllers import GCS, Controllers
+from rlflow.cluster.health.heartbeat import ProcessInfo
+from rlflow.cluster.health.monitor import Death, WatchedWorker
+from rlflow.cluster.rpc.pool import Pool
+from rlflow.cluster.sharding.shard_map import WorkerId
+from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
+from rlflow.errors import Dead, RemoteError, StageError
+from rlflow.placement import Placement
+from rlflow.process import Process
+
+
+def commit(*roles, versions=(), queue=None):
+    return Commit({role: Copy(f"state of {role}", Future()) for role in roles}, dict(versions), queue)
+
+
+def test_a_commit_is_complete_when_every_part_is_there_and_none_has_failed():
+    states = commit("actor", "critic")
+    assert not states.complete
+    assert not states.settled(0.0)
+    states.states["actor"].size.set_result(10)
+    assert not states.complete
+    states.states["critic"].size.set_result(10)
+    assert states.complete
+    assert states.settled(0.0)
+    failed = commit("actor")
+    failed.states["actor"].size.set_exception(RemoteError("gone"))
+    assert not failed.settled(60.0)
+    assert commit().complete  # nothing is trained
+
+
+def test_who_waits_for_a_commit_is_called_for_each_part():
+    states, calls = commit("actor", "critic"), []
+    states.then(lambda: calls.append(states.complete))
+    states.states["critic"].size.set_result(1)
+    assert calls == [False]
+    states.states["actor"].size.set_exception(RemoteError("gone"))
+    assert calls == [False, False]
+
+
+def test_an_error_is_followed_to_what_it_came_of():
+    first, second, third = Dead("first"), ValueError("second"), KeyError("third")
+    second.__cause__, second.__context__, third.__context__ = first, OSError("on the way"), second
+    assert chain(third) == [third, second, first]
+    assert chain(None) == []
+
+
+def placement(name):
+    return Placement({name: 1})
+
+
+@pytest.fixture
+def workers():
+    """Of a fleet without pools."""
+    fleet = Fleet(Path("/nowhere"), {}, {}, {}, 1, 0.0, 1.0, {}, placement("before"), lambda apart: placement("after"))
+    engine = SimpleNamespace(models={}, placement=fleet.placement, ran=lambda: [])
+    return Workers(fleet, engine, ())
+
+
+def died(workers, gone=True):
+    """The watch has found a death."""
+    ward = WatchedWorker(WorkerId("all", 0), None, ProcessInfo(Process.this(), "node"))
+    workers.fleet.watch.death, workers.fleet.watch.verdict = Death(ward, "has died", gone), "rank 0 of pool 'all' has died"
+    return workers.fleet.watch.death
+
+
+def test_a_death_is_behind_an_error_that_came_of_one_from_a_worker_and_of_no_other(workers):
+    death = died(workers)
+    failure = StageError("judge", 1, 0, "failed")
+    failure.__cause__ = Dead("gone")
+    assert workers.death(failure) is death
+    assert workers.death(RemoteError("ValueError: of the stage")) is death
+    assert workers.death(ValueError("of this process")) is None
+    assert workers.death(StageError("judge", 1, 0, "without a cause")) is None
+
+
+def test_where_nobody_died_or_processes_of_the_pool_are_left_there_is_no_death_to_recover_from(workers, monkeypatch):
+    monkeypatch.setattr(monitor, "CAUSE_SECONDS", 0.01)  # no worker is there to be looked at
+    assert workers.death(RemoteError("ValueError: of the stage")) is None
+    died(workers, gone=False)
+    assert workers.death(Dead("gone")) is None
+
+
+def test_a_ray_that_has_lost_a_controller_is_said(workers):
+    assert workers.lost() is None
+    workers.fleet.controllers = Controllers({GCS: (2**22 + 1, "0")})
+    assert "gcs_server" in workers.lost()
+
+
+class InThisProcess(Pool):
+    """A pool of no actors that writes down what it is asked."""
+
+    def __init__(self, name):
+        super().__init__(name, ())
+        self.asked = []
+
+    def call(self, method, *args, **keywords):
+        self.asked.append((method, *args))
+        done = Future()
+        done.set_result([])
+        return done
+
+
+def test_roles_are_put_back_to_the_state_and_the_versions_of_the_commit(workers):
+    pool = InThisProcess("all")
+    actor = RemoteModel("actor", RemoteTrainer("actor", pool), pool, version=7, sampled_version=7)
+    reference = RemoteModel("reference", version=0)
+    ran = []
+    workers.engine.models |= {"actor": actor, "reference": reference}
+    workers.engine.ran = lambda: ran.append(True)
+    workers.ahead = SimpleNamespace(restore=lambda *queue: ran.append(queue))
+    workers.restore(commit("actor", versions={"actor": 4, "reference": 0}, queue=({"next": 3}, {"rows": b"packed"})))
+    assert pool.asked == [("restore", "actor", "state of actor")]
+    assert (actor.version, actor.sampled_version) == (4, -1)  # the generator has to be told the weights anew
+    assert ran == [({"next": 3}, {"rows": b"packed"}), True]
+    workers.restore(commit(versions={"actor": 5}))
+    assert (actor.version, ran) == (5, [({"next": 3}, {"rows": b"packed"}), True, True])
+
+
+def test_a_pool_that_is_started_anew_takes_what_was_sampled_ahead_along_and_may_lie_elsewhere(workers, monkeypatch):
+    order, death = [], died(workers)
+
+    def restart(pool):
+        order.append(pool)
+        workers.fleet.placement = placement("after")
+        return [pool]
+
+    monkeypatch.setattr(workers.fleet, "restart", restart)
+    workers.ahead = SimpleNamespace(drop=lambda: order.append("drop"))
+    assert workers.restart(death) == ["all"]
+    assert order == ["drop", "all"]
+    assert workers.engine.placement == placement("after")

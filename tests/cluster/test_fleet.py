@@ -1,0 +1,64 @@
+"""What the workers of a run leave behind when it ends: nothing where they met, and nobody who waits."""
+
+from pathlib import Path
+
+import pytest
+
+from rlflow.cluster.fleet import Fleet
+from rlflow.cluster.health.controllers import RAYLET, Controllers
+from rlflow.cluster.rpc.pool import Pool
+from rlflow.placement import Placement
+
+
+class Lines:
+    """Lines to workers of which somebody wants to know whether they were closed."""
+
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """Of two pools without workers, one on this machine and one on several."""
+    (tmp_path / "train-1").mkdir(mode=0o700)
+    (tmp_path / "train-1" / "meeting").touch()
+    (tmp_path / "other").mkdir(mode=0o700)
+    meetings = {"train": f"{tmp_path}/train-1/meeting", "rollout": "rollout-2/meeting"}
+    fleet = Fleet(tmp_path, {}, {}, meetings, 1, 3.0, 1.0, {}, Placement({"train": 1, "rollout": 1}), lambda apart: Placement({}))
+    fleet.pools |= {name: Pool(name, ()) for name in meetings}
+    for pool in fleet.pools.values():
+        pool.lines = Lines()
+    return fleet
+
+
+@pytest.mark.parametrize("controllers", [Controllers(), Controllers({RAYLET: (2**22 + 1, "0")})], ids=["a Ray", "a Ray that has died"])
+def test_in_the_end_lines_are_closed_and_the_folders_in_which_ranks_met_are_gone_and_no_others(fleet, tmp_path, controllers):
+    fleet.controllers = controllers
+    fleet.stop()
+    assert [pool.lines.closed for pool in fleet.pools.values()] == [True, True]
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    fleet.stop()  # twice is no error
+
+
+def test_folders_go_even_where_ending_the_workers_fails(fleet, tmp_path):
+    def fail():
+        raise OSError("no more sockets")
+
+    fleet.pools["train"].lines.close = fail
+    with pytest.raises(OSError, match="no more sockets"):
+        fleet.stop()
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_whoever_waits_gives_up_when_the_watch_ends(fleet):
+    assert fleet.watch.verdict is None
+    fleet.unwatch()
+    assert fleet.watch.verdict == "the run has ended"
+    assert fleet.watch.found(60.0) is None
+
+
+def test_the_watch_ends_workers_that_are_silent_for_as_long_as_the_heartbeat_says(fleet):
+    assert (fleet.watch.limit, fleet.watch.controllers) == (3.0, fleet.controllers)
+    assert Path(fleet.meetings["train"]).exists()

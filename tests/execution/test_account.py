@@ -1,0 +1,141 @@
+"""The account of an iteration: every row and token that was sampled has one fate, and the sums close."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rlflow import flow, loss, repeat, row, stage
+from rlflow.errors import SkipIteration
+from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.execution.executor import Executor
+from rlflow.passes import plan
+from rlflow.trace.compile import compile_flow
+
+
+@loss
+def likelihood(new, worth):
+    return -new.logprobs * worth[:, None], {}
+
+
+@loss(rows="group")
+def likelihood_of_groups(new, worth):
+    return -new.logprobs * worth[:, None], {}
+
+
+@stage(gives={"worth": row(torch.float32)})
+def some_missing(scores, *, modulus):
+    number = (scores * 1e6).long()
+    return torch.where(number % modulus == 0, torch.nan, scores)
+
+
+@stage(gives="keep", rows="group")
+def some_groups(scores, group, *, bar):
+    first = torch.cat([torch.ones(1, dtype=torch.bool), group[1:] != group[:-1]]) if len(group) else group.bool()
+    return (scores[first] > bar)[torch.cumsum(first.long(), 0) - 1]
+
+
+def drawn(samples, modulus, of_groups, after, baseline, bar, groups, tries):
+    """A flow of the shape that the arguments say."""
+
+    @flow
+    def generated(prompts, actor, reward):
+        def body(fresh):
+            rows = actor.generate(fresh, samples=samples, max_tokens=4)
+            rows |= reward(rows)
+            return rows | some_groups(rows, bar=bar)
+
+        if groups:
+            batch = repeat(body, prompts, groups=groups, tries=tries)
+        else:
+            batch = actor.generate(prompts, samples=samples, max_tokens=4)
+            batch |= reward(batch)
+        if baseline:
+            greedy = actor.generate(prompts, max_tokens=3, temperature=0)
+            reward(greedy, gives="baseline")
+        batch |= some_missing(batch, modulus=modulus)
+        actor.update(batch, likelihood_of_groups if of_groups else likelihood, after=after)
+
+    return generated
+
+
+FLOWS = {
+    "samples": st.integers(2, 3), "modulus": st.integers(1, 5), "of_groups": st.booleans(), "after": st.integers(0, 1),
+    "baseline": st.booleans(), "bar": st.sampled_from([0.0, 0.5, 0.9]), "groups": st.integers(0, 4), "tries": st.integers(1, 3),
+}
+
+
+def iteration(run, count):
+    """The outcome, or None and the account of one that was skipped."""
+    try:
+        outcome = run.compiled(count)
+        return outcome, outcome.account
+    except SkipIteration as skip:
+        return None, skip.account
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(shape=st.fixed_dictionaries(FLOWS), prompts=st.integers(1, 5))
+def test_sums_close_whatever_the_flow(world, shape, prompts):
+    run = world(drawn(**shape))
+    outcome, account = iteration(run, prompts)
+    assert account.closes
+    if outcome is None:
+        assert account.of(Fate.TRAINED).rows == 0
+        return
+    assert account.of(Fate.TRAINED, "actor.update").rows == outcome.metrics.get("actor.update/rows", 0)
+    cause = [count.rows for (_, end), count in account.ends.items() if end.node == "actor.update" and end.fate is Fate.LEFT_OUT]
+    if not shape["after"]:
+        assert sum(cause) == outcome.metrics["actor.update/left_out"]
+    if shape["baseline"]:
+        assert account.of(Fate.READ).rows == prompts
+    if shape["groups"]:
+        sampled = account.sampled["actor.generate"]
+        assert sampled.rows == shape["samples"] * sampled.groups
+        assert sampled.groups == outcome.metrics["repeat.body/seen"]
+
+
+def test_each_cause_is_named_with_its_node_and_its_setting(world):
+    run = world(drawn(2, 1, False, 0, True, 0.0, 0, 1))
+    account = run.compiled(3).account
+    ends = {source: [end for (name, end) in account.ends if name == source] for source in account.sampled}
+    assert ends["actor.generate"] == [End(Fate.LEFT_OUT, "actor.update", "worth is not finite")]
+    assert ends["actor.generate#2"] == [End(Fate.READ)]
+    run = world(drawn(2, 10**9, False, 1, False, 0.0, 0, 1))
+    (end,) = (end for _, end in run.compiled(3).account.ends)
+    assert end == End(Fate.LEFT_OUT, "actor.update", "the update is not due yet", "after=1")
+    run = world(drawn(2, 10**9, False, 0, False, 0.0, 2, 3))
+    assert run.compiled(5).account.of(Fate.SURPLUS, "repeat.body").rows == 6
+
+
+def test_rows_are_trained_by_the_update_of_the_role_that_sampled_them(world, flows):
+    run = world(flows.warm)
+    run.engine.iteration = 2
+    found = run.compiled(4).account
+    assert {end.node for _, end in found.ends} == {"actor.update", "actor.update#3"}
+    assert found.closes
+
+
+def test_an_account_is_the_same_after_a_way_through_plain_values(world, flows):
+    account = world(flows.adaptive).compiled(5).account
+    assert Account.from_json(account.as_json()) == account
+    assert account.as_json() == Account.from_json(account.as_json()).as_json()
+
+
+def test_an_account_with_a_row_too_many_does_not_close():
+    account = Account()
+    account.sample("actor.generate", Count(1, 2, 9))
+    account.end("actor.generate", End(Fate.READ), Count(1, 2, 8))
+    assert not account.closes
+    account.end("actor.generate", End(Fate.READ), Count(0, 1, 1))
+    assert not account.closes
+
+
+def test_a_second_run_of_the_same_plan_counts_anew(world, flows, lanes):
+    run = world(flows.remax)
+    made = plan(compile_flow(flows.remax))
+    executor = Executor(run.engine, lanes)
+    one, other = (executor.run(made, run.stream.take(3)).account for _ in range(2))
+    assert one.sampled["actor.generate"].rows == other.sampled["actor.generate"].rows == 9
+    with pytest.raises(KeyError):
+        one.sampled["reward"]

@@ -1,0 +1,64 @@
+"""What a plan says of columns that move is what workers of a run on pools really send each other."""
+
+from collections import Counter
+
+import pytest
+import ray
+
+import rlflow
+from rlflow.author.load import load_flow
+from rlflow.cluster.rpc.actor import opened
+from rlflow.cluster.rpc.message import Call
+from rlflow.cluster.rpc.pool import Pool
+
+FLAGS = "--pools train=2,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16"
+TARGETS = {"actor": {"generate": "actor.generate", "forward": "actor.logprobs", "facts": "actor.update", "update": "actor.update"},
+           "reward": {"reward": "reward"}}  # fmt: skip
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """(iteration, node, pool that sends, pool that receives, batch) of everything that one worker sends another for a node's call."""
+    moved, senders = [], {}
+    send = Pool.send
+
+    def sending(self, rank, method, *args, **keywords):
+        ref = send(self, rank, method, *args, **keywords)
+        if method == "slice":
+            senders[ref] = self.name
+        return ref
+
+    def running(run):
+        def watched(self, rank, frame, transfers, group):
+            call = Call.unpacked(frame)
+            node = TARGETS.get(call.arguments.get("role"), {}).get(call.op) or call.arguments.get("function")
+            moved.extend((call.iteration, node, senders[ref], self.name, opened(ray.get(ref))) for ref in transfers if node)
+            return run(self, rank, frame, transfers, group)
+
+        return watched
+
+    monkeypatch.setattr(Pool, "send", sending)
+    for name in ("run", "run_chunks"):
+        monkeypatch.setattr(Pool, name, running(getattr(Pool, name)))
+    return moved
+
+
+@pytest.mark.slow
+def test_columns_that_move(planned_as, sent, monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # a Ray of its own, whatever else runs here
+    rlflow.run(load_flow("grpo"), backend="null", pools="train=2,rollout=2", prompts=8, iterations=2, out=str(tmp_path),
+               **{"hp.samples": 2, "hp.max_tokens": 16})
+    moved = Counter()
+    for iteration, node, source, target, batch in sent:
+        if iteration == 1 and source != target:
+            moved.update({(node, source, target, name): len(batch) for name in batch.columns})
+    within = {(node, name) for _, node, source, target, batch in sent if source == target for name in batch.columns}
+    planned = planned_as(f"grpo {FLAGS}").edges
+    rows = {(edge.target, edge.from_pool, edge.to_pool, name): edge.moved * 16 // edge.bytes
+            for edge in planned if edge.why == "pool" for name in edge.columns}  # fmt: skip
+    assert len(rows) == 11
+    assert moved == dict.fromkeys(rows, 16)  # each row comes from the other pool once
+    assert rows == {place: 24 if place[0] == "actor.update" else 16 for place in rows}  # then half of them go to the rank that learns
+    split = {(edge.target, name) for edge in planned if edge.why == "split" for name in edge.columns}
+    assert split == {("actor.update", "logprobs")}
+    assert split <= within
