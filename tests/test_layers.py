@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "maths": "author",
     "graph": "errors columns",
     "trace": "errors columns dispatch author graph",
-    "check": "errors author graph trace",
+    "check": "errors own_lines columns dispatch author graph trace training",
     "placement": "errors columns graph",
     "memory": "errors",
     "memory.sizes": "",
