@@ -96,12 +96,14 @@ class StageError(Exception):
     place: Place | None = None  # of the call in the flow
     columns: Mapping[str, str] = field(default_factory=dict)  # input → its padded shape
     then: str = ""  # what of the run is saved, and how to go on
+    lines: tuple[str, ...] = ()  # last lines of the user's files that the error went through, the one that raised first
 
     def __str__(self) -> str:
         place = f"{self.place}: " if self.place else ""
         failure = f"stage '{self.stage}' failed in iteration {self.iteration} on {self.rows} rows" if self.stage else (
             f"the run failed between stages, in iteration {self.iteration}")
         lines = [f"{place}{failure}: {printable(self.message)}"]
+        lines += [f"  {'raised by' if not n else 'called by'} {printable(line)}" for n, line in enumerate(self.lines)]
         lines += [f"  {name}: {shape}" for name, shape in self.columns.items()]
         return "\n".join([*lines, *([printable(self.then)] if self.then else [])])
 

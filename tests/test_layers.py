@@ -12,6 +12,7 @@ ROOTS = {"rlflow": "rlflow", "backends": "rlflow.backends", "algorithms": "rlflo
 MAY_IMPORT = {
     "errors": "",
     "interfaces": "errors",
+    "own_lines": "errors",
     "columns": "",
     "dispatch": "",
     "extras": "errors",
@@ -30,7 +31,7 @@ MAY_IMPORT = {
     "maths": "author",
     "graph": "errors columns",
     "trace": "errors columns dispatch author graph",
-    "check": "errors author graph trace",
+    "check": "errors own_lines columns dispatch author graph trace training",
     "placement": "errors columns graph",
     "memory": "errors",
     "memory.sizes": "",
@@ -45,12 +46,12 @@ MAY_IMPORT = {
     "training": "errors columns author batch seeds",
     "checkpoints": "errors process durable",
     "execution": "errors columns dispatch author axis batch maths graph trace plan passes schedule spans training reshard memory "
-                 "deadline watchdog seeds",
+                 "deadline watchdog seeds own_lines",
     "backends": "errors extras pretrained columns author axis batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
-               "memory copy_on_write process watch deadline watchdog interfaces",
+               "memory copy_on_write process watch deadline watchdog interfaces own_lines",
     "data": "errors columns extras axis batch pretrained isolation",
-    "rewards": "errors columns extras axis batch data deadline watchdog isolation",
+    "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
@@ -59,7 +60,7 @@ MAY_IMPORT = {
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
     "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
-            "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds",
+            "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
            "memory memory.sizes watchdog",
     "algorithms": "",

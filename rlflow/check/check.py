@@ -9,9 +9,10 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.settings import override, variants
+from rlflow.check.chance import chance_problems
 from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
-from rlflow.trace.compile import Program, TraceOptions, trace
+from rlflow.trace.compile import Program, TraceOptions, TraceResult, trace
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,20 @@ def check(flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, st
     problems += traced.problems
     if traced.program:
         problems += stale_problems(traced.program, staleness)
+        problems += function_problems(traced)
     if with_variants:
         problems += variant_problems(flow, hp, options, problems)
     rank = {"error": 0, "warning": 1, "note": 2}
     return Report(traced.program, tuple(sorted(problems, key=lambda p: (rank[p.severity], p.place.line if p.place else 0))))
+
+
+def function_problems(traced: TraceResult) -> list[Problem]:
+    """What the author's own functions do that the graph does not show; of a flow whose graph is sound, since a loss reads its columns."""
+    if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
+        return []
+    from rlflow.check.losses import loss_problems  # needs torch, which a flow that is refused need not load
+
+    return [*chance_problems(traced.program), *loss_problems(traced.program)]
 
 
 def variant_problems(flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
 from rlflow.execution.tally import PartialMetric, as_kind, merged
+from rlflow.own_lines import noted_lines, own_lines
 from rlflow.seeds import derived, generator, row_seeds
 
 _ROOT = str(Path(__file__).parents[1])  # of rlflow, whose own frames are nobody's line
@@ -193,9 +194,10 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
     except (FlowError, PlanError, StageError, SkipIteration, Stopped):
         raise
     except RemoteError as error:
-        raise StageError(stage, iteration, len(batch), str(error), place, shapes(batch)) from error
+        raise StageError(stage, iteration, len(batch), str(error), place, shapes(batch), lines=noted_lines(error)) from error
     except Exception as error:
-        raise StageError(stage, iteration, len(batch), f"{type(error).__name__}: {error}", place, shapes(batch)) from error
+        message = f"{type(error).__name__}: {error}"
+        raise StageError(stage, iteration, len(batch), message, place, shapes(batch), lines=own_lines(error)) from error
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from rlflow.isolation import walls
+from rlflow.own_lines import own_place
 from rlflow.rewards import alone, frames, scorers
 from rlflow.rewards.hints import hint
 from rlflow.watchdog import kin
@@ -157,8 +158,8 @@ def _memory(kind: str) -> Iterator[None]:
 
 def _message(error: BaseException) -> str:
     """The error's text with the place where it was raised, cut to a length that can be sent."""
-    frames_ = traceback.extract_tb(error.__traceback__)
-    place = f"{frames_[-1].filename}:{frames_[-1].lineno}: " if frames_ else ""
+    raised = own_place(error)
+    place = f"{raised}: " if raised else ""
     try:
         return f"{place}{type(error).__name__}: {error}"[:MESSAGE] + hint(error)
     except Exception:  # an error whose own text cannot be made

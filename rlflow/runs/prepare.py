@@ -21,7 +21,7 @@ from rlflow.binding.backends import device_of, numbers
 from rlflow.binding.dataset import open_dataset
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
-from rlflow.check.check import check
+from rlflow.check.check import check, function_problems
 from rlflow.checkpoints.models import small_files
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
@@ -116,7 +116,7 @@ def compile_with_data(
     errors = [problem for problem in traced.problems if problem.severity == "error"]
     if errors or traced.program is None:
         raise FlowError(*errors)
-    for problem in traced.problems:
+    for problem in [*traced.problems, *function_problems(traced)]:
         if problem.severity == "warning":
             note(str(problem))
     return traced.program

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlflow.errors import PlanError, RemoteError, StageError
+from rlflow.own_lines import carry
 
 DEATHS = 3  # without a new iteration finished in between that end a run
 COPIED_SECONDS = 600.0  # how long state may take to be out of the workers
@@ -167,6 +168,8 @@ def recovery_note(death: Any, error: StageError | RemoteError, pools: list[str],
 def with_reason(error: StageError | RemoteError, reason: str) -> StageError | RemoteError:
     """The error that ends the run, and why it does."""
     if isinstance(error, RemoteError):
-        return RemoteError(f"{error}\n  {reason}")
+        reasoned = RemoteError(f"{error}\n  {reason}")
+        carry(error, reasoned)
+        return reasoned
     error.message += f"\n  {reason}"
     return error

@@ -9,8 +9,9 @@ from pathlib import Path
 from rlflow import durable
 from rlflow.checkpoints.lock import Lock
 from rlflow.checkpoints.writer import Writer
-from rlflow.errors import PlanError, RemoteError, StageError, Stopped
+from rlflow.errors import FlowError, PlanError, RemoteError, StageError, Stopped, printable
 from rlflow.execution.apply import ending
+from rlflow.own_lines import noted_lines, whole
 from rlflow.runs import directory, final, identity, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
@@ -21,9 +22,11 @@ from rlflow.runs.report import bounded
 from rlflow.runs.weights import DigestReader
 from rlflow.watch import status, terminal
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
+from rlflow.watch.secrets import masked
 from rlflow.watchdog.signals import StopSignals
 
 BEGUN = RunStart()
+TRACEBACK = "traceback.txt"  # of what ended the run, where code raised it
 
 
 class Interrupted(KeyboardInterrupt):
@@ -105,7 +108,8 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
         error = str(elsewhere)
         raise elsewhere from None
     except Exception as raised:
-        failure = _failure(raised, context.engine.iteration, _how_to_go_on(writer, home, start))
+        then = [_how_to_go_on(writer, home, start), write_traceback(raised, records, home)]
+        failure = _failure(raised, context.engine.iteration, "\n".join(filter(None, then)))
         error = str(failure)
         if failure is raised:
             raise
@@ -131,10 +135,18 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
 
 def _failure(raised: Exception, iteration: int, then: str) -> Exception:
     """The error that a run ends with. An error of workers between stages, as in an evaluation or a save, is one of the run itself."""
-    failure = StageError("", iteration, 0, str(raised)) if isinstance(raised, RemoteError) else raised
+    failure = StageError("", iteration, 0, str(raised), lines=noted_lines(raised)) if isinstance(raised, RemoteError) else raised
     if isinstance(failure, StageError):
         failure.then = then
     return failure
+
+
+def write_traceback(raised: Exception, records: Records, home: Home) -> str:
+    """Write the whole traceback of an exception that came from code, the user's or ours, into the run's folder; where it is, in words."""
+    if isinstance(raised, FlowError | PlanError) or isinstance(raised, StageError) and raised.__cause__ is None:
+        return ""  # its own words say all
+    records.whole(TRACEBACK, printable(masked(whole(raised))).encode())
+    return f"the whole traceback: {Path(home.shown) / TRACEBACK}"
 
 
 def _how_to_go_on(writer: Writer, home: Home, start: RunStart) -> str:

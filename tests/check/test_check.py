@@ -690,6 +690,7 @@ def test_help_loads_no_torch():
 
 
 @pytest.mark.slow
-def test_checking_a_file_loads_what_that_file_loads():
-    assert loaded(CHECKED.format(path=str(FIXTURES / "never_read.py"))) == "[]"
+def test_checking_a_file_loads_torch_alone_and_a_file_that_is_refused_not_even_that():
+    assert loaded(CHECKED.format(path=str(FIXTURES / "never_read.py"))) == "['torch']"
+    assert loaded(CHECKED.format(path=str(FIXTURES / "column_missing.py"))) == "[]"
     assert loaded(CHECKED.format(path=str(FIXTURES / "symbol_torch.py"))) == "['torch']"

@@ -12,7 +12,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from rlflow import interfaces
+from rlflow import interfaces, own_lines
 from rlflow.batch import Batch
 from rlflow.cluster import group  # modules: Ray carries this class over with all that it names
 from rlflow.cluster.health import heartbeat as pulse
@@ -92,7 +92,11 @@ class Host:
         with self.watchdog.board.during("", 0, math.inf), kin.here_alone():
             try:
                 yield
-            except (Exception, GeneratorExit):
+            except Exception as error:
+                if (other := own_lines.portable(error)) is not error:
+                    raise other from None
+                raise
+            except GeneratorExit:
                 raise
             except BaseException as error:
                 raise RemoteError(ending(error)) from None

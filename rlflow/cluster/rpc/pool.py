@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from rlflow import own_lines
 from rlflow.batch import Batch
 from rlflow.cluster.rpc.actor import ERA, Host, Payload, opened, packed
 from rlflow.cluster.rpc.sockets import LARGEST, Gone, Lines, PendingCalls, content
@@ -151,7 +152,9 @@ def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
     """What a worker raised, with the rank."""
     if isinstance(cause, RayActorError | GetTimeoutError | Gone):
         return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
-    return RemoteError(f"{type(cause).__name__}: {cause} ({at})")
+    remote = RemoteError(f"{own_lines.described(cause)} ({at})")
+    own_lines.carry(cause, remote)
+    return remote
 
 
 class Pool(Generic[W]):

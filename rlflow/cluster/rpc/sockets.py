@@ -19,6 +19,8 @@ from typing import Any
 
 from ray import cloudpickle
 
+from rlflow import own_lines
+
 LINES = 2  # calls at once to one worker: as many as it has threads for what is short
 LARGEST = 64 << 10  # bytes of a frame: what the kernel takes at once, also for a process that is stopped
 ATTEMPTS = 100  # to connect, before a worker listens no more
@@ -69,7 +71,9 @@ def _raised(error: Exception) -> bytes:
         raw = _pickled(error)
         cloudpickle.loads(raw)
     except Exception:
-        return _pickled(RuntimeError(f"{type(error).__name__}: {error}"))
+        other = own_lines.RaisedElsewhere(own_lines.described(error))
+        own_lines.carry(error, other)
+        return _pickled(other)
     return raw
 
 
