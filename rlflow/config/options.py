@@ -47,7 +47,7 @@ class Options:
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
     load_timeout: Annotated[float, Gt(0)] = 600.0  # seconds that workers may take to load their models
     commit_every: Annotated[int, Ge(0)] = 1  # copy the state of workers every N iterations, to recover from a death; 0: it ends the run
-    weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they reach generators; alltoall: between pools through Ray's store
+    weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they reach generators; alltoall: by Ray's store between pools
     verify_every: Annotated[int, Ge(0)] = 16  # compare digests of weights on all ranks every N transfers; 0: never
     memory: ByteSize | None = None  # of models on each rank, such as 20GiB: parts that do not fit are moved in and out; without, no limit
     staleness: int = 0  # iterations by which the weights that sample may be older than those that train
