@@ -91,6 +91,6 @@ def made_up(flow: Flow) -> Dataset:
     return Dataset("made-up records", records, ByteEncoder(), declared={n: k for n, k in flow.data.items() if n not in FIELDS})
 
 
-def divided(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
+def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
     """Training and held-out data; small data keep most of themselves for training."""
     return data.split(min(held_out, len({record.question for record in data.records}) // 5))

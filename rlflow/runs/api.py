@@ -47,7 +47,7 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
         beneath = packaged(flow.name)[1]
         if hp is not None:  # settings that are passed as an object are meant as they are
             beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
-        values = {**suited(flow, names, beneath), **values}
+        values = {**suitable_values(flow, names, beneath), **values}
     values = {name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()}
     config = sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
     hp = hp if hp is not None else flow.parameters.hp
@@ -72,7 +72,7 @@ def uses_packaged(values: Mapping[str, Any]) -> bool:
     return values.get("model") is None and values.get("data") is None and values.get("backend") != "null"
 
 
-def suited(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
+def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The packaged values that this flow can take: a default task knows settings and roles that it may not have."""
     hp = flow.parameters.hp
     known = {f"hp.{name}" for name in vars(hp)} if hp is not None else set()

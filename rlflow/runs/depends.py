@@ -27,7 +27,7 @@ from rlflow.errors import PlanError
 from rlflow.rewards.spec import RewardSpec
 from rlflow.runs.identity import Identity, WeightFile
 from rlflow.runs.modules import Imports, imports, meaning, root_of
-from rlflow.runs.weights import stated
+from rlflow.runs.weights import weight_file
 
 ALWAYS = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 OF_SCORERS = {"math": ("math-verify", "latex2sympy2_extended", "sympy"), "task": ("reasoning-gym",)}
@@ -78,7 +78,7 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
         try:
             kept |= {f"{names}: {name}": value for name, value in _small(folder)}
             own = {f"{names}: {path.name}": path for path in (weight_files(folder) if names != DATA else ())}
-            weights |= {name: stated(path) for name, path in own.items()}
+            weights |= {name: weight_file(path) for name, path in own.items()}
             paths |= own
         except OSError as error:
             raise unreadable(folder, error) from error

@@ -10,7 +10,7 @@ from rlflow.graph.model import Graph
 from rlflow.runs import identity
 from rlflow.runs.depends import Dependencies, unreadable
 from rlflow.runs.identity import Change, Identity, differences
-from rlflow.runs.weights import compared
+from rlflow.runs.weights import compare_weights
 from rlflow.watch.reporter import Reporter
 
 
@@ -20,7 +20,7 @@ def same_inputs(folder: Path, name: str, reporter: Reporter, dependencies: Depen
     before = recorded_identity(folder, reporter)
     if before is None:
         return dependencies
-    dependencies, changes = compared_inputs(before, dependencies, reporter)
+    dependencies, changes = compare_inputs(before, dependencies, reporter)
     if changes:
         raise PlanError.of("resume-inputs", f"what the run '{name}' depends on has changed", found="\n            ".join(map(str, changes)),
                            expected="what it was started with",
@@ -33,19 +33,19 @@ def other_inputs(folder: Path, reporter: Reporter, graph: Graph, dependencies: D
     before = recorded_identity(folder, reporter)
     if before is None:
         return dependencies
-    dependencies, changes = compared_inputs(before, dependencies, reporter)
+    dependencies, changes = compare_inputs(before, dependencies, reporter)
     for change in changes:
         reporter.note(f"changed since {folder.name} was started: {change}")
     return dependencies
 
 
-def compared_inputs(before: Identity, dependencies: Dependencies, reporter: Reporter) -> tuple[Dependencies, list[Change]]:
+def compare_inputs(before: Identity, dependencies: Dependencies, reporter: Reporter) -> tuple[Dependencies, list[Change]]:
     """The dependencies with the digests that are known of them, and what has changed since ``before``. Raises PlanError for weights
     that cannot be read."""
     for change in differences(before.told, dependencies.identity.told):
         reporter.note(f"since the run was started: {change}; numbers may differ from here on")
     try:
-        weights, changes = compared(before.weights, dependencies.identity.weights, dependencies.paths, reporter.note)
+        weights, changes = compare_weights(before.weights, dependencies.identity.weights, dependencies.paths, reporter.note)
     except OSError as error:
         raise unreadable(Path(str(error.filename)).parent, error) from error
     known = replace(dependencies, identity=dependencies.identity.model_copy(update={"weights": weights}))

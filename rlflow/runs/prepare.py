@@ -54,7 +54,7 @@ from rlflow.runs.planning import (
     pool_warnings,
     settle_evaluation,
 )
-from rlflow.runs.screening import screened
+from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.trace.compile import Program, TraceOptions, all_nodes, trace
 from rlflow.watch.reporter import Quiet
@@ -97,7 +97,7 @@ def prepare(
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
         program = compile_with_data(flow, hp, options, data, rewards, note)
-        prompts, held_out = screened(data, program.graph, placed.roles, options, note, begun)
+        prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         if 0 < (there := len(prompts.data)) < (taken := options.prompts):
             note(f"{data.name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken}: each stands in it "
                  f"{taken / there:.3g} times (--prompts)")

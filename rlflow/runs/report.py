@@ -21,7 +21,7 @@ def summary(result: RunResult) -> str:
     parts = []
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
-    parts.append(bounded(result.totals))
+    parts.append(bounds_text(result.totals))
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
     many = "s" * (result.iterations != 1)
@@ -52,7 +52,7 @@ def _cut(text: str, width: int) -> str:
     return line if len(line) <= width else "…" + line[1 - width :]
 
 
-def bounded(totals: RunTotals) -> str:
+def bounds_text(totals: RunTotals) -> str:
     """A table of the nodes of a run, and in words what bounded it."""
     bounds = totals.bounds
     if not bounds.iterations:

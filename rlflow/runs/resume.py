@@ -52,7 +52,7 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
     with Lock(folder):
         context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
         try:
-            start = restored(newest(folder, reporter), context, reporter)
+            start = restore_checkpoint(newest(folder, reporter), context, reporter)
             _something_left(folder, name, start, context, reporter)
         except BaseException:
             context.close()
@@ -67,7 +67,7 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
     check_trusted(folder, saved, _left(saved, changes), trust, reporter)
     context = prepare_again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
     try:
-        start = restored(newest(folder, reporter), context, reporter)
+        start = restore_checkpoint(newest(folder, reporter), context, reporter)
         _iterations_left(name, start, context.options.iterations)
     except BaseException:
         context.close()
@@ -106,7 +106,7 @@ def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
 def _left(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stay as they are recorded, their paths as they lead from here."""
     recorded = {name: value for name, value in recorded_values(saved).items() if name not in changes}
-    return anchored(recorded, saved.get("started_in"))
+    return anchor_paths(recorded, saved.get("started_in"))
 
 
 def masked_values(saved: Mapping[str, Any]) -> list[str]:
@@ -123,14 +123,14 @@ def prepare_again(
     if missing:
         raise PlanError.of("resume-secret", f"the run does not keep --{missing[0]}, which is a secret", found=listed(missing),
                            expected="secrets to be given again", remedy=f"rlflow resume RUN --{missing[0]} …")
-    recorded = anchored(recorded_values(saved), saved.get("started_in"))
+    recorded = anchor_paths(recorded_values(saved), saved.get("started_in"))
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
     config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
     return prepare(flow, hp, config, reporter.note, judge, begun=True)
 
 
-def anchored(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
+def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
     """The settings, of which relative paths that lead nowhere from here lead from where the run was started."""
     if not isinstance(start, str):
         return dict(recorded)
@@ -206,7 +206,7 @@ def newest(folder: Path, reporter: Reporter) -> Loaded:
     return loaded
 
 
-def restored(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
+def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
     """Put the context run where a checkpoint was taken."""
     start = context.executor.lanes.do("control", partial(state.restore, context, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")

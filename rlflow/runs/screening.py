@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rlflow.binding.dataset import divided
+from rlflow.binding.dataset import split_records
 from rlflow.binding.positions import room
 from rlflow.binding.roles import Roles
 from rlflow.config.options import Options
@@ -18,13 +18,13 @@ from rlflow.graph.model import Graph
 SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
 
 
-def screened(
+def screen_records(
     data: Dataset, graph: Graph, roles: Roles, options: Options, note: Callable[[str], None], begun: bool = False
 ) -> tuple[Prompts, Dataset]:
     """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError for records that cannot
     be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``."""
     limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
-    training, held_out = divided(limited, options.held_out)
+    training, held_out = split_records(limited, options.held_out)
     prompts, began = training.prompts(options.seed), time.monotonic()
     asides = held_out.faulty(range(len(held_out)))
     judged = prompts.check(SECONDS)

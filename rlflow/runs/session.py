@@ -18,7 +18,7 @@ from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import Home, Lost
 from rlflow.runs.loop import Loop
 from rlflow.runs.records import Records
-from rlflow.runs.report import bounded
+from rlflow.runs.report import bounds_text
 from rlflow.runs.weights import DigestReader
 from rlflow.watch import status, terminal
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
@@ -73,7 +73,7 @@ def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: R
 
 def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals) -> RunResult:
     home, placement, options = Home(folder), context.plan.placement, context.options
-    cleared(folder, reporter)
+    clear_leftovers(folder, reporter)
     records = Records(folder, start.iteration, reporter.note, placement.pools if placement else (),
                       evaluated=start.iteration < options.iterations or start.here is not None)
     writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
@@ -124,7 +124,7 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
             reader.close()
             writer.close()
             if loop.totals.iterations or not (folder / "bounds.json").exists():  # else an earlier process knew more
-                records.bounds(bounded(loop.totals), loop.totals.as_json())
+                records.bounds(bounds_text(loop.totals), loop.totals.as_json())
             records.close()
             home.close()
             context.stop()
@@ -158,7 +158,7 @@ def _how_to_go_on(writer: Writer, home: Home, start: RunStart) -> str:
     return f"{newest}go on with: rlflow resume {home.shown}"
 
 
-def cleared(folder: Path, reporter: Reporter) -> None:
+def clear_leftovers(folder: Path, reporter: Reporter) -> None:
     """Remove what a process that was killed here left half written."""
     try:
         durable.clear(folder)

@@ -21,7 +21,7 @@ LARGE = 1 << 30  # bytes of which it is said that they are read
 AT_ONCE = 4  # files that are read while a run waits for them
 
 
-def stated(path: Path) -> WeightFile:
+def weight_file(path: Path) -> WeightFile:
     """The file as it lies there, unread. Raises OSError."""
     status = os.stat(path)
     return WeightFile(bytes=status.st_size, modified=status.st_mtime_ns, changed=status.st_ctime_ns, inode=status.st_ino,
@@ -39,7 +39,7 @@ def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | Non
     return total.hexdigest()
 
 
-def compared(
+def compare_weights(
     before: Mapping[str, WeightFile], now: Mapping[str, WeightFile], paths: Mapping[str, Path], say: Callable[[str], None]
 ) -> tuple[dict[str, WeightFile], list[Change]]:
     """The weights as they are now, with the digests that are known, and what changed. Files that nobody touched are not read; others are,
@@ -128,7 +128,7 @@ class DigestReader:
         path = self._paths[name]
         try:
             digits = digest(path, lambda: not self._stop.is_set())
-            steady = stated(path).same_file(weights)
+            steady = weight_file(path).same_file(weights)
         except OSError:
             digits, steady = UNSTEADY, False
         if digits is None:
