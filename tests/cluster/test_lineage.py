@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 import rlflow
+from rlflow.checkpoints.load import load_latest
+from rlflow.runs import resume
+from rlflow.watch.reporter import Quiet
 
 FLOWS = Path(__file__).parents[1] / "execution" / "lineage.py"
 SMALL = {"prompts": 6, "iterations": 3, "threads": 1, "backend": "null", "save_every": 0}
@@ -35,3 +38,21 @@ def test_pools_end_where_one_process_ends(tmp_path, ray_address, name, pools):
     for line, other in zip(lines, expected, strict=True):
         rounded = {name: pytest.approx(value, rel=1e-12) for name, value in other.items() if name.endswith("/loss")}  # sums over ranks
         assert line == other | rounded
+
+
+AHEAD = {"pools": "train=1,rollout=1", "staleness": 1, "iterations": 4, "save_every": 2}
+
+
+@pytest.mark.parametrize("name", ["critique", *(pytest.param(name, marks=pytest.mark.slow) for name in ("correction", "debate", "harder"))])
+def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, ray_address, name):
+    run(name, tmp_path / "runs", ray_address=ray_address, **AHEAD)
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines, fates = told(folder)
+    assert len(fates) == 4
+    for newer in (folder / "checkpoints").glob("step-*4"):  # as if it had been killed after the checkpoint of iteration 2
+        newer.rename(tmp_path / "gone")
+    (folder / "checkpoints" / "latest").unlink(missing_ok=True)
+    (folder / "final").rename(tmp_path / "final")
+    assert any(file.startswith("queue/") for file in load_latest(folder).snapshot.files)
+    resume.resume(folder, {}, Quiet())
+    assert told(folder) == (lines, fates)
