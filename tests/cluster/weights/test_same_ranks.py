@@ -7,7 +7,7 @@ import pytest
 import torch
 from strategies import part
 
-from rlflow.cluster.weights.same_ranks import Moving, first_that_opens, movable, ways
+from rlflow.cluster.weights.same_ranks import SameRankTransfer, first_that_opens, movable, ways
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.reshard.boxes import lengths
@@ -134,7 +134,7 @@ class Half(Shown):
 def moved(rank):
     """Whether what is sampled with is what was trained, after each transfer; and what the transfers say of themselves."""
     trainer, generator = Half(sharded(SHAPES, "float32", [Cut(range(2), 2)]), rank), Half(replicated(SHAPES, "float32", 2), rank)
-    moving, told, right = Moving(Model(trainer, generator), "alltoall", "run", "cpu", 1), [], []
+    moving, told, right = SameRankTransfer(Model(trainer, generator), "alltoall", "run", "cpu", 1), [], []
     for version in (1, 2, 3):
         if version == 3:
             trainer.renew()  # as an optimizer that gives its parameters other memory
