@@ -42,7 +42,11 @@ def draw(frame: Frame, width: int) -> RenderableType:
 
 
 def _head(frame: Frame, width: int) -> RenderableType:
-    title = Text(f"{printable(frame.flow)}  {printable(frame.place)}", style="bold", no_wrap=True, overflow="ellipsis")
+    flow, place = printable(frame.flow), printable(frame.place)
+    space = max(width - len(flow) - 2, 2)
+    if len(place) > space:  # its end is the run's name
+        place = "…" + place[1 - space :]
+    title = Text(f"{flow}  {place}", style="bold", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(frame.iterations, 1), completed=frame.done, width=max(min(40, width // 3), 4))
     number = Text(f"iteration {frame.done}/{frame.iterations}", no_wrap=True)
