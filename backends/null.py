@@ -87,7 +87,7 @@ class Trainer:
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
 
     def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Mean, settings: Mapping[str, Any]) -> Learned:
-        """As ``update``, for the shares of all ranks of a pool."""
+        """Train on the shares of all ranks of a pool, as ``update`` does on rows."""
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
 

@@ -95,11 +95,11 @@ class Axis:
             step = step.parent
 
     def rows_of(self, other: Axis) -> Tensor | None:
-        """For each row of ``other`` the row of this axis whose columns it may read, -1 where it has none; None where the axes are
-        unrelated, or where several rows of this axis belong to one of the other.
+        """The row of this axis whose columns each row of ``other`` may read, int64 [rows of other], -1 where a row has none; None where
+        the axes are unrelated, or where several rows of this axis belong to one of the other.
 
-        Related are an axis and what was made from it, both ways, and axes that were made from one.
-        """
+        An axis is related to the axes that were made from it, to the axes that it was made from, and to axes that were made from the
+        same one."""
         rows = self._meets(other)
         return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 

@@ -47,15 +47,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run in one iteration. ``live`` are node ids, ``kept`` the columns worth holding, ``held_to_end`` those that the run's
-    records read; ``bodies`` plans of repeats by node id; ``ahead`` by forward the rows of a step of the update that begins with it.
+    """The plan of one iteration. ``live``: ids of nodes that run; ``kept``: the columns that are stored; ``held_to_end``: the columns
+    that the run's records read; ``bodies``: plans of repeats by node id; ``ahead``: by forward pass the rows of a step of the update
+    that begins with it.
 
-    ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``
-    by id. A node in pieces joins what they gave. Ids of chunks and pieces follow those of the nodes.
+    ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``:
+    by id. A node in pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes.
 
-    ``residency``: of pools with a limit what lies in memory when. ``turns``: for a node or piece the one that has its lane before it,
-    where that is settled.
-    """
+    ``residency``: the memory schedules of pools with a limit. ``turns``: for a node or piece the one that has its lane before it, where
+    that is settled."""
 
     program: Program
     graph: Graph

@@ -164,7 +164,7 @@ class Network:
 
 
 def _silent(*_: Any) -> None:
-    """In place of transformers' warning about padding, which does not hold here: masks are given where they are needed."""
+    """Replace transformers' warning about padding. The warning does not apply here: masks are passed wherever they are needed."""
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:

@@ -34,12 +34,12 @@ def fields(settings: type) -> dict[str, Field]:
     """The fields of a settings dataclass, in order."""
     comments = _comments(settings)
     hints = typing.get_type_hints(settings, include_extras=True)
-    settings_ = {}
+    entries = {}
     for entry in dataclasses.fields(settings):
         place, comment = comments.get(entry.name, (None, ""))
         default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
-        settings_[entry.name] = Field(entry.name, hints[entry.name], default, comment, place)
-    return settings_
+        entries[entry.name] = Field(entry.name, hints[entry.name], default, comment, place)
+    return entries
 
 
 def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:

@@ -33,7 +33,7 @@ REMEMBERED = 1 << 16  # most spans of ranks that wait to be asked for
 
 
 class Ledger:
-    """What calls of all iterations share: keys of shards, the keys that are no longer needed, and spans in which ranks ran."""
+    """State that calls of all iterations share: keys of shards, the keys that are no longer needed, and spans in which ranks ran."""
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
         self._keys = itertools.count(1)

@@ -284,7 +284,7 @@ class ClusterEngine(Engine):
         return metrics | {f"{pool}.{name}": value for pool, most in self._kept().items() for name, value in most.items()}
 
     def _kept(self) -> dict[str, dict[str, float]]:
-        """For each pool whose memory has a limit, the most that a rank moved out of its memory and back."""
+        """The most that a rank moved out of its memory and back, by pool, for pools whose memory has a limit."""
         asked = {pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited}
         answers = {pool: future.result() for pool, future in asked.items()}
         return {pool: {name: max(rank[name] for rank in ranks) for name in ranks[0]} for pool, ranks in answers.items()}

@@ -136,8 +136,9 @@ WITH_GROUP = -1  # a row that is left out because another of its group is
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """Of each row that an update was given: 0 where it learned from it, WITH_GROUP, or which of ``columns``, counted from 1, is not
-    finite there. waits: whether the update itself was not due yet; stepped: whether it took any step."""
+    """The outcome of each row of an update, int64 [rows]: 0 where the update learned from it, WITH_GROUP, or the number of the column
+    among ``columns``, counted from 1, that is not finite there. waits: whether the update was not due yet; stepped: whether it took any
+    step."""
 
     broken: Tensor
     columns: tuple[str, ...]

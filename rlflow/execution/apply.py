@@ -155,12 +155,12 @@ def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
     """Into the table's dtype within a family (float64 stays: it is asked for); never from one family to another."""
-    kind_ = _kind_of(kind.level, tensor.dtype)
-    if kind.family is not None and kind_.family != kind.family:
-        raise ValueError(f"column '{name}': found dtype {kind_.dtype}, expected {kind.dtype}")
-    if kind_.dtype == "float64" or kind_.family not in DTYPES:
+    actual = _kind_of(kind.level, tensor.dtype)
+    if kind.family is not None and actual.family != kind.family:
+        raise ValueError(f"column '{name}': found dtype {actual.dtype}, expected {kind.dtype}")
+    if actual.dtype == "float64" or actual.family not in DTYPES:
         return tensor
-    dtype = DTYPES[kind_.family or ""]
+    dtype = DTYPES[actual.family or ""]
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 

@@ -79,7 +79,8 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
-    """With the generator of the role that may be evaluated, where that has a place; whether it is, the data tell."""
+    """Place the halves of roles. The generator of the role that may be evaluated is placed too where there is room; the data decide
+    whether it is evaluated."""
     evaluated = evaluation_role(roles, options)
     try:
         return PlacedRoles(roles, rewards, options, _placement(program, roles, options, needed(roles, evaluated)), evaluated)

@@ -96,8 +96,8 @@ def _source(group: AlignedColumns, rows: Tensor, at: WorkerId, transfers: list[T
 
 
 def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[tuple[int, Tensor, Index | None]]:
-    """For each shard that has some of ``rows``: its number, the places of these rows among ``rows``, and their places in the shard
-    (None: all of it in order). There is at most one piece per rank and earlier split."""
+    """The shards that have some of ``rows``: the number of each shard, the places of its rows among ``rows``, and their places in the
+    shard (None: all of it in order). There is at most one piece per rank and earlier split."""
     alone = layout.whole(rows)
     if alone is not None:
         yield alone, rows, None

@@ -49,11 +49,9 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class ShardMap:
-    """Where each row lies: ``shard`` int64 [rows], the number of its shard, and ``place`` int64 [rows], its row within that.
-
-    ``held``: where each shard holds just these rows, the rows of each in its order; what is asked of such a layout most is then known.
-    ``axis``: the rows as the shards' holders know them too.
-    """
+    """Places of rows on workers: ``shard`` int64 [rows], the number of each row's shard, and ``place`` int64 [rows], the row within that
+    shard. ``held``: the rows of each shard in its order, where every shard holds rows of this map alone; the most frequent questions are
+    then answered without a search. ``axis``: the axis of the rows as the holders of the shards know it."""
 
     shards: tuple[Shard, ...]
     shard: Tensor
