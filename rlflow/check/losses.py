@@ -152,10 +152,10 @@ def _raised(node: Node, loss: Loss, trial: Trial) -> Problem:
         name = trial.lacking[-1]
         return Problem("loss-quantity", f"loss '{loss.name}' reads new.{name}, which it does not ask the model for", node.place, loss.place,
                        found=f"new.{name} is None{by}", expected=f"one of new.{', new.'.join(loss.new)}", remedy=f"write {CAUSE[name]}")
-    severity = "warning" if isinstance(error, BY_VALUE) else "error"
     return Problem("loss-raised", f"loss '{loss.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens with arbitrary "
                    "numbers", node.place, loss.place, found=f"{type(error).__name__}: {error}{by}",
-                   expected="(value, metrics) for any rows", remedy="correct that line", severity=severity)  # type: ignore[arg-type]
+                   expected="(value, metrics) for any rows", remedy="correct that line",
+                   severity="warning" if isinstance(error, BY_VALUE) else "error")
 
 
 def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem | None:
