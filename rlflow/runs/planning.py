@@ -92,7 +92,7 @@ def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Optio
 
 def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[str, Halves]) -> Placement | None:
     flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
-    placement = place(program.graph, needs, parse_pools(options.pools), flags) if options.pools is not None else None
+    placement = place(program.graph, needs, parse_pools(options.pools), flags) if options.pools else None
     return with_parallelism(placement, program.graph, roles, options)
 
 
