@@ -27,7 +27,6 @@ from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
-from rlflow.data.scorer import Judged
 from rlflow.errors import FlowError, PlanError, listed
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.executor import Executor
@@ -93,7 +92,7 @@ def prepare(
         note(str(warning))
     if options.pools:
         ask("ray", "cluster")
-    data = open_dataset(flow, config)
+    data = open_dataset(flow, config, placed.rewards.wanted())
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
         program = compile_with_data(flow, hp, options, data, rewards, note)
@@ -109,7 +108,7 @@ def prepare(
 
 
 def compile_with_data(
-    flow: Flow, hp: Any, options: Options, data: Judged, rewards: bound.Rewards, note: Callable[[str], None] = QUIET.note
+    flow: Flow, hp: Any, options: Options, data: Dataset, rewards: bound.Rewards, note: Callable[[str], None] = QUIET.note
 ) -> Program:
     """Trace the flow with the columns that the data really have; its warnings go to ``note``. Raises FlowError."""
     traced = trace(flow, hp, trace_options(options, data, rewards))
@@ -122,9 +121,9 @@ def compile_with_data(
     return traced.program
 
 
-def trace_options(options: Options, data: Judged, rewards: bound.Rewards) -> TraceOptions:
+def trace_options(options: Options, data: Dataset, rewards: bound.Rewards) -> TraceOptions:
     """The part of a run whose data are open that shapes its graph."""
-    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named))
+    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), data.known)
 
 
 def _assemble(
