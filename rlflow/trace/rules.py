@@ -51,7 +51,7 @@ def reward_missing(what: str, name: str, columns: Sequence[str], place: Place | 
     ways += [f"map a field of the data: --data.{name} {field or 'FIELD'}"] * (name not in TABLE)
     return Problem("missing-column", f"{what} needs column '{name}', which the rows have not", place, definition,
                    found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
-                   expected=f"column '{name}', or a field of the data of that name", nearest=meant or field,
+                   expected=f"column '{name}'" + (", or a field of the data of that name" if fields else ""), nearest=meant or field,
                    remedy="; or ".join(ways))
 
 
