@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from rlflow.author.stage import Stage
+
+AskWay = Literal["text", "after", "until"]  # a text as a prompt, a text after the sampled ids, or a beginning of the sampled ids
 
 
 class Scope(Protocol):
@@ -18,7 +20,7 @@ class Scope(Protocol):
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any: ...
 
-    def ask(self, batch: Any, column: str) -> Any: ...
+    def ask(self, batch: Any, column: str, way: AskWay) -> Any: ...
 
     def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Any: ...
 

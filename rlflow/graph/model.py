@@ -69,7 +69,7 @@ class RowAxis:
     parent: int | None = None
     samples: int = 0
     grouped: bool = False
-    step: str = "sampled"  # asked, cut (asked in several places of a row), chosen, joined
+    step: str = "sampled"  # asked, cut (asked for single tokens of a row), chosen, joined
     parts: tuple[int, ...] = ()
 
 

@@ -124,6 +124,11 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
                           "batch |= reward(greedy, gives=\"baseline\")")
 
 
+def until_kind(found: Kind | None) -> Kind:
+    """What a column must be that says how many tokens to go on from: a bool per token, else a whole number per row."""
+    return Kind(Level.TOKEN, "bool") if found is not None and found.level is Level.TOKEN else Kind(Level.ROW, "int64")
+
+
 def choose_groups(place: Place | None) -> Problem:
     return Problem("no-groups", "choose takes rows of each group, but these rows have none", place, found="rows of the prompts",
                    expected="rows made by generate, or pairs", remedy='leave per="group" out, or choose among sampled rows')
@@ -145,14 +150,15 @@ def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
 
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
     """A repeat counts groups of prompts, so its body returns rows that were sampled from the prompts, or the prompts."""
-    if any(axes[step].step in ("asked", "joined") for step in line(axes, rows)):
+    if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
         yield Problem("repeat-rows", "a repeat body returns rows that were asked or joined", place, found="rows of other rows",
                       expected="rows sampled from the prompts of the body", remedy="ask and join after the repeat")
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
-    return Problem("rows-lacking", f"column '{name}' has no value for rows that were not chosen", place, found=f"{name}: {kind}",
-                   expected="a float column, whose missing values are NaN", remedy=f'give it as {{"{name}": row(torch.float32)}}')
+    return Problem("rows-lacking", f"column '{name}' lacks a value for rows not chosen, or tokens not asked for", place,
+                   found=f"{name}: {kind}", expected="a float column, whose missing values are NaN",
+                   remedy=f'give it as {{"{name}": row(torch.float32)}}')
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:

@@ -26,11 +26,12 @@ def run(name, folder, **keywords):
     return told(rlflow.run(f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder)
 
 
+SLOW = [("critique", "all=4"), ("correction", "all=2"), ("debate", "all=1"), ("marked", "all=4"), ("raft", "all=2"), ("vine", "all=4"),
+        ("redone", "all=2"), *((name, "train=2,rollout=2") for name in ("critique", "correction", "debate", "marked", "harder", "vine"))]
+
+
 @pytest.mark.parametrize(("name", "pools"), [
-    ("critique", "all=2"), ("correction", "all=2"), ("marked", "all=2"), ("raft", "all=2"), ("critique", "train=2,rollout=1"),
-    *(pytest.param(name, pools, marks=pytest.mark.slow) for name in ("critique", "correction", "debate", "marked", "harder")
-      for pools in ("all=1", "all=4", "train=2,rollout=2")),
-])  # fmt: skip
+    ("critique", "train=2,rollout=1"), *(pytest.param(name, pools, marks=pytest.mark.slow) for name, pools in SLOW)])  # fmt: skip
 def test_pools_end_where_one_process_ends(tmp_path, ray_address, name, pools):
     lines, fates = run(name, tmp_path / "there", pools=pools, ray_address=ray_address)
     expected, accounts = run(name, tmp_path / "here")
@@ -43,7 +44,8 @@ def test_pools_end_where_one_process_ends(tmp_path, ray_address, name, pools):
 AHEAD = {"pools": "train=1,rollout=1", "staleness": 1, "iterations": 4, "save_every": 2}
 
 
-@pytest.mark.parametrize("name", ["critique", *(pytest.param(name, marks=pytest.mark.slow) for name in ("correction", "debate", "harder"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["critique", "correction", "harder", "vine"])
 def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, ray_address, name):
     run(name, tmp_path / "runs", ray_address=ray_address, **AHEAD)
     (folder,) = (tmp_path / "runs").iterdir()
