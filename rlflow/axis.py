@@ -67,6 +67,7 @@ class Axis:
 
     @property
     def groups(self) -> int:
+        """The number of groups."""
         return int(self.slots[-1]) + 1 if len(self) else 0
 
     @staticmethod
@@ -75,6 +76,7 @@ class Axis:
         return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
 
     def take(self, index: Tensor) -> Axis:
+        """The axis of some of the rows. ``index``: int64 [rows kept]."""
         return Axis(self.keys[index], self, index, self.grouped)
 
     def repeat(self, times: int) -> Axis:
@@ -111,20 +113,21 @@ class Axis:
             step = step.parent
 
     def rows_of(self, other: Axis) -> Tensor | None:
-        """For each row of ``other`` the row of this axis whose columns it may read, -1 where it has none; None where the axes are
-        unrelated, or where several rows of this axis belong to one of the other.
+        """The row of this axis whose columns each row of ``other`` may read, int64 [rows of other], -1 where a row has none; None where
+        the axes are unrelated, or where several rows of this axis belong to one of the other.
 
-        Related are an axis and what was made from it, both ways, and axes that were made from one.
-        """
-        found = self._meets(other)
-        return None if found is None else found[0] if found[1] is None else _through(found[1], found[2], found[0])
+        An axis is related to the axes that were made from it, to the axes that it was made from, and to axes that were made from the
+        same one."""
+        rows = self._meets(other)
+        return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 
     def groups_of(self, other: Axis) -> Tensor | None:
-        """The same for groups: the slot of this axis that each row of ``other`` may read."""
-        found = self._meets(other)
-        if found is None:
+        """The groups of this axis that each row of ``other`` may read: slots, int64 [rows of other], -1 where a row has none; None where
+        the axes are unrelated, or where several groups belong to one row."""
+        rows = self._meets(other)
+        if rows is None:
             return None
-        return self.slots[found[0]] if found[1] is None else _through(found[1][self.heads], found[2], found[0])
+        return self.slots[rows[0]] if rows[1] is None else _through(rows[1][self.heads], rows[2], rows[0])
 
     def _meets(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
         """The nearest axis that both came from: its row for each row of ``other``, and for each of this axis (None: it is this axis);

@@ -29,7 +29,7 @@ class Halves(NamedTuple):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a trainer or generator does, by its class and its settings. ``rlflow/training/protocols.py`` says how each is declared."""
+    """Abilities of a trainer or generator, by its class and its settings. ``rlflow/training/protocols.py`` says how each is declared."""
 
     tensor: int = 1  # ranks that compute the same rows together
     collective: bool = False  # every rank of its pool takes part in each call

@@ -55,7 +55,8 @@ def check(flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, st
 
 
 def function_problems(traced: TraceResult) -> list[Problem]:
-    """What the author's own functions do that the graph does not show; of a flow whose graph is sound, since a loss reads its columns."""
+    """Problems of the author's own functions that the graph does not show. Needs a flow whose graph is sound, since a loss reads its
+    columns."""
     if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
         return []
     from rlflow.check.losses import loss_problems  # needs torch, which a flow that is refused need not load
@@ -66,9 +67,9 @@ def function_problems(traced: TraceResult) -> list[Problem]:
 def variant_problems(flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]) -> Iterator[Problem]:
     """Columns that are read and not given when one setting has another value. Any other failure drops the variant: such a value is
     not meant."""
-    seen = {(problem.code, problem.message) for problem in known}
+    reported = {(problem.code, problem.message) for problem in known}
     for change, changed in variants(hp):
-        missing = [p for p in trace(flow, changed, options).problems if p.severity == "error" and (p.code, p.message) not in seen]
+        missing = [p for p in trace(flow, changed, options).problems if p.severity == "error" and (p.code, p.message) not in reported]
         if all(problem.code == "missing-column" for problem in missing):
-            seen |= {(problem.code, problem.message) for problem in missing}
+            reported |= {(problem.code, problem.message) for problem in missing}
             yield from (replace(problem, variant=change) for problem in missing)

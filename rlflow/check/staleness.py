@@ -57,7 +57,8 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
 
 
 def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
-    """What lies between the data and the nodes that sample runs ahead with them, so it may read nothing that training changes."""
+    """Problems of nodes between the data and the nodes that sample. These nodes run ahead of training too, so they may read nothing that
+    training changes."""
     trained = {use.name for use in graph.roles if use.trained}
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     ahead = ahead_of_training(graph)
@@ -87,23 +88,23 @@ def corrects(graph: Graph, update: Node) -> bool:
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
     """Columns computed from `sampled_logprobs` of the rows of the axis ``rows``, or of those that these were chosen from or joined of: of
     each of those. Reading the sampled tokens alone does not count, nor do the log-probs of other rows, such as a baseline's."""
-    found: set[Column] = set()
+    columns: set[Column] = set()
     own = sources(graph.axes, rows)
     for node in graph.nodes:
         names: set[str] = set()
         if node.op is Op.CONCAT and node.makes in own:
-            names = {output.name for output in node.outputs if _of_each(node, output.name, found)}
+            names = {output.name for output in node.outputs if _of_each(node, output.name, columns)}
         elif node.body and node.makes in own:
             inner = depends_on_sampling(node.body, node.body.rows)
             names = {item.parameter for item in node.body.results if item.column in inner}
         elif node.op is Op.GENERATE and node.makes in own:
             names = {output.name for output in node.outputs if output.source == "sampled_logprobs"}
-        elif node.op is Op.STAGE and any(item.column in found for item in node.inputs):
+        elif node.op is Op.STAGE and any(item.column in columns for item in node.inputs):
             names = {output.name for output in node.outputs}
-        found |= {Column(node.id, name) for name in names}
-    return found
+        columns |= {Column(node.id, name) for name in names}
+    return columns
 
 
-def _of_each(node: Node, name: str, found: set[Column]) -> bool:
+def _of_each(node: Node, name: str, columns: set[Column]) -> bool:
     """Whether what a joined column was in each part is among some columns."""
-    return all(item.column in found for item in node.inputs if item.parameter.partition(".")[2] == name)
+    return all(item.column in columns for item in node.inputs if item.parameter.partition(".")[2] == name)

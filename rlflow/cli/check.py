@@ -72,8 +72,7 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
 
 
 def trace_options(rewards: Sequence[str]) -> TraceOptions:
-    """What the rewards of a run, as ``--reward`` names them, say of the graph; nothing is imported. Raises PlanError for a reward that is
-    not there."""
+    """Facts of the rewards of ``--reward`` that shape the graph. Nothing is imported. Raises PlanError for a reward that does not exist."""
     specs = [parse_reward(reward) for reward in rewards]
     columns = [name for spec in specs for name in reward_reads(spec)]
     return TraceOptions(max(len(specs), 1), tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,

@@ -130,7 +130,7 @@ def weights(explanation: Explanation) -> Iterator[str]:
 
 
 def together(explanation: Explanation) -> Iterator[str]:
-    """For each node those after it in program order that it need not wait for."""
+    """The nodes after each node in program order that may run at the same time."""
     for name in dict.fromkeys(pair.first for pair in explanation.pairs):
         mine = [pair for pair in explanation.pairs if pair.first == name]
         beside, taking = ([pair.second for pair in mine if (pair.lane is None) is free] for free in (True, False))
@@ -155,7 +155,7 @@ def memory(entries: Sequence[MemoryItem]) -> Table:
 
 
 def moves(explanation: Explanation) -> Iterator[str]:
-    """Where memory has a limit: before which node what goes, and what comes."""
+    """Lines that say which parts of models move before which node, where memory has a limit."""
     for schedule in explanation.residency:
         for step in dict.fromkeys(move.before for move in schedule.moves):
             mine = [move for move in schedule.moves if move.before == step]
@@ -167,7 +167,7 @@ def moves(explanation: Explanation) -> Iterator[str]:
 
 
 def commits(explanation: Explanation) -> Iterator[str]:
-    """Where anything is known of them."""
+    """Lines about commits, where their sizes are known."""
     sizes, every = (explanation.commits.bytes, explanation.commits.every) if explanation.commits else ({}, 0)
     known = [size for size in sizes.values() if size is not None]
     if known:

@@ -33,7 +33,7 @@ REMEMBERED = 1 << 16  # most spans of ranks that wait to be asked for
 
 
 class Ledger:
-    """What calls of all iterations share: keys of shards, the keys that are no longer needed, and spans in which ranks ran."""
+    """State that calls of all iterations share: keys of shards, the keys that are no longer needed, and spans in which ranks ran."""
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
         self._keys = itertools.count(1)
@@ -97,12 +97,12 @@ class Calls:
 
     def run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: CallOptions,
-        group: str, lies: Parallel = PLAIN,
+        group: str, parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
         """Run an operation on each rank that has rows of ``split`` (on rank 0 where there are none) and on the ranks that compute with it.
-        Gives the answers of ranks that have rows. ``lies``: the parallelism of the model that runs it."""
+        Gives the answers of ranks that have rows. ``parallel``: the parallelism of the model that runs it."""
         routes = Routes(self.spread(batch, pool.name))
-        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, lies).items()}
+        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, parallel).items()}
         return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
 
     def counted(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]) -> dict[int, Answer]:

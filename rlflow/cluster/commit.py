@@ -85,7 +85,7 @@ class Workers:
         return death if death is not None and death.gone else None
 
     def lost(self) -> str | None:
-        """In words which controlling process of Ray has died; None where none has."""
+        """A text that says which controlling process of Ray has died; None where all are alive."""
         return self.fleet.controllers.lost()
 
     def restart(self, death: Death) -> list[str]:

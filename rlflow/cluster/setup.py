@@ -69,7 +69,7 @@ def by_value(flow: Flow) -> bytes:
 
 @dataclass(frozen=True)
 class DataShape:
-    """What rewards need of the data set, without its records."""
+    """Facts of the data set that rewards need, without its records."""
 
     columns: Mapping[str, Kind]  # name → kind of the columns of its rows
     scorer: ScorerSpec | None  # of the reward ``task``
@@ -77,7 +77,7 @@ class DataShape:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a rank of a pool needs to begin."""
+    """The message with which a rank of a pool is set up."""
 
     version: str  # of the driver's rlflow
     flow: FlowSource

@@ -25,7 +25,7 @@ from rlflow.cluster.rpc.actor import Payload, opened, own_interface, packed
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.sharding.store import Shelf, owned
+from rlflow.cluster.sharding.store import ShardStore, owned
 from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
 from rlflow.columns import Level
@@ -55,7 +55,7 @@ class Worker:
         torch.set_num_threads(setup.threads)
         self.setup = setup
         self.program = setup.program()
-        self.shelf = Shelf()
+        self.store = ShardStore()
         self.same_rank_transfers: dict[str, SameRankTransfer] = {}
         self.ends: dict[str, End] = {}
         if setup.ranks > 1:
@@ -72,8 +72,8 @@ class Worker:
         used = {node.role for node in all_nodes(graph.nodes)}
         roles = bind_roles(graph, setup.config)
         device = device_of(setup.config.options.device)
-        dims = {name: setup.placement.lies(name, "trainer").dims for name in roles}
-        outer = [name for name in roles if setup.placement.lies(name, "generator").outer]
+        dims = {name: setup.placement.parallelism(name, "trainer").dims for name in roles}
+        outer = [name for name in roles if setup.placement.parallelism(name, "generator").outer]
         keeper = MemoryMover(setup.course)
         models = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
@@ -89,7 +89,7 @@ class Worker:
         return engine
 
     def _wanted(self, role: BoundRole) -> Halves:
-        """Which halves of a role are placed on this pool."""
+        """The halves of a role that are placed on this pool."""
         placement, pool = self.setup.placement, self.setup.pool
         return Halves(placement.trainers.get(role.name) == pool, placement.generators.get(role.name) == pool)
 
@@ -97,7 +97,7 @@ class Worker:
 
     def put(self, key: int, payload: Payload, iteration: int) -> None:
         """Store a shard that comes from the driver."""
-        self.shelf.put(key, owned(opened(payload)), iteration)
+        self.store.put(key, owned(opened(payload)), iteration)
 
     def load(self, key: int, payload: Payload, iteration: int) -> Answer:
         """Store a shard, and answer with its columns, for a driver that does not know them."""
@@ -105,39 +105,39 @@ class Worker:
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
         """The named columns of a shard as bytes; ``rows``: which of its rows, None for all."""
-        return self.shelf.slice(key, names, rows)
+        return self.store.slice(key, names, rows)
 
     def forget(self, keys: tuple[int, ...]) -> None:
         """Forget the shards of these keys."""
-        self.shelf.forget(keys)
+        self.store.forget(keys)
 
     def clear(self, iteration: int) -> None:
         """Forget the shards of this iteration and earlier ones."""
-        self.shelf.clear(iteration)
+        self.store.clear(iteration)
 
     def held(self) -> int:
         """The number of shards."""
-        return len(self.shelf)
+        return len(self.store)
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
     def run(self, frame: bytes | memoryview, *transfers: Payload) -> bytes | Answer:
         """Carry out one operation. ``frame``: a packed ``Call``. ``transfers``: rows from other workers. Gives a packed ``Answer``."""
         call = Call.unpacked(frame)
-        self.shelf.forget(call.forget)
+        self.store.forget(call.forget)
         with MARKS.during(call):
             start = time.time()
-            batch = self.shelf.batch(call.inputs, transfers)
+            batch = self.store.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows, and at last for all rows."""
         call = Call.unpacked(frame)
-        self.shelf.forget(call.forget)
+        self.store.forget(call.forget)
         role, sampling, seed, into, keys = (call.arguments[name] for name in ("role", "sampling", "seed", "into", "keys"))
         with MARKS.during(call):
             start = time.time()
-            batch = self.shelf.batch(call.inputs, transfers)
+            batch = self.store.batch(call.inputs, transfers)
             rows = self.engine.sample_chunks(role, batch, sampling, seed, into)
             for key, chunk in zip(keys, itertools.islice(rows, into.count), strict=True):
                 assert chunk.axis.index is not None
@@ -149,7 +149,7 @@ class Worker:
         """Store a batch under the call's key. Gives the answer about it, with its scalars."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         stored = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
-        self.shelf.put(call.key, stored, call.iteration)
+        self.store.put(call.key, stored, call.iteration)
         lengths = {data.kind.level.value: data.lengths.numpy() for data in stored.data.values() if data.lengths is not None}
         columns = {name: (data.kind, data.nbytes) for name, data in stored.data.items()}
         return Answer(call.key, len(stored), columns, lengths, scalars, tallies or {})
@@ -219,12 +219,12 @@ class Worker:
 
     def merge(self, call: Call, batch: Batch) -> Answer:
         """Merge the outputs of pieces by a dispatch mode of the author, and store them."""
-        outputs = [self.shelf.get(key) for key in call.arguments["outputs"]]
+        outputs = [self.store.get(key) for key in call.arguments["outputs"]]
         return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Of each row: what keeps it from being learned from, its tokens that count, all its tokens, its group. The rows stay for the
-        update."""
+        """Facts of each row that an update is balanced by: the column that keeps it from being learned from, its tokens that count, all
+        its tokens, and its group. The rows stay for the update."""
         bad = broken_columns(batch, self._loss(call))
         facts = torch.stack([bad, mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
         return self._keep(call, batch)._replace(value=facts.numpy())
@@ -259,7 +259,7 @@ class Worker:
 
     def summarise(self, call: Call, batch: Batch) -> Answer:
         """Summarise the columns of stored records. ``records``: key → names of columns."""
-        records = [(names, self.shelf.get(key)) for key, names in call.arguments["records"].items()]
+        records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
         return Answer(value=summarise({name: batch.select(name) for names, batch in records for name in names}))
 
     def fetch(self, call: Call, batch: Batch) -> Answer:
@@ -311,7 +311,7 @@ class Worker:
             run = f"{Path(self.setup.rendezvous).parent.name}-{role}"
             self.same_rank_transfers[role] = SameRankTransfer(model, options.weights, run, device_of(options.device), options.verify_every)
         if role in self.same_rank_transfers:
-            metrics, parallelism = self.same_rank_transfers[role](version), self.setup.placement.lies(role, "generator")
+            metrics, parallelism = self.same_rank_transfers[role](version), self.setup.placement.parallelism(role, "generator")
             model.sampled_version = version
             return metrics | ({"order": parallelism.order} if parallelism.tensor > 1 else {})
         model.synchronise()

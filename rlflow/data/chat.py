@@ -106,7 +106,7 @@ class ChatTemplate:
         self._process = None
 
     def _died(self, request: Mapping[str, Any]) -> str:
-        """In words how the process ended."""
+        """A text that says how the process ended."""
         process = self._process
         assert process is not None
         self._end()

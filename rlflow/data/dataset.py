@@ -53,7 +53,7 @@ class Dataset:
 
     @property
     def worded(self) -> str:
-        """In words how prompts are put to the model, where they go through a chat template; else an empty string."""
+        """A text that says how prompts go through the chat template; empty where they do not."""
         folder = getattr(self.encoder, "folder", "")
         return f"prompts go through the chat template of {folder} (--data.chat false for plain text)" if self.wording.chat else ""
 
@@ -97,7 +97,7 @@ class Dataset:
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
 
     def within(self, room: Room) -> Dataset:
-        """The same records, judged by what a model can take of a row."""
+        """The data set, with records judged by the room that a model has for a row."""
         return replace(self, room=room)
 
     def usable(self) -> Iterator[int]:
@@ -133,7 +133,7 @@ def _place(question: str, seed: int) -> int:
 
 
 def _held_out(places: Sequence[int], held_out: int | float) -> list[bool]:
-    """For each record whether it is held out; at least one is."""
+    """Decide for each record whether it is held out. At least one is."""
     ordered = sorted(places)
     by_count = isinstance(held_out, int)
     limit = ordered[min(int(held_out), len(ordered)) - 1] if by_count else max(int(held_out * 2**64), ordered[0])

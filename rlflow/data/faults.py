@@ -36,7 +36,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a record."""
+    """A fault of a record."""
 
     cause: Cause
     problem: Problem
@@ -44,7 +44,7 @@ class Fault:
 
     @property
     def place(self) -> Place | None:
-        """Where the record stands in a file; None for a record of no file."""
+        """File and line of the record; None for a record that came from no file."""
         return self.problem.place
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ class _Judge:
         return not record.responses and not record.question.strip()
 
     def _lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
-        """For each record: (tokens of its prompt, tokens of its prompt and its longest response)."""
+        """The tokens of each record's prompt, and of its prompt with its longest response."""
         wordings = [self.wording.of(record) for record in records]
         texts = iter(self.encoder.responses([response for record in records for response in record.responses if isinstance(response, str)]))
         lengths = []
@@ -174,7 +174,7 @@ def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
 
 
 def spoken(faults: Iterable[Fault]) -> str:
-    """In words how many faults there are of each cause, where they are, and how long the longest record is."""
+    """A text about faults: how many records each cause has, where they are, and how long the longest is."""
     return "; ".join(_spoken(cause, of_cause) for cause, of_cause in counted(faults).items())
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """What scores a row."""
+    """The description of a scorer of rows, from which a process makes it."""
 
     kind: str  # match, math, reasoning_gym or function
     reads: tuple[str, ...] = ("completion", "answer")  # row columns that it needs
@@ -38,7 +38,7 @@ MATCH = ScorerSpec("match")
 
 
 class Judged(Protocol):
-    """What rewards need of a data set."""
+    """The parts of a data set that rewards need."""
 
     @property
     def columns(self) -> Mapping[str, Kind]:

@@ -16,7 +16,7 @@ def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], str]]:
-    """For each message of the assistant: (the messages since the assistant's one before, its text)."""
+    """Divide messages into turns. For each message of the assistant: (messages since the assistant's one before, its text)."""
     exchanges: list[tuple[list[Message], str]] = []
     context: list[Message] = []
     for message in messages:

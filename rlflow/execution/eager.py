@@ -31,6 +31,7 @@ class Bare:
     """The scope outside any flow: stages run at once, without chance, roles or state."""
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+        """Run a stage outside a flow, in this process."""
         if stage.on is not None:
             raise FlowError(Problem("stage-role", f"stage '{stage.name}' runs on the role '{stage.on}'", call_place(), stage.place,
                                     found="no flow around it", expected="a call inside a flow that has the role",
@@ -41,18 +42,22 @@ class Bare:
         return renamed(f"stage '{stage.name}'", result, gives)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
+        """Refuse `repeat` outside a flow."""
         raise FlowError(Problem("repeat-outside", "repeat needs the data cursor of a run", call_place(), found="no flow around it",
                                 expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Any:
+        """Refuse `ask` outside a flow."""
         raise FlowError(Problem("ask-outside", "ask needs the tokenizers of a run", call_place(), found="no flow around it",
                                 expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
 
     def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
+        """Keep rows by a column."""
         rows = real("choose", batch)
         return rows.rows(chosen_rows(rows[column], rows.axis, settings))
 
     def concat(self, batches: Sequence[Any]) -> Batch:
+        """Join rows of several batches."""
         return joined_rows([real("concat", batch) for batch in batches])
 
 
@@ -67,7 +72,7 @@ def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mappi
 
 
 def _reading(column: str, kind: Kind) -> Signature:
-    """Of what reads one column."""
+    """The signature of a function that reads one column."""
     return Signature((ColumnParameter(column, kind, False),), {}, False)
 
 
@@ -102,8 +107,9 @@ def checked(what: str, signature: Signature, given: Mapping[str, Any], skip: tup
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
-    if made := [name for name in gives or batch.data if name in rules.OF_THE_DATA]:
-        raise FlowError(*(rules.gives_prompt(what, name, call_place(), None) for name in made))
+    """The result of a call with its columns under the names of ``gives``. Raises FlowError where these do not fit."""
+    if forbidden := [name for name in gives or batch.data if name in rules.OF_THE_DATA]:
+        raise FlowError(*(rules.gives_prompt(what, name, call_place(), None) for name in forbidden))
     if gives is None:
         return batch
     if len(gives) != len(batch.data) or len(set(gives)) != len(gives):
@@ -128,9 +134,11 @@ class Session:
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
     def log(self, node: str, metrics: PartialMetrics) -> None:
+        """Keep metrics under the node's name."""
         self.metrics |= settled(metrics, f"{node}/")
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+        """Run a stage on a batch."""
         call, node = self.next_call(stage.name)
         state = self.engine.state_batch(batch).data if self.engine.state else {}
         inputs, settings = prepared(stage, batch, state, settings)
@@ -142,7 +150,8 @@ class Session:
         return result
 
     def ask(self, batch: Any, column: str, way: AskWay) -> Batch:
-        """What the tokenizer of the role that samples next is, nobody knows yet, so rows are encoded when they are sampled from."""
+        """Make a prompt of every row. Rows are encoded when a role samples from them, since before that it is not known whose tokenizer
+        to use."""
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
@@ -157,6 +166,7 @@ class Session:
         return Batch(rows.axis, {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data)
 
     def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
+        """Keep rows by a column. Raises SkipIteration where none is left outside a `repeat`."""
         place, batch = call_place(), real("choose", batch)
         _, node = self.next_call("choose")
         suits("choose", _reading(column, row if settings["count"] else row("bool")), batch, place, None)
@@ -168,11 +178,13 @@ class Session:
         return Batch(rows.axis, {name: data.take(rows.axis.index, batch.axis) for name, data in batch.data.items()})
 
     def concat(self, batches: Sequence[Any]) -> Batch:
+        """Join rows of several batches."""
         parts = [real("concat", batch) for batch in batches]
         self.next_call("concat")
         return joined_rows(parts)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
+        """Call ``body`` on fresh prompts until enough groups are kept."""
         place, name = call_place(), getattr(body, "__name__", "body")
         bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
         prompts = real("repeat", prompts)
@@ -215,6 +227,7 @@ class Role:
         return (session, *session.next_call(f"{self._name}.{verb}" if verb else self._name))
 
     def generate(self, prompts: Batch, **settings: Any) -> Batch:
+        """Sample rows from prompts."""
         _, call, node = self._call("generate")
         bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
         if real(node, prompts).axis.grouped:
@@ -226,10 +239,12 @@ class Role:
         return Batch(rows.axis, carried | rows.data)
 
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
+        """Score rows with the role's trainer: log-probabilities, and entropies where ``gives`` names two columns."""
         names = (gives,) if isinstance(gives, str) else tuple(gives)
         return self._forward("logprobs", ("logprobs", "entropy")[: max(len(names), 1)], names, batch, "temperature")
 
     def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values") -> Batch:
+        """Estimate values of rows with the role's trainer."""
         return self._forward("values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), batch)
 
     def _forward(self, verb: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch, *optional: str) -> Batch:
@@ -246,6 +261,7 @@ class Role:
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
     def update(self, batch: Batch, loss: Loss, **settings: Any) -> None:
+        """Train the role on rows."""
         session, call, node = self._call("update")
         if not isinstance(loss, Loss):
             raise FlowError(rules.not_a_loss(node, loss, call_place()))

@@ -35,8 +35,8 @@ from rlflow.watchdog.kin import here_alone
 
 @dataclass
 class Outcome:
-    """What an iteration gave: metrics by ``node/name``, when each node ran and, on pools, each rank, the columns that the run records, and
-    the account of all rows."""
+    """The outcome of an iteration: metrics by ``node/name``, the spans in which each node and, on pools, each rank ran, the columns that
+    the run records, and the account of all rows."""
 
     metrics: Metrics = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -49,8 +49,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was done ahead for an iteration: its prompts, the rows of the nodes that sample or repeat, and what these have to say.
-    ``skipped``: why the iteration has nothing to train on, where it has not."""
+    """Rows that were sampled ahead for an iteration: its prompts, the rows of nodes that sample or repeat, and their metrics.
+    ``skipped``: the reason why the iteration has nothing to train on; empty where it has rows."""
 
     prompts: Batch
     rows: Mapping[int, Batch] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class _Run:
         return job
 
     def _span(self, unit: int) -> None:
-        """What it did ends here, or what it did up to here."""
+        """Note that the span of a unit ends now. A unit that gives chunks calls it after each chunk."""
         start, end = self._since[unit], time.monotonic()
         self._since[unit] = end
         self.outcome.spans.append(Span(self.plan.node(unit).name, self.plan.lane[unit], start, end, self.plan.names_before(unit)))
@@ -295,21 +295,21 @@ class _Run:
             self._take_results()
 
     def _given(self, node: Node) -> Batch:
-        """What a node gave, as far as it is kept."""
+        """The columns of a node that are kept."""
         sources = {output.name: output.source for output in node.outputs}
         data = {sources[name]: self.store.columns[Column(node.id, name)] for name in self.plan.keeps(node)}
         return Batch(self.store.axes[node.rows_axis], data)
 
     def _take_results(self) -> None:
-        graph, found = self.plan.graph, {}
-        kept = [item for item in graph.results if item.column in self.store.columns]
-        if not kept:
+        graph, batches = self.plan.graph, {}
+        inputs = [item for item in graph.results if item.column in self.store.columns]
+        if not inputs:
             return
         rows = self.store.axes[graph.rows]
-        for item in kept:
+        for item in inputs:
             own = self.store.axes[graph.nodes[item.column.node].rows_axis]
-            found[item.parameter] = spread(item.parameter, self.store.columns[item.column], own, rows, self._fetch)
-        self.results = Batch(rows, found)
+            batches[item.parameter] = spread(item.parameter, self.store.columns[item.column], own, rows, self._fetch)
+        self.results = Batch(rows, batches)
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
 

@@ -35,13 +35,16 @@ CLOSING_SECONDS = 5.0  # how long a call of what is being sampled may take to en
 
 
 class Stream(Protocol):
-    """Where prompts come from, in order; it can be put back."""
+    """A source of prompts in a fixed order, whose position can be saved and set."""
 
-    def take(self, count: int) -> Batch: ...
+    def take(self, count: int) -> Batch:
+        """The next ``count`` prompts."""
 
-    def state(self) -> Mapping[str, Any]: ...
+    def state(self) -> Mapping[str, Any]:
+        """The position, as plain values."""
 
-    def load(self, state: Mapping[str, Any]) -> None: ...
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that ``state`` gave."""
 
     def left_out(self, since: Mapping[str, Any]) -> Mapping[str, float]:
         """Metrics: what was passed over since a state."""
@@ -112,7 +115,7 @@ class Ahead:
         self.queue.pop(iteration, None)
 
     def close(self) -> None:
-        """What is being sampled ends with its present call; nothing else begins."""
+        """Stop sampling: a call under way ends, and no other begins."""
         self._bodies.stopping = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
@@ -150,7 +153,7 @@ class Ahead:
         return SampledIteration(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account))
 
     def _chained(self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]) -> dict[int, Batch]:
-        """What samples from what was sampled, and all that lies between; after the repeats, which are there."""
+        """Run the nodes that sample from sampled rows, and all nodes between them. Repeats have run before."""
         assert self.chain is not None
         given = prompts.given() if self.always_reads else prompts.so_far()
         wanted = [node.id for node in self.nodes if node.id not in repeated]
@@ -185,8 +188,8 @@ class Ahead:
     # -- checkpoints -------------------------------------------------------------------------------------------------------------
 
     def saved(self, iteration: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What is there for ``iteration`` and those after it: plain values, with ``cursor``, where the data of ``iteration`` begin, and
-        rows as files by name. Waits for what is being sampled."""
+        """The rows that are there for ``iteration`` and later ones: plain values, with ``cursor`` (the position in the data at which
+        ``iteration`` begins), and rows as files by name. Waits for rows that are being sampled."""
         entries = {number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration}
         rows = {f"{number}.{node}": batch for number, entry in entries.items() for node, batch in entry.sampled.rows.items()
                 if batch.data}
@@ -203,7 +206,7 @@ class Ahead:
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
-        """By node the rows that were chosen, or asked, and for which of their tokens."""
+        """The rows that each choosing or asking node took, by node, and for which of their tokens it asked."""
         found = {node.id: entry.sampled.rows[node.id].axis for node in self.nodes
                  if node.op in (Op.CHOOSE, Op.ASK) and node.id in entry.sampled.rows}  # fmt: skip
         return {str(i): [part.tolist() for part in (axis.index, *(axis.cut or ()))] for i, axis in found.items() if axis.index is not None}
@@ -257,8 +260,8 @@ class Ahead:
 def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
     """The plan of some nodes, with the data and the state, that keeps what the whole plan keeps of them."""
     live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
-    kept = frozenset(column for column in plan.kept if column.node in live)
-    return replace(plan, live=live, kept=kept, held_to_end=kept, chunks={}, pieces={}, turns={}, ahead={})
+    columns = frozenset(column for column in plan.kept if column.node in live)
+    return replace(plan, live=live, kept=columns, held_to_end=columns, chunks={}, pieces={}, turns={}, ahead={})
 
 
 class _Prompts:
@@ -274,11 +277,11 @@ class _Prompts:
         return self._given
 
     def so_far(self) -> Batch:
-        """Those given, none where nothing has read them."""
+        """The prompts that were drawn; an empty batch where no node has read any."""
         return self._take(0) if self._given is None else self._given
 
     def draws(self, tries: int) -> Iterator[Batch]:
-        """What a repeat runs on."""
+        """Fresh prompts for each try of a `repeat`."""
         for number in range(tries):
             yield self._take(self._ahead.prompts) if number else self.given()
 

@@ -38,11 +38,13 @@ class Store:
             self.peak_bytes = max(self.peak_bytes, self._bytes)
 
     def free(self, columns: Iterable[Column]) -> None:
+        """Drop columns that no node reads any more."""
         with self._lock:
-            gone = [self.columns.pop(column) for column in columns if column in self.columns]
-            self._bytes -= sum(data.nbytes for data in gone)
+            dropped = [self.columns.pop(column) for column in columns if column in self.columns]
+            self._bytes -= sum(data.nbytes for data in dropped)
 
     def close(self) -> None:
+        """Drop all columns. Columns that come later are dropped too."""
         with self._lock:
             self._closed = True
             self.columns.clear()
@@ -53,13 +55,13 @@ class Store:
         return Batch(axis, {item.parameter: self.over(plan, item, axis, fetch) for item in node.inputs})
 
     def parts(self, plan: Plan, node: Node, fetch: Fetch) -> list[Batch]:
-        """What a node joins: of each part the columns that are read of the whole, over the part's rows."""
-        kept, found = set(plan.keeps(node)), []
+        """The batches that a joining node reads: of each part the columns that are read of the whole, over the part's rows."""
+        needed, batches = set(plan.keeps(node)), []
         for number, part in enumerate(plan.graph.axes[node.rows_axis].parts):
             axis, mark = self.axes[part], f"{number}."
             items = {item.parameter.removeprefix(mark): item for item in node.inputs if item.parameter.startswith(mark)}
-            found.append(Batch(axis, {name: self.over(plan, item, axis, fetch) for name, item in items.items() if name in kept}))
-        return found
+            batches.append(Batch(axis, {name: self.over(plan, item, axis, fetch) for name, item in items.items() if name in needed}))
+        return batches
 
     def over(self, plan: Plan, item: Input, axis: Axis, fetch: Fetch) -> Data:
         """A column over some rows."""

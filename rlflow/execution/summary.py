@@ -29,7 +29,7 @@ class IterationSummary:
 
 
 def summarise(records: Mapping[str, Batch]) -> IterationSummary:
-    """Of the columns that an iteration recorded."""
+    """Summarise the columns that an iteration recorded: health of the policy, scores and responses."""
     scored = len(records["scores"]) if "scores" in records else 0
     return IterationSummary(health(records), sample_rows(records, SAMPLES), broken_rows(records), scored)
 
@@ -54,12 +54,12 @@ def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]
 
 def broken_rows(records: Mapping[str, Batch]) -> list[str]:
     """Rows with a value that is not finite, as ``position.sample``."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for name in WATCHED:
         if name in records:
             batch = records[name]
-            found |= {".".join(map(str, path)): None for path in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
-    return list(found)
+            names |= {".".join(map(str, path)): None for path in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
+    return list(names)
 
 
 def _bad_rows(batch: Batch, name: str, records: Mapping[str, Batch]) -> torch.Tensor:

@@ -84,7 +84,8 @@ class MemoryMover:
         return self._beside(course, next((moment for moment in course.beside if moment.needs == movable), MemoryStep("", movable)))
 
     def _beside(self, course: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
-        """For what is no part of an iteration: what it needs, and of the rest what is there and fits, the next to be used first."""
+        """The parts to keep for work outside an iteration: those that it needs, and of the others those that are there and fit, the next
+        to be used first."""
         target = set(moment.needs)
         for part in sorted(self.there - target, key=lambda part: (self._next(course, part), part)):
             if course.held(moment, {*target, part}) <= course.limit:

@@ -153,8 +153,8 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 
 
 def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
-    """For each moment the parts that are there, so that the iteration takes the fewest moves and, of these, the fewest bytes. Every moment
-    must fit by itself."""
+    """Choose the parts that are in memory at each moment so that the iteration takes the fewest moves and, of such choices, moves the
+    fewest bytes. Every moment must fit by itself."""
     count, all_gaps = len(course.moments), list(gaps(course))
     room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]
     kept = set(all_gaps) - _dropped(course, all_gaps, room)

@@ -25,12 +25,12 @@ def prune(plan: Plan) -> Plan:
             live.add(node.id)
             needed |= {item.column for item in node.inputs if node.op is not Op.CONCAT or _joins(node, item, needed)}
     total = sum(len(node.outputs) for node in graph.nodes)
-    kept = frozenset(c for c in needed if any(o.name == c.name for o in graph.nodes[c.node].outputs))
+    columns = frozenset(c for c in needed if any(o.name == c.name for o in graph.nodes[c.node].outputs))
     dead = [node.name for node in graph.nodes if node.id not in live]
-    what = f"{len(kept)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
+    what = f"{len(columns)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
     order = tuple(sorted(live))
-    recorded |= _last(graph, WATCHED) & kept
-    return replace(plan, live=order, kept=kept, held_to_end=recorded, did=(*plan.did, PassNote("prune", what)))
+    recorded |= _last(graph, WATCHED) & columns
+    return replace(plan, live=order, kept=columns, held_to_end=recorded, did=(*plan.did, PassNote("prune", what)))
 
 
 def _joins(node: Node, item: Input, needed: set[Column]) -> bool:

@@ -17,7 +17,7 @@ OWN = {MARK: "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 @dataclass(frozen=True)
 class Confinement:
-    """What processes of users' rewards may do."""
+    """The rights that processes of users' rewards have."""
 
     variables: tuple[str, ...] = ()  # names of the variables of this process's environment that they see
     folders: tuple[str, ...] = ()  # where they may change files, besides the folder of each process

@@ -127,7 +127,7 @@ class WorkerProcess:
             raise Died(self._last_words())
 
     def _last_words(self) -> str:
-        """In words how the process ended, and the end of what it printed."""
+        """A text that says how the process ended, with the end of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(0.5)
         code = self.child.returncode

@@ -113,7 +113,7 @@ def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """What a function returned as a finite float, or [cause, message] where it is none."""
+    """The value that a reward returned as a finite float, or [cause, message] where it is none."""
     if value is None:
         return ["none", "the function returned None"]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):

@@ -66,7 +66,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run begins: at its first iteration, or where a checkpoint was taken."""
+    """The beginning of a run: its first iteration, or the iteration of a checkpoint."""
 
     iteration: int = 0
     before: Accuracy | None = None  # accuracy of the first weights, known where the run was begun earlier

@@ -43,7 +43,7 @@ class WeightFile(BaseModel):
 
 
 class Identity(BaseModel):
-    """What the numbers of a run depend on, each part under a name of its own."""
+    """The inputs that the numbers of a run depend on, each part under a name of its own."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-identity"] = "rlflow-identity"

@@ -79,7 +79,8 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
-    """With the generator of the role that may be evaluated, where that has a place; whether it is, the data tell."""
+    """Place the halves of roles. The generator of the role that may be evaluated is placed too where there is room; the data decide
+    whether it is evaluated."""
     evaluated = evaluation_role(roles, options)
     try:
         return PlacedRoles(roles, rewards, options, _placement(program, roles, options, needed(roles, evaluated)), evaluated)
@@ -91,7 +92,7 @@ def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Optio
 
 def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[str, Halves]) -> Placement | None:
     flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
-    placement = place(program.graph, needs, parse_pools(options.pools), flags) if options.pools is not None else None
+    placement = place(program.graph, needs, parse_pools(options.pools), flags) if options.pools else None
     return with_parallelism(placement, program.graph, roles, options)
 
 

@@ -160,7 +160,7 @@ def engine_of(plan: Plan, options: Options, prompts: Prompts, pools: Mapping[str
     models = {
         use.name: RemoteModel(
             use.name,
-            RemoteTrainer(use.name, pools[placement.trainers[use.name]], placement.lies(use.name, "trainer").collective)
+            RemoteTrainer(use.name, pools[placement.trainers[use.name]], placement.parallelism(use.name, "trainer").collective)
             if use.name in placement.trainers else None,
             pools.get(placement.generators.get(use.name, "")), transfer=transfer(use.name, options, placement, pools),
         )

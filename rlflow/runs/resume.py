@@ -176,7 +176,8 @@ def same_algorithm(folder: Path, name: str, saved: Mapping[str, Any], graph: Gra
 
 
 def _same_identity(name: str, before: object, now: str) -> None:
-    """By what the settings say, which know which graph it was, but not what was in it."""
+    """Refuse a graph whose digest is not that of the settings file. The settings have the digest alone, so the difference cannot be
+    shown."""
     if before != now:
         raise _changed(name, f"the graph {now}, and not {before}; what differs cannot be told without {directory.GRAPH}")
 

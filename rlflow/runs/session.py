@@ -150,7 +150,7 @@ def write_traceback(raised: Exception, records: Records, home: Home) -> str:
 
 
 def _how_to_go_on(writer: Writer, home: Home, start: RunStart) -> str:
-    """For a run that failed; nothing where there is nothing to go on from."""
+    """A text that says how to go on with a run that failed; empty where nothing is saved."""
     writer.wait(600.0)
     if writer.saved is None and not start.iteration:
         return ""

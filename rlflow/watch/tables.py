@@ -50,7 +50,7 @@ def state(summary: RunSummary) -> Text:
 
 
 def story(folder: Path) -> list[RenderableType]:
-    """What `rlflow show` prints of a run, from its settings to its files."""
+    """The text of `rlflow show`: a run from its settings to its files."""
     summary, history = summarised(folder), History()
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
@@ -123,7 +123,7 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
 
 
 def bounds(folder: Path) -> RenderableType | None:
-    """What bounded the run: the last lines of bounds.txt."""
+    """The last lines of bounds.txt, which say what bounded the run."""
     try:
         lines = durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
     except OSError:
@@ -132,8 +132,8 @@ def bounds(folder: Path) -> RenderableType | None:
 
 
 def depends(folder: Path) -> RenderableType | None:
-    """What the run's numbers depend on beside settings and graph: a line for each model folder, reward and data file, and one of
-    versions."""
+    """The inputs that the run's numbers depend on beside settings and graph: a line for each model folder, reward and data file, and one
+    of versions."""
     identity = read_object(folder / "identity.json")
     digests, versions, weights = (identity.get(name) for name in ("kept", "told", "weights"))
     parts: dict[str, list[str]] = {}

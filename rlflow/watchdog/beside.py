@@ -65,7 +65,7 @@ class Watchdog:
         self.refuse_exits()
 
     def refuse_exits(self) -> None:
-        """From now on a call of ``os._exit`` within a node raises ``ProcessExit`` there."""
+        """Make calls of ``os._exit`` within a node raise ``ProcessExit`` there."""
         global _exit
         if not watched:
             _exit = os._exit

@@ -181,7 +181,7 @@ class Dog:
         say(f"{why}\n{advice}")
 
     def _advice(self) -> str:
-        """In words what of the run is saved, and how to go on from it."""
+        """A text that says what of the run is saved, and how to go on from it."""
         assert self.run is not None
         checkpoints = []
         with contextlib.suppress(OSError):

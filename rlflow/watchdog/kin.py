@@ -25,7 +25,7 @@ Known = tuple[int, str]  # (pid, start) of a process; the start as in Stat
 
 
 class Stat(NamedTuple):
-    """What the kernel says of a process."""
+    """A process as the kernel describes it."""
 
     state: str  # a letter: T for stopped, Z for ended and not yet collected, …
     parent: int  # pid of the parent
@@ -34,7 +34,7 @@ class Stat(NamedTuple):
 
 
 def stat(pid: int) -> Stat | None:
-    """What the kernel says of a process; None for one that is gone."""
+    """A process as the kernel describes it; None for one that is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # the name before may hold anything

@@ -26,7 +26,7 @@ class Controllers:
         return cls({name: process for process, name in names.items() if name in (RAYLET, GCS)})
 
     def lost(self, *names: str) -> str | None:
-        """In words which of the named controllers has died, or of all without names; None where none has."""
+        """A text that says which of the named controllers (without names: of all) has died; None where none has."""
         for name, (pid, start) in self.processes.items():
             if name in (names or self.processes) and not kin.lives(pid, start):
                 return f"Ray's {name} (pid {pid}) has died, without which no worker can be started and no run on pools goes on"

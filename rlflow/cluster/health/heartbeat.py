@@ -21,7 +21,7 @@ class ProcessInfo:
 
 
 class Marks:
-    """What each thread of this process does; of calls within a call, the innermost."""
+    """The work of each thread of this process. Of calls within a call, the innermost counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -49,7 +49,7 @@ class WatchedWorker:
         return f"{self.at} ({about})"
 
     def under_way(self) -> str:
-        """In words what the worker did at its last heartbeat."""
+        """A text that says what the worker did at its last heartbeat."""
         ran = ", ".join(f"{what} for {seconds:.0f} s" for what, seconds in self.doing)
         return f"when last heard of it ran {ran or 'nothing'}"
 
@@ -84,7 +84,7 @@ class Newcomers:
         return None
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """In words where these workers are."""
+        """A text that says where these workers are in their start."""
         return "".join(map(self._described, list(at)[:SHOWN]))
 
     def _described(self, at: WorkerId) -> str:
@@ -146,7 +146,7 @@ class HealthMonitor:
         return self.verdict
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """In words what these workers do, with their stacks."""
+        """A text that says what these workers do, with their stacks."""
         late_workers = [worker for worker in self.watched if worker.at in set(at)][:SHOWN]
         return "".join(f"; {worker.at}: {worker.under_way()}{_under(_there(worker.presence, look))}" for worker in late_workers)
 
@@ -194,18 +194,18 @@ class HealthMonitor:
                 worker.silent += min(elapsed, 2 * self.tick)
 
     def _end_pool(self, worker: WatchedWorker) -> None:
-        process_state, gone = None, False
+        process_state, ended = None, False
         try:
             process_state = _there(worker.presence, look)
             pool = [peer for peer in self.watched if peer.at.pool == worker.at.pool]  # they may wait for it in a collective
-            gone = sum(end(peer.presence) or not _stands(peer.presence.node) for peer in pool) == len(pool)
+            ended = sum(end(peer.presence) or not _stands(peer.presence.node) for peer in pool) == len(pool)
         finally:
             lives = isinstance(process_state, ProcessState) and process_state.state
             silence = f", without an answer for {worker.silent:.0f} s" if lives and worker.silent > self.tick else ""
             state = f"{process_state}{silence}" if isinstance(process_state, ProcessState) else "is gone, and its node does not answer"
-            remark = "" if gone else "; not all processes of its pool could be ended"
+            remark = "" if ended else "; not all processes of its pool could be ended"
             with self._changed:
-                self.death = Death(worker, state, gone)
+                self.death = Death(worker, state, ended)
                 self.verdict = f"{self.death}{remark}{_under(process_state)}"
                 self._changed.notify_all()
 

@@ -123,7 +123,7 @@ def kind_of(level: str, dtype: str | None) -> Kind:
 
 
 class Answer(NamedTuple):
-    """What an operation gave."""
+    """The result of an operation."""
 
     key: int = 0  # under which the worker stores the shard
     rows: int = 0  # of the shard

@@ -31,13 +31,13 @@ class Watcher(Protocol):
 
     @property
     def verdict(self) -> str | None:
-        """In words what ended the workers, once that is known; else None."""
+        """A text that says what ended the workers, once that is known; None before."""
 
     def cause(self) -> str | None:
         """The verdict after a look at every worker, since an error of one may follow from the death of another."""
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """In words what these workers do, which should have answered."""
+        """A text that says what these workers do, which should have answered."""
 
 
 class Future(Generic[R]):

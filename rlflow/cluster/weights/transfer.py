@@ -53,7 +53,7 @@ class Route:
 
     @cached_property
     def letters(self) -> list[dict[int, dict[int, list[int]]]]:
-        """For each bucket: sender → first receiver of a message → all receivers of that message."""
+        """The messages of each bucket: sender → first receiver of a message → all receivers of that message."""
         return [{sender: _letters(self.plan, index, sender) for sender in range(self.senders)} for index in range(len(self.plan.buckets))]
 
     def addressed(self, index: int) -> dict[int, list[tuple[int, int]]]:
