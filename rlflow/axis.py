@@ -13,13 +13,14 @@ from torch import Tensor
 
 
 class Cut(NamedTuple):
-    """Of rows that were asked for single tokens of others: before which token of its row each goes on (int64 [rows]), and how many tokens
-    the rows that asked have (int64, of each)."""
+    """The tokens that rows were asked for: before which token of its row each goes on (int64 [rows]), and how many tokens each of the rows
+    that asked has (int64)."""
 
     place: Tensor
     lengths: Tensor
 
     def take(self, index: Tensor) -> Cut:
+        """The tokens of some of the asked rows."""
         return Cut(self.place[index], self.lengths)
 
 

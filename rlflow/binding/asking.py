@@ -40,12 +40,12 @@ def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
         return encoder(next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None))
 
     def encode(names: tuple[str, ...], texts: Sequence[str]) -> list[list[int]]:
-        made, wording = of(names)
-        return made.prompts([wording.of(Record(text)) for text in texts])
+        tokenizer, wording = of(names)
+        return tokenizer.prompts([wording.of(Record(text)) for text in texts])
 
     def follow(names: tuple[str, ...], texts: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
-        made, wording = of(names)
-        return made.following(texts, sampled, wording)
+        tokenizer, wording = of(names)
+        return tokenizer.following(texts, sampled, wording)
 
     def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[str]:
         return of(names)[0].texts(rows)

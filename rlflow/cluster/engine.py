@@ -194,6 +194,7 @@ class ClusterEngine(Engine):
         return self.calls.kept(pool, answers, split, batch.axis)
 
     def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
+        """The beginnings of rows to go on from, made by the ranks that have the rows."""
         pool = self._nearest(batch, terms)
         split = self._split(batch, pool)
         answers = self.calls.run(pool, "cut", batch, split, {}, terms, "cpu")

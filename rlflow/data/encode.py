@@ -179,24 +179,24 @@ class TokenizerEncoder:
         return turns
 
     def following(self, texts: Sequence[str], sampled: Sequence[Sequence[int]], wording: Wording) -> list[list[int]]:
-        """As a chat, what the template writes between a reply and the next one: the difference that the turn makes after a question and a
-        reply that stand for any. Ids that were sampled are never encoded again. Raises PlanError for a template that writes earlier turns
-        otherwise once there are later ones."""
+        """The token ids of each text; in a chat, what the template writes between a reply and the next one: the difference that the turn
+        makes after a question and a reply that stand for any. Ids that were sampled are never encoded again. Raises PlanError for a template
+        that writes earlier turns otherwise once there are later ones."""
         if not wording.chat:
             return self._encode(texts, False)
         opening = wording.of(Record(QUESTION))
         assert isinstance(opening, list)
         (before,) = self._chats([opening])
         before += REPLY
-        said: list[Message] = [*opening, {"role": "assistant", "content": REPLY}]
-        found = []
-        for after, ids in zip(self._chats([[*said, {"role": "user", "content": text}] for text in texts]), sampled, strict=True):
+        conversation: list[Message] = [*opening, {"role": "assistant", "content": REPLY}]
+        turns = []
+        for after, ids in zip(self._chats([[*conversation, {"role": "user", "content": text}] for text in texts]), sampled, strict=True):
             if not after.startswith(before):
                 raise self._rewrites(before, after)
             between = after[len(before) :]
             ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
-            found.append(between.removeprefix(self.tokenizer.eos_token) if ended else between)
-        return self._encode(found, False)
+            turns.append(between.removeprefix(self.tokenizer.eos_token) if ended else between)
+        return self._encode(turns, False)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of token ids, without special tokens."""

@@ -99,7 +99,7 @@ def as_bytes(roles: Roles, texts: Sequence[str]) -> list[list[int]]:
 
 
 def bytes_after(roles: Roles, texts: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same for texts that follow sampled ids."""
+    """UTF-8 bytes of texts that follow sampled ids."""
     return as_bytes(roles, texts)
 
 
@@ -333,7 +333,7 @@ class Engine:
         ids = self.asking.encode(roles, texts) if sampled is None else self.asking.follow(roles, texts, sampled)
         if sampled is not None:
             before = zip(ragged(batch.data["prompt_tokens"]), sampled, strict=True)
-            ids = [[*prompt, *said, *more] for (prompt, said), more in zip(before, ids, strict=True)]
+            ids = [[*prompt, *response, *more] for (prompt, response), more in zip(before, ids, strict=True)]
         flat = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
         lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
         tokens = Data(Kind(Level.PROMPT, "int64"), flat, lengths)

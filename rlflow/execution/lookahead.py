@@ -207,9 +207,9 @@ class Ahead:
 
     def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
         """The rows that each choosing or asking node took, by node, and for which of their tokens it asked."""
-        found = {node.id: entry.sampled.rows[node.id].axis for node in self.nodes
+        axes = {node.id: entry.sampled.rows[node.id].axis for node in self.nodes
                  if node.op in (Op.CHOOSE, Op.ASK) and node.id in entry.sampled.rows}  # fmt: skip
-        return {str(i): [part.tolist() for part in (axis.index, *(axis.cut or ()))] for i, axis in found.items() if axis.index is not None}
+        return {str(i): [part.tolist() for part in (axis.index, *(axis.cut or ()))] for i, axis in axes.items() if axis.index is not None}
 
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Go on from what ``saved`` gave."""

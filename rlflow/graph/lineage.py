@@ -40,11 +40,11 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
     if meeting is None or meeting not in mine:
         return Merge.NEVER
     down = list(itertools.takewhile(lambda step: step != meeting, mine))
-    taken = all(axes[step].step == "chosen" for step in down)
+    all_chosen = all(axes[step].step == "chosen" for step in down)
     if not up:
-        return Merge.WHOLE if taken else Merge.EACH
+        return Merge.WHOLE if all_chosen else Merge.EACH
     if axes[up[-1]].step == "cut":
-        return Merge.TOKENS if taken and _values(axes, up[:-1], by_group) == 1 else Merge.NEVER
+        return Merge.TOKENS if all_chosen and _values(axes, up[:-1], by_group) == 1 else Merge.NEVER
     if _values(axes, up, by_group) != 1:
         return Merge.NEVER
     return Merge.SOME if any(axes[step].step == "chosen" for step in up) else Merge.EACH

@@ -134,9 +134,9 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
                           "batch |= reward(greedy, gives=\"baseline\")")
 
 
-def until_kind(found: Kind | None) -> Kind:
-    """What a column must be that says how many tokens to go on from: a bool per token, else a whole number per row."""
-    return Kind(Level.TOKEN, "bool") if found is not None and found.level is Level.TOKEN else Kind(Level.ROW, "int64")
+def until_kind(kind: Kind | None) -> Kind:
+    """The kind that a column must have that says how many tokens to go on from: a bool per token, else a whole number per row."""
+    return Kind(Level.TOKEN, "bool") if kind is not None and kind.level is Level.TOKEN else Kind(Level.ROW, "int64")
 
 
 def choose_groups(place: Place | None) -> Problem:

@@ -322,15 +322,15 @@ class Tracer:
 
     def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
         """Columns as rows of ``axis`` read them: those of rows that were asked for single tokens as values per token."""
-        return {name: ColumnSource(held.column, Kind(Level.TOKEN, held.kind.dtype))
-                if held.kind and self._way(axis, other, held.kind) is Merge.TOKENS else held for name, held in other.held.items()}
+        return {name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
+                if source.kind and self._way(axis, other, source.kind) is Merge.TOKENS else source for name, source in other.held.items()}
 
     def _way(self, axis: int, other: SymbolicBatch, kind: Kind | None) -> Merge:
         return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
         """The problems of merging columns of rows that are others, or that do not have one value for each row."""
-        ways = {name: self._way(axis, other, held.kind) for name, held in other.held.items() if not _is_scalar(held.kind)}
+        ways = {name: self._way(axis, other, source.kind) for name, source in other.held.items() if not _is_scalar(source.kind)}
         tokens = [name for name, held in other.held.items() if held.kind and held.kind.level is Level.TOKEN]
         if Merge.NEVER in ways.values() or (tokens and Merge.WHOLE not in ways.values()):
             return [rules.other_rows(other.held, tokens, place)]
@@ -344,21 +344,21 @@ class Tracer:
         place = call_place()
         batch = self.mine(batch, "ask")
         kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
-        found = [Input("until" if way == "until" else "text", item.column)
+        inputs = [Input("until" if way == "until" else "text", item.column)
                  for item in self.inputs(batch, [ColumnParameter(column, kind, False)], "ask", None)]  # fmt: skip
-        found += self._model_inputs(batch, "ask", ("prefix_length",) if way == "until" else ()) if way != "text" else ()
+        inputs += self._model_inputs(batch, "ask", ("prefix_length",) if way == "until" else ()) if way != "text" else ()
         by_token = way == "until" and kind.level is Level.TOKEN
         makes = self.axis(RowAxis(batch.axis, 0 if by_token else 1, step="cut" if by_token else "asked"))
         outputs = tuple(Output(name, standard_kind(name), name) for name in ASK_GIVES[way])
-        node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(found), outputs=outputs,
+        node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(inputs), outputs=outputs,
                         settings={"roles": self._sampler(batch) if way != "text" else ()}, makes=makes, place=place)
-        along = {name: held for name, held in batch.held.items() if way == "until" and name == "prompt"}
+        along = {name: source for name, source in batch.held.items() if way == "until" and name == "prompt"}
         return self.batch(makes, asked_columns(batch.held) | along | self.symbols(node).held)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
         """The role that sampled the tokens of the rows, where they are of one."""
-        found = batch.held.get("tokens")
-        role = self.recorded.nodes[found.column.node].role if found is not None else None
+        tokens = batch.held.get("tokens")
+        role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
         return (role,) if role else ()
 
     def _asked_by(self, role: str, axis: int) -> None:
