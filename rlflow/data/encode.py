@@ -180,8 +180,8 @@ class TokenizerEncoder:
 
     def following(self, texts: Sequence[str], sampled: Sequence[Sequence[int]], wording: Wording) -> list[list[int]]:
         """The token ids of each text; in a chat, what the template writes between a reply and the next one: the difference that the turn
-        makes after a question and a reply that stand for any. Ids that were sampled are never encoded again. Raises PlanError for a template
-        that writes earlier turns otherwise once there are later ones."""
+        makes after a question and a reply that stand for any. Ids that were sampled are never encoded again. Raises PlanError for a
+        template that writes earlier turns otherwise once there are later ones."""
         if not wording.chat:
             return self._encode(texts, False)
         opening = wording.of(Record(QUESTION))
