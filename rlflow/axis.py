@@ -171,7 +171,8 @@ def stacked(keys: Sequence[Tensor]) -> Tensor:
 
 
 def starts(keys: Tensor) -> Tensor:
-    """bool [rows]: where a group begins: where a row's path differs from that of the row before in more than its last number."""
+    """bool [rows]: where a group begins: where a row's last number but one differs from that of the row before. What is before it may differ
+    within a group: rows that were joined keep the paths that they had."""
     first = torch.ones(len(keys), dtype=torch.bool)
-    first[1:] = (keys[1:, :-1] != keys[:-1, :-1]).any(1)
+    first[1:] = keys[1:, -2] != keys[:-1, -2]
     return first

@@ -1,16 +1,21 @@
 """The account of an iteration: every row and token that was sampled has one fate, and the sums close."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlflow import flow, loss, repeat, row, stage
+from rlflow.author.load import load
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Account, Count, End, Fate
 from rlflow.execution.executor import Executor
 from rlflow.passes import plan
 from rlflow.trace.compile import compile_flow
+
+generated = load(Path(__file__).parent / "generated.py")
 
 
 @loss
@@ -139,3 +144,20 @@ def test_a_second_run_of_the_same_plan_counts_anew(world, flows, lanes):
     assert one.sampled["actor.generate"].rows == other.sampled["actor.generate"].rows == 9
     with pytest.raises(KeyError):
         one.sampled["reward"]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(shape=st.fixed_dictionaries(generated.SHAPES), prompts=st.integers(2, 4))
+def test_sums_close_along_any_history(world, shape, prompts):
+    flow = generated.drawn(**shape)
+    compiled, eager = world(flow), world(flow)
+    seen, accounts = generated.Seen(compiled.engine), []
+    for _ in range(2):
+        accounts.append(iteration(compiled, prompts)[1])
+        eager.eager(prompts)
+    generated.assert_counted(accounts, seen)
+    for batch, _ in seen.batches:
+        generated.assert_numbered(batch)
+    assert compiled.learned == eager.learned
+    if "join" not in shape["steps"]:  # a joined row is sampled at another path
+        assert generated.total(account.of(Fate.TRAINED) for account in accounts) == (len(seen.learned), sum(seen.learned.values()))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rlflow.author.load import load
+from rlflow.axis import Axis
 from rlflow.batch import Batch
 from rlflow.execution.account import Fate
 from rlflow.execution.engine import Asking
@@ -58,6 +59,14 @@ def test_groups_of_joined_rows_stay_apart_and_are_numbered_along(world):
     both = rows_of(world, LINEAGE.correction, 3, "concat")
     assert len(both) == 12
     assert both["group"].tolist() == [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8]
+    assert both.axis.slots.tolist() == both["group"].tolist()
+
+
+def test_rows_that_were_sampled_as_a_group_are_one_after_they_were_joined():
+    asked = Axis.fresh(2).repeat(1).ask(torch.tensor([0, 1])).repeat(3)
+    both = Axis.join([Axis.fresh(1).repeat(2), asked])
+    assert both.slots.tolist() == both.group_numbers.tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert both.take(torch.tensor([1, 3, 4, 7])).slots.tolist() == [0, 1, 1, 2]
 
 
 def test_every_sampled_row_has_one_fate_along_its_history(world):
