@@ -171,8 +171,8 @@ def stacked(keys: Sequence[Tensor]) -> Tensor:
 
 
 def starts(keys: Tensor) -> Tensor:
-    """bool [rows]: where a group begins: where a row's last number but one differs from that of the row before. What is before it may differ
-    within a group: rows that were joined keep the paths that they had."""
+    """bool [rows]: where a group begins: where a row's last number but one differs from that of the row before. The numbers before that may
+    differ within a group, since rows that were joined keep the paths that they had."""
     first = torch.ones(len(keys), dtype=torch.bool)
     first[1:] = keys[1:, -2] != keys[:-1, -2]
     return first

@@ -1,6 +1,7 @@
 """Rows that are asked, chosen and joined end on pools as in one process, ahead of training too, and after a cut."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rlflow.watch.reporter import Quiet
 
 FLOWS = Path(__file__).parents[1] / "execution" / "lineage.py"
 SMALL = {"prompts": 6, "iterations": 3, "threads": 1, "backend": "null", "save_every": 0}
+DYING = Path(__file__).with_name("dying.py")
 TIMES = ("seconds", "response/tokens_per_second")
 
 
@@ -58,3 +60,20 @@ def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, ray_address,
     assert any(file.startswith("queue/") for file in load_latest(folder).snapshot.files)
     resume.resume(folder, {}, Quiet())
     assert told(folder) == (lines, fates)
+
+
+FAULTS = {"critique": {"generate of verifier, 1": [1], "forward of solver, 2": [2]}, "vine": {"cut, 1": [1]}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(FAULTS))
+def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_path, ray_address, name):
+    shutil.copy(DYING, tmp_path)
+    (tmp_path / "fault.json").write_text(json.dumps(FAULTS[name]))
+    file = tmp_path / "lineage.py"
+    file.write_text(FLOWS.read_text() + "\n\nimport dying  # counts the calls of workers, and kills them at those that fault.json names\n")
+    small = SMALL | {"reward_write": ("/",), "heartbeat": 3.0}
+    died = told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "died"), pools="all=2", ray_address=ray_address, **small).folder)
+    assert all((tmp_path / f"{place}.calls").exists() for place in FAULTS[name])
+    (tmp_path / "fault.json").write_text("{}")
+    assert died == told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "whole"), pools="all=2", ray_address=ray_address, **small).folder)
