@@ -11,6 +11,7 @@ from rich.table import Table
 from rlflow.errors import printable
 from rlflow.runs.bounds import PATH, Bounds, RunTotals
 from rlflow.runs.context import RunResult
+from rlflow.runs.fates import fates_text, run_account
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
@@ -22,6 +23,8 @@ def summary(result: RunResult) -> str:
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
     parts.append(bounds_text(result.totals))
+    if fates := fates_text(run_account(result.folder)):
+        parts.append(fates)
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
     many = "s" * (result.iterations != 1)
