@@ -3,12 +3,33 @@ probability, each of the 9^n groups with theirs. No sampling, so what differs is
 
 import itertools
 import math
+import statistics
 
 import pytest
 import torch
 
 from rlflow import compare, gae, kl, place_last, truncated_weights
-from rlflow.algorithms import cispo, clip_cov, dapo, distill, gmpo, gpg, grpo, gspo, opo, ppo, prime, reinforce_pp, remax, rloo
+from rlflow.algorithms import (
+    cispo,
+    clip_cov,
+    cppo,
+    dapo,
+    distill,
+    gdpo,
+    gmpo,
+    gpg,
+    grpo,
+    gspo,
+    opo,
+    ppo,
+    prime,
+    raft,
+    reinforce_pp,
+    remax,
+    rloo,
+)
+from rlflow.axis import Axis
+from rlflow.execution.lineage import chosen_rows
 from rlflow.training.objective import New, weighted_sum
 
 RESPONSES = torch.tensor(list(itertools.product(range(3), repeat=2)))
@@ -57,6 +78,7 @@ LOSSES = {
     "prime": (prime.policy_loss, {"clip": 0.2}), "clip_cov": (clip_cov.policy_loss, {"form": "clip", "clip": 0.2, "beta": 0.0}),
     "kl_cov": (clip_cov.policy_loss, {"form": "kl", "clip": 0.2, "beta": 1.0}),
     "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}), "gpg": (gpg.policy_loss, {}), "opo": (opo.policy_loss, {}),
+    "cppo": (cppo.policy_loss, {"clip": 0.2}), "gdpo": (gdpo.policy_loss, {"clip": 0.2}),
 }
 
 
@@ -246,3 +268,85 @@ def test_distillation_descends_the_reverse_kl_of_each_token(policy, reference):
     advantages, _ = distill.judge(policy.logprobs().detach(), reference.logprobs().detach(), ONES)
     got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "distill")
     torch.testing.assert_close(got, -kl_gradient(policy, reference, of_reference=False), **EXACT)
+
+
+# -- rows that are chosen, rewards that are compared apart -------------------------------------------------------------------------
+
+
+def by_hand(policy, samples, advantages):
+    """The gradient over every group, with advantages that plain Python makes of a group's responses, group by group."""
+    chances, weights = policy.probabilities().tolist(), [0.0] * 9
+    for responses in itertools.product(range(9), repeat=samples):
+        chance = math.prod(chances[response] for response in responses)
+        for response, advantage in zip(responses, advantages(responses), strict=True):
+            weights[response] += chance * advantage / samples
+    return policy.gradient((torch.tensor(weights, dtype=torch.float64) * policy.logprobs().sum(1)).sum())
+
+
+def standard(values):
+    """Each value less the mean of all, over their deviation + 1e-4, as GRPO has it."""
+    deviation = statistics.stdev(values) if len(set(values)) > 1 else 0.0
+    return [(value - statistics.fmean(values)) / (deviation + 1e-4) for value in values]
+
+
+def largest(values, count):
+    """Whether each value is among the ``count`` largest; of equal ones the first go first."""
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
+    return [i in order for i in range(len(values))]
+
+
+def chosen(by, group, count):
+    axis = Axis(torch.stack([group, torch.arange(len(group))], 1), grouped=True)
+    return chosen_rows(by, axis, {"count": count, "per": "group"})
+
+
+def test_raft_is_the_likelihood_of_the_best_response_of_unequal_groups(policy):
+    of, group, chance = groups(policy, 3)
+    unequal = raft.unequal(SCORES[of], group)
+    best = chosen(torch.where(unequal, SCORES[of], torch.nan), group, 1)
+    now = policy.logprobs(RESPONSES[of[best]])
+    value, _ = raft.likelihood(New(logprobs=now))
+    got = -policy.gradient(weighted_sum(value, torch.ones_like(now, dtype=torch.bool), chance[best], 1.0))
+
+    def share(responses):
+        marks = largest([float(SCORES[response]) for response in responses], 1)
+        return [float(mark and len(set(responses)) > 1) for mark in marks]
+
+    torch.testing.assert_close(got, by_hand(policy, 3, share), **EXACT)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_cppo_is_grpo_on_the_rows_of_the_largest_advantages(policy, kept):
+    of, group, chance = groups(policy, 3)
+    advantages = compare(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool))
+    rows = chosen(cppo.magnitude(advantages), group, kept)
+    got = expected(policy, advantages[rows], of[rows], chance[rows], "cppo")
+
+    def pruned(responses):
+        values = standard([float(SCORES[response]) for response in responses])
+        return [value * mark for value, mark in zip(values, largest([round(abs(value), 9) for value in values], kept), strict=True)]
+
+    torch.testing.assert_close(got, by_hand(policy, 3, pruned), rtol=1e-8, atol=1e-10)
+
+
+def test_gdpo_adds_what_each_reward_says_of_a_group(policy):
+    of, group, chance = groups(policy, 3)
+    mask = torch.ones(len(of), 2, dtype=torch.bool)
+    advantages = gdpo.add(compare(SCORES[of], group, mask), compare(BINARY[of], group, mask))
+    got = expected(policy, advantages, of, chance, "gdpo")
+
+    def added(responses):
+        one, other = (standard([float(scores[response]) for response in responses]) for scores in (SCORES, BINARY))
+        return [sum(pair) for pair in zip(one, other, strict=True)]
+
+    torch.testing.assert_close(got, by_hand(policy, 3, added), rtol=1e-8, atol=1e-10)
+
+
+def test_gdpo_tells_combinations_of_equal_sums_apart():
+    """Of two rewards of 0 or 1, which differ in how often they are earned, GRPO on the sum sees the sum alone."""
+    group, mask = torch.zeros(4, dtype=torch.int64), torch.ones(4, 1, dtype=torch.bool)
+    common, rare = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    summed = compare(common + rare, group, mask)[:, 0]
+    apart = gdpo.add(compare(common, group, mask), compare(rare, group, mask))[:, 0]
+    assert summed[0] == summed[2]
+    assert apart[2] > apart[0] > apart[3]
