@@ -176,7 +176,7 @@ class Loop:
             self.records.weights(moved)
         self.last = {**outcome.metrics, **outcome.summary.health, **fate_metrics(outcome.account), **canaries, **speed(outcome),
                      **outcome.state, "seconds": seconds}
-        samples = outcome.summary.rows
+        samples = [{"role": outcome.sampler, **row} if outcome.sampler else row for row in outcome.summary.rows]
         self.records.metrics(iteration, self.last)
         self.records.account(iteration, outcome.account)
         self.records.samples(iteration, samples)

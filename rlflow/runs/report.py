@@ -11,6 +11,7 @@ from rich.table import Table
 from rlflow.errors import printable
 from rlflow.runs.bounds import PATH, Bounds, RunTotals
 from rlflow.runs.context import RunResult
+from rlflow.runs.evaluate import shown
 from rlflow.runs.fates import fates_text, run_account
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
@@ -36,9 +37,10 @@ def _learning(result: RunResult) -> Table:
     assert result.before is not None
     assert result.after is not None
     table = Table("held-out accuracy", "before", "after", "change")
-    for name in ("sampled", "greedy"):
-        before, after = getattr(result.before, name), getattr(result.after, name)
-        table.add_row(name, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
+    first, last = shown(result.before), shown(result.after)
+    for name in [name for name in last if name in first and name.count("/") > 1] or list(last):
+        before, after, words = first[name], last[name], name.removeprefix("evaluation/").replace("/", " ")
+        table.add_row(words, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
     return table
 
 

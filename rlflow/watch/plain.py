@@ -46,7 +46,8 @@ class Plain:
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
     """The line about an evaluation. ``held_out``: how many prompts it had; 0 where that is not known."""
-    shares = ", ".join(f"{name.rpartition('/')[2]} {value:.1%}" for name, value in metrics.items())
+    named = [name for name in metrics if name.count("/") > 1] or list(metrics)  # by role where there are several
+    shares = ", ".join(f"{name.removeprefix('evaluation/').replace('/', ' ')} {metrics[name]:.1%}" for name in named)
     count = f" of {held_out}" if held_out else ""
     return f"held-out accuracy after {number} iterations: {shares}{count}"
 
