@@ -9,6 +9,7 @@ would fill up the freed places (its dynamic allocation) are a larger `--prompts`
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from annotated_types import Ge, Gt
 
 from rlflow import choose, clipped_gain, compare, flow, loss, row, stage, truncated_weights
@@ -26,9 +27,9 @@ class CPPO:
 
 
 @stage(gives={"magnitude": row("float32")})
-def magnitude(advantages):
-    """The absolute advantage of a response, the same number at each of its tokens. A missing score (NaN) is never among the largest."""
-    return advantages.abs().amax(1)
+def magnitude(advantages, mask):
+    """The absolute advantage of a response, one number at all of its tokens. A missing score (NaN) is never among the largest."""
+    return torch.where(mask, advantages.abs(), 0.0).amax(1)
 
 
 @loss

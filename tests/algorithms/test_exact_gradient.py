@@ -318,12 +318,13 @@ def test_raft_is_the_likelihood_of_the_best_response_of_unequal_groups(policy):
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_cppo_is_grpo_on_the_rows_of_the_largest_advantages(policy, kept):
     of, group, chance = groups(policy, 3)
-    advantages = compare(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool))
-    rows = chosen(cppo.magnitude(advantages), group, kept)
+    mask, scores = torch.ones(len(of), 2, dtype=torch.bool), SCORES + torch.arange(1, 10, dtype=torch.float64).sqrt() / 100  # no near ties
+    advantages = compare(scores[of], group, mask)
+    rows = chosen(cppo.magnitude(advantages, mask), group, kept)
     got = expected(policy, advantages[rows], of[rows], chance[rows], "cppo")
 
     def pruned(responses):
-        values = standard([float(SCORES[response]) for response in responses])
+        values = standard([float(scores[response]) for response in responses])
         return [value * mark for value, mark in zip(values, largest([round(abs(value), 9) for value in values], kept), strict=True)]
 
     torch.testing.assert_close(got, by_hand(policy, 3, pruned), rtol=1e-8, atol=1e-10)

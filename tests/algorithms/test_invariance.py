@@ -130,7 +130,8 @@ def recorded(name):
     every = settings_of(flow)
     roles = watched(flow, every[0], calls)
     for hp in every:
-        flow(uneven(roles.take()), **{**roles, "hp": hp})
+        bound = [role for key, role in roles.items() if key != "hp"]  # in the order of the flow: *rewards have no keyword
+        flow(uneven(roles.take()), *bound, hp=hp)
     roles.close()
     for call in calls:
         found.setdefault(repr(call), call)
