@@ -94,6 +94,8 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
     if axis.step == "chosen" and maker is not None and (count := _setting(maker, "count", 0)):
         groups = expected_groups(graph, axis.parent, counts) if dict(maker.settings)["per"] == "group" else 1
         return min(counts[axis.parent], count * groups)
+    if axis.step == "chosen":
+        return counts[axis.parent]
     return counts[axis.parent] * max(axis.samples, 1)
 
 

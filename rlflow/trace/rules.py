@@ -263,9 +263,18 @@ def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: P
     elif reads_groups and axis.samples == 1 and axis.step == "sampled":
         yield Problem("single-groups", f"{what} works on groups, but each group has one row", place, stage.place, found="samples=1",
                       expected="samples of at least 2", remedy="sample more responses per prompt: generate(…, samples=8)")
+    elif reads_groups and axis.step == "chosen" and not axis.samples:
+        yield thin_groups(what, place, stage.place)
     elif reads_groups and stage.rows == "row" and stage.dispatch != RANK0:
         yield Problem("group-split", f"{what} reads 'group' but is given rows one by one, so a group may be split over ranks", place,
                       stage.place, found='rows="row"', expected='rows="group" or RANK0', remedy='write rows="group"', severity="warning")
+
+
+def thin_groups(what: str, place: Place | None, definition: Place | None) -> Problem:
+    """A function of groups is given rows that `choose` kept, so that a group may have one row."""
+    return Problem("thin-groups", f"{what} works on groups, of which choose may leave a single row", place, definition,
+                   found="rows that were chosen", expected="statistics that a group of one has: its deviation is 0, the mean of the others "
+                   "is missing", remedy="nothing, if that is meant; or work on groups before choosing", severity="note")
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
@@ -274,6 +283,8 @@ def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> I
         yield Problem("no-groups", f"loss '{loss.name}' works on groups, but these rows have none", place, loss.place,
                       found="rows of the prompts", expected="rows made by generate, or pairs",
                       remedy=f"pass {what} the batch that generate gives")
+    elif loss.rows == "group" and axis.step == "chosen" and not axis.samples:
+        yield thin_groups(f"loss '{loss.name}'", place, loss.place)
     elif loss.rows == "group" and axis.samples == 1:
         yield Problem("single-groups", f"loss '{loss.name}' works on groups, but each group has one row", place, loss.place,
                       found="samples=1", expected="samples of at least 2", remedy="sample more responses per prompt")

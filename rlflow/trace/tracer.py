@@ -378,7 +378,9 @@ class Tracer:
         found = self.inputs(batch, [ColumnParameter(column, kind, False)], "choose", None)
         if settings["per"] == "group" and not axis.grouped:
             self.report(rules.choose_groups(place))
-        makes = self.axis(RowAxis(batch.axis, 0, axis.grouped, "chosen"))
+        flag = batch.columns.get(column)
+        whole = flag is not None and flag.level is Level.GROUP and not settings["count"]
+        makes = self.axis(RowAxis(batch.axis, axis.samples if whole else 0, axis.grouped, "chosen"))
         self.add(Op.CHOOSE, "choose", batch.axis, inputs=tuple(Input("by", item.column) for item in found), settings=settings, makes=makes,
                  place=place)
         return self.batch(makes, batch.held)
