@@ -64,8 +64,8 @@ class Output:
 @dataclass(frozen=True)
 class RowAxis:
     """Rows of the graph. parent: the axis they came from, and ``step`` how: ``samples`` rows each (0: unknown until run) were sampled, or
-    each row was asked, or some were chosen (``samples``: of each group, where whole groups were chosen). parts: of joined rows the axes that
-    they are of, one after another."""
+    each row was asked, or some were chosen (``samples``: of each group, where whole groups were chosen). parts: of joined rows the axes
+    that they are of, one after another."""
 
     parent: int | None = None
     samples: int = 0
