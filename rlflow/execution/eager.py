@@ -273,7 +273,8 @@ class Role:
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
-            session.log(node, self._engine.update(self._name, inputs, loss, {**own, **rest}, call)[0])
+            metrics, rows = self._engine.update(self._name, inputs, loss, {**own, **rest}, call)
+        session.log(node, {**metrics, **rows.metrics})
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:

@@ -394,7 +394,8 @@ def count_of(rows: Batch, where: Tensor | None = None) -> Count:
 def repeat_metrics(account: Account, names: tuple[str, str], tried: int, groups: int) -> dict[str, PartialMetric]:
     """Metrics of a `repeat` from the account. Groups beyond ``groups`` are surplus, dropped or carried on."""
     node, source = names
-    sampled, dropped = account.sampled.get(source, Count()).groups, account.of(Fate.LEFT_OUT, node).groups
+    sampled = account.sampled.get(source, Count()).groups
+    dropped = sum(count.groups for (name, end), count in account.ends.items() if name == source and end.fate in (Fate.LEFT_OUT, Fate.READ))
     beyond = account.of(Fate.SURPLUS, node).groups + account.of(Fate.CARRIED, node).groups
     opened = account.opened.get(source, Count()).groups - account.of(Fate.STALE, node).groups
     kept = sampled + opened - dropped - beyond

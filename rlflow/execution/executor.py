@@ -138,7 +138,7 @@ class _Run:
         self.taken: dict[int, Batch] = {}
         self.engine = executor.engine
         self.store = Store()
-        self.ledger = Ledger(plan.graph, self.store.axes)
+        self.ledger = Ledger(plan.graph, self.store.axes, executor.engine.asking.longest)
         self.results: Batch | None = None
         self._scheduler = Scheduler(plan, executor.lanes.room)
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
@@ -355,9 +355,9 @@ class _Run:
     def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
-        metrics, self.ledger.updates[node.id] = self.engine.update(
-            node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
-        return None, metrics
+        metrics, rows = self.engine.update(node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
+        self.ledger.updates[node.id] = rows
+        return None, {**metrics, **rows.metrics}
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         stage = self.plan.program.functions[node.name]

@@ -4,12 +4,12 @@ import torch
 from hypothesis import strategies as st
 
 from rlflow import ask, choose, concat, flow, group, group_mean, loss, repeat, row, stage, text, token, truncated_weights
-from rlflow.execution.account import WITH_GROUP, Fate
+from rlflow.execution.account import WITH_GROUP
 from rlflow.training.rows import broken_columns, group_of, with_groups
 
 STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "up")  # what a shape's steps are drawn from
 SHAPES = {
-    "source": st.sampled_from(["prompts", "chosen", "groups", "kept"]), "samples": st.integers(2, 3),
+    "source": st.sampled_from(["prompts", "chosen", "groups", "picked", "kept"]), "samples": st.integers(2, 3),
     "steps": st.lists(st.sampled_from(STEPS), max_size=4), "modulus": st.integers(2, 5), "of_groups": st.booleans(),
     "twice": st.booleans(), "minibatch": st.sampled_from([None, 3]),
 }  # fmt: skip
@@ -80,11 +80,12 @@ def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
         return rows | reward(rows)
 
     def sampled(prompts, actor, reward):
-        if source == "groups":
+        if source in ("groups", "picked"):
 
             def body(fresh):
                 rows = first(fresh, actor, reward)
-                return rows | some_groups(rows)
+                rows |= some_groups(rows)
+                return choose(rows | of_rows(rows, modulus=modulus), "coin") if source == "picked" else rows
 
             return repeat(body, prompts, groups=2, tries=2)
         if source == "kept":
@@ -182,7 +183,7 @@ def assert_counted(accounts, seen):
     ends = [(end, count) for account in accounts for (source, end), count in account.ends.items() if ".generate" in source]
     opened = total(count for account in accounts for source, count in account.opened.items() if ".generate" in source)
     assert total(count for _, count in ends) == (sampled[0] + opened[0], sampled[1] + opened[1])
-    assert all(end.node for end, _ in ends if end.fate is not Fate.READ)
+    assert all(end.node for end, _ in ends)
 
 
 def assert_numbered(batch):

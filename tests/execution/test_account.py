@@ -7,10 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlflow import flow, loss, repeat, row, stage
+from rlflow import ask, choose, flow, loss, repeat, row, stage
 from rlflow.author.load import load
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.execution.engine import Asking
 from rlflow.execution.executor import Executor
 from rlflow.passes import plan
 from rlflow.trace.compile import compile_flow
@@ -105,12 +106,52 @@ def test_each_cause_is_named_with_its_node_and_its_setting(world):
     account = run.compiled(3).account
     ends = {source: [end for (name, end) in account.ends if name == source] for source in account.sampled}
     assert ends["actor.generate"] == [End(Fate.LEFT_OUT, "actor.update", "worth is not finite")]
-    assert ends["actor.generate#2"] == [End(Fate.READ)]
+    assert ends["actor.generate#2"] == [End(Fate.READ, "reward#2")]
     run = world(drawn(2, 10**9, False, 1, False, 0.0, 0, 1))
     (end,) = (end for _, end in run.compiled(3).account.ends)
     assert end == End(Fate.LEFT_OUT, "actor.update", "the update is not due yet", "after=1")
     run = world(drawn(2, 10**9, False, 0, False, 0.0, 2, 3))
     assert run.compiled(5).account.of(Fate.SURPLUS, "repeat.body").rows == 6
+
+
+@flow
+def second_only(prompts, actor, reward):
+    first = actor.generate(prompts, samples=2, max_tokens=3)
+    second = actor.generate(ask(first | generated.again(first), "question"), max_tokens=3)
+    second |= reward(second)
+    actor.update(second | some_missing(second, modulus=10**9), likelihood)
+
+
+def test_a_row_that_only_asked_is_read_and_one_whose_question_was_too_long_is_left_out(world):
+    run = world(second_only)
+    run.engine.asking = Asking(longest=len(b"again 9.1"))
+    account = run.compiled(12).account  # two of these have a longer number
+    assert {end: count.rows for (source, end), count in account.ends.items() if source == "actor.generate"} == {
+        End(Fate.READ, "again"): 20, End(Fate.LEFT_OUT, "ask", "asked too long", "data.max_prompt=9"): 4}
+    assert account.closes
+
+
+def picking(prompts, actor, reward):
+    def body(fresh):
+        rows = actor.generate(fresh, samples=2, max_tokens=4)
+        rows |= reward(rows)
+        rows |= some_groups(rows, bar=0.3)
+        return choose(rows | generated.of_rows(rows, modulus=3), "coin")
+
+    batch = repeat(body, prompts, groups=2, tries=3)
+    actor.update(batch | some_missing(batch, modulus=10**9), likelihood)
+
+
+def test_rows_that_a_repeat_body_leaves_behind_are_counted_with_their_groups_once(world):
+    run = world(flow(picking))
+    outcome = run.compiled(4)
+    account, metrics = outcome.account, outcome.metrics
+    sampled = account.sampled["actor.generate"]
+    assert (sampled.rows, sampled.groups) == (2 * run.stream.position, run.stream.position)
+    assert metrics["repeat.body/seen"] == run.stream.position
+    assert metrics["repeat.body/kept"] == 2
+    assert account.of(Fate.LEFT_OUT, "choose").rows > 0
+    assert account.closes
 
 
 def test_rows_are_trained_by_the_update_of_the_role_that_sampled_them(world, flows):
