@@ -181,7 +181,7 @@ class Loop:
         self.records.account(iteration, outcome.account)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
-        warnings = [*short_repeat_warnings(self.context.plan, self.last), *mismatch_warnings(self.options, self.last),
+        warnings = [*short_repeat_warnings(self.context.plan, self.last), *mismatch_warnings(self.options, self.last, outcome.sampler),
                     *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype), *self.passed_over()]  # fmt: skip
         try:
             self.guard.check(iteration, self.last, outcome.summary)

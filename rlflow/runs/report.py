@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +14,7 @@ from rlflow.runs.bounds import PATH, Bounds, RunTotals
 from rlflow.runs.context import RunResult
 from rlflow.runs.evaluate import shown
 from rlflow.runs.fates import fates_text, run_account
+from rlflow.watch.names import accuracies
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
@@ -37,10 +39,10 @@ def _learning(result: RunResult) -> Table:
     assert result.before is not None
     assert result.after is not None
     table = Table("held-out accuracy", "before", "after", "change")
-    first, last = shown(result.before), shown(result.after)
-    for name in [name for name in last if name in first and name.count("/") > 1] or list(last):
-        before, after, words = first[name], last[name], name.removeprefix("evaluation/").replace("/", " ")
-        table.add_row(words, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
+    first, last = accuracies(shown(result.before)), accuracies(shown(result.after))
+    for name, after in last.items():
+        before = first.get(name, math.nan)
+        table.add_row(name, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
     return table
 
 

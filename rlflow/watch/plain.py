@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rlflow.errors import printable
+from rlflow.watch.names import accuracies
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 from rlflow.watch.secrets import masked
 
@@ -46,8 +47,7 @@ class Plain:
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
     """The line about an evaluation. ``held_out``: how many prompts it had; 0 where that is not known."""
-    named = [name for name in metrics if name.count("/") > 1] or list(metrics)  # by role where there are several
-    shares = ", ".join(f"{name.removeprefix('evaluation/').replace('/', ' ')} {metrics[name]:.1%}" for name in named)
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in accuracies(metrics).items())
     count = f" of {held_out}" if held_out else ""
     return f"held-out accuracy after {number} iterations: {shares}{count}"
 
