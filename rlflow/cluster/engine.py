@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -275,6 +275,10 @@ class ClusterEngine(Engine):
         """All rows, put together by a worker that holds most of them."""
         payload: Payload = self.calls.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
         return payload
+
+    def heard_by(self, hear: Callable[[bytes], object]) -> None:
+        """Hand on what rewards of workers print, as whole lines, from several threads."""
+        self._ledger.hear = hear
 
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
         """Summarise the recorded columns on one worker. The driver gets the summary alone."""

@@ -37,6 +37,7 @@ from rlflow.execution.threads import others_alone
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
 from rlflow.placement import reward_pools
+from rlflow.rewards.lines import WaitingLines
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
@@ -63,6 +64,8 @@ class Worker:
             interface = own_interface(options.interface, options.insecure) if address else LOOPBACK
             join(address or setup.rendezvous, setup.rank, setup.ranks, device_of(options.device), interface)
         self.rewards = Rewards(RewardNames.of(setup.config), setup.data, setup.config.options, setup.config.tokenizer_folder)
+        self.printed = WaitingLines()
+        self.rewards.heard_by(self.printed.hear)
         self.engine = self._engine()
         others_alone()
 
@@ -128,7 +131,8 @@ class Worker:
         with MARKS.during(call):
             start = time.time()
             batch = self.store.batch(call.inputs, transfers)
-            return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
+            answer = OPERATIONS[call.op](self, call, batch)
+            return answer._replace(ran=(start, time.time()), printed=self.printed.take()).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows, and at last for all rows."""

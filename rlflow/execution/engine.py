@@ -270,6 +270,9 @@ class Engine:
         """The rows of all, one after another."""
         return Batch.concat(batches)
 
+    def heard_by(self, hear: Callable[[bytes], object]) -> None:
+        """Hand on what rewards print in other processes than this one's own. There are none here."""
+
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
         """Summarise the recorded columns of an iteration."""
         return summarise(records)

@@ -153,6 +153,10 @@ def _assemble(
 
     runtime.engine.asking = asking(graph, roles, config)
 
+    def heard_by(hear: Callable[[bytes], object]) -> None:
+        rewards.heard_by(hear)
+        runtime.engine.heard_by(hear)
+
     def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score
         runtime.close()
@@ -160,7 +164,7 @@ def _assemble(
     return RunContext(runtime.plan, runtime.engine, Executor(runtime.engine, runtime.lanes), prompts, options,
                       _evaluation(graph, placed, runtime.engine, held_out, rewards), recorded_settings(program, config), files, inputs,
                       runtime.reasons, stop, watchdog, runtime.ahead, runtime.workers,
-                      canary(roles, runtime.engine, training, options), rewards.heard_by)  # fmt: skip
+                      canary(roles, runtime.engine, training, options), heard_by)  # fmt: skip
 
 
 def _evaluation(graph: Graph, placed: PlacedRoles, engine: Engine, held_out: Dataset, rewards: bound.Rewards) -> Evaluation | None:

@@ -49,7 +49,7 @@ def _head(frame: Frame, width: int) -> RenderableType:
     title = Text(f"{flow}  {place}", style="bold", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(frame.iterations, 1), completed=frame.done, width=max(min(40, width // 3), 4))
-    number = Text(f"iteration {frame.done}/{frame.iterations}", no_wrap=True)
+    number = Text(f"{frame.done}/{frame.iterations} iterations", no_wrap=True)
     grid.add_row(number, bar, Text(_time(frame), no_wrap=True, overflow="ellipsis"))
     return Group(title, grid)
 

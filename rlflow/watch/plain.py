@@ -31,7 +31,7 @@ class Plain:
         total, now = self._run.iterations if self._run else 0, self._clock()
         if number == 0 or number + 1 == total or now - self._printed >= EVERY_SECONDS:
             self._printed = now
-            self.note(f"{number + 1:>5}/{total}  {progress(metrics)}")
+            self.note(f"{number + 1:>5}/{total} done  {progress(metrics)}")
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Print a line about an evaluation."""
