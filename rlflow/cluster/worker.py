@@ -37,12 +37,12 @@ from rlflow.execution.threads import others_alone
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
 from rlflow.placement import reward_pools
-from rlflow.rewards.lines import WaitingLines
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_columns, group_of, mask_counts, token_counts
+from rlflow.watch.lines import WaitingLines
 from rlflow.watch.secrets import guard, remember
 
 
