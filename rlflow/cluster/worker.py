@@ -182,6 +182,12 @@ class Worker:
         """Encode asked rows with the tokenizers of the roles that sample from them, and store the columns."""
         return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
 
+    def cut(self, call: Call, batch: Batch) -> Answer:
+        """Store the beginnings of rows to go on from. The answer has how many each row has, and how many tokens are in each."""
+        rows, place = self.engine.cut(batch)
+        counts = torch.bincount(rows.axis.back_to(batch.axis), minlength=len(batch))
+        return self._keep(call, rows)._replace(value=(counts.numpy(), place.numpy()))
+
     def stage(self, call: Call, batch: Batch) -> Answer:
         """Run a stage of the flow, and store its columns."""
         stage = self._stage(call)
@@ -347,7 +353,7 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
-    "encode": Worker.encode,
+    "encode": Worker.encode, "cut": Worker.cut,
     "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }
