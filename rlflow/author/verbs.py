@@ -97,3 +97,12 @@ def unknown_setting(what: str, name: str, known: Mapping[str, Any], place: Place
 def missing_setting(what: str, name: str, expected: str, place: Place | None, definition: Place | None = None) -> Problem:
     return Problem("missing-setting", f"{what} needs the setting '{name}'", place, definition, found="nothing",
                    expected=f"{name}: {expected}", remedy=f"pass {name}= at the call")
+
+
+def resampled(bound: Mapping[str, Any], sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
+    """Settings of a `generate` with those of the run in place of the flow's: of all calls of the role (``verb``, as actor.generate), then
+    of this one (``call``, as actor.generate#2). Where the flow is greedy it means to be: its temperature of 0 stays."""
+    own = {**sampling.get(verb, {}), **sampling.get(call, {})}
+    if bound["temperature"] == 0:
+        own.pop("temperature", None)
+    return {**bound, **own}

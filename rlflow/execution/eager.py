@@ -163,6 +163,7 @@ class Role:
     def generate(self, prompts: Batch, **settings: Any) -> Batch:
         _, call, node = self._call("generate")
         bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
+        bound = verbs.resampled(bound, self._engine.sampling, f"{self._name}.generate", node)
         if real(node, prompts).axis.grouped:
             raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):

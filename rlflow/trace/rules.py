@@ -286,3 +286,11 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
             yield Problem("never-read", f"stage '{node.name}' gives {listed(unread)}, which nothing reads", node.place, node.definition,
                           found=listed(unread), expected="a later stage, loss or verb that reads it",
                           remedy="remove it, or read it", severity="warning")
+
+
+def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
+    """Settings of the run for a `generate` that the flow has not."""
+    for call in sampling:
+        if call not in calls:
+            yield Problem("no-such-generate", f"--{call}.… is for a call that the flow does not make at these settings", found=call,
+                          expected=f"one of {listed(calls)}", nearest=nearest(call, calls), remedy="name one of them, or leave the flag out")

@@ -36,6 +36,7 @@ class Context:
     reward_reads: tuple[str, ...] = ("completion", "answer")
     roles: tuple[str, ...] = ()
     reward_places: Mapping[str, Place] = field(default_factory=dict)  # where the function is that reads a column
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
 
 
 @dataclass
@@ -70,14 +71,19 @@ class Tracer:
 
     def add(self, op: Op, name: str, axis: int, settings: Mapping[str, Any] | None = None, **fields: Any) -> Node:
         """Append a node under a name that no other node has; its settings as they are go into ``bound``, as text into the node."""
-        count = self._names[name] = self._names.get(name, 0) + 1
-        unique = name if count == 1 else f"{name}#{count}"
+        unique = self._unique(name)
+        self._names[name] = self._names.get(name, 0) + 1
         self.bound[unique] = dict(settings or {})
         shown = tuple((key, rules.plain(value)) for key, value in self.bound[unique].items())
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=shown, **fields)
         self.recorded.nodes.append(node)
         self.calls += 1
         return node
+
+    def _unique(self, name: str) -> str:
+        """The name that the next node of this name gets."""
+        count = self._names.get(name, 0) + 1
+        return name if count == 1 else f"{name}#{count}"
 
     def symbols(self, node: Node) -> SymbolicBatch:
         """The columns that a node gives, over their axis."""
@@ -212,6 +218,7 @@ class Tracer:
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
         bound = self._bound(what, verbs.GENERATE, settings, place)
+        bound = verbs.resampled(bound, self.context.sampling, what, self._unique(what))
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
         inputs = self.inputs(prompts, [ColumnParameter("prompt_tokens", verbs.KINDS["prompt_tokens"], False)], what, None)
