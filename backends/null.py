@@ -62,6 +62,7 @@ class Trainer:
         self.peers = Peers()
 
     def forward(self, batch: Batch, want: tuple[str, ...] = ("logprobs",)) -> Batch:
+        """Take the configured time, and give columns computed from token ids alone."""
         _take(self.settings.forward_seconds + self.settings.row_seconds * len(batch))
         return Batch(batch.axis, {name: self._column(name, batch) for name in want})
 
@@ -81,14 +82,17 @@ class Trainer:
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
+        """Take the configured time, call the loss on each micro-batch, and count steps."""
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
 
     def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+        """Train on the shares of all ranks of a pool, as ``update`` does on rows."""
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)
 
     def compute(self, rows: Batch, want: tuple[str, ...]) -> New:
+        """Quantities for a loss, computed from token ids alone."""
         columns = {name: self._column(name, rows).padded(rows.axis) for name in want}
         return New(**{name: columns.get(name) for name in ("logprobs", "entropy", "values", "scores")})
 
@@ -99,17 +103,21 @@ class Trainer:
         """There are no ranks in lockstep."""
 
     def step(self) -> OptimizerStep:
+        """Count an optimizer step."""
         self.steps += 1
         return OptimizerStep(True, 0.0, 0.0)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The count of steps, in place of weights."""
         yield "steps", torch.tensor(self.steps)
 
     def save(self, folder: Path) -> None:
+        """Write the count of steps as text."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "null.txt").write_text(f"{self.steps} optimizer steps of no model\n")
 
     def load(self, folder: Path) -> None:
+        """Read the count of steps that ``save`` wrote."""
         self.steps = int((folder / "null.txt").read_text().split()[0])
 
     def state(self) -> dict[str, Tensor]:
@@ -117,6 +125,7 @@ class Trainer:
         return {"parameters/steps": torch.tensor(self.steps)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
+        """Set the count of steps from a checkpoint's tensors."""
         self.steps = int(state["parameters/steps"])
 
     def sleep(self, *parts: str) -> None:
@@ -143,6 +152,7 @@ class Generator:
         self.spec, self.settings, self.version = spec, settings, 0
 
     def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
+        """Take the configured time, and sample token ids from seeds alone."""
         sampled = self._made(prompts, sampling)
         _take(self.settings.generate_seconds + self.settings.token_seconds * max(_lengths(sampled), default=0))
         return sampled
@@ -175,7 +185,7 @@ class Generator:
             "policy_version": torch.full_like(tokens, self.version),
         }
         data = {name: Data(standard_kind(name), value, lengths) for name, value in columns.items()}  # type: ignore[arg-type]
-        data["completion"] = Data(Kind(Level.TEXT), tuple(f"{position}.{sample}" for position, sample in keys.tolist()))
+        data["completion"] = Data(Kind(Level.TEXT), tuple(".".join(map(str, path)) for path in keys.tolist()))
         data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if n < sampling.max_tokens else "length" for n in lengths.tolist()))
         data["temperature"] = Data(Kind(Level.ROW, "float32"), torch.full((len(rows),), sampling.temperature or 1.0))
         data["group"] = rows.data["group"]
@@ -183,6 +193,7 @@ class Generator:
         return Batch(rows.axis, data)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Note the version of the weights."""
         self.version = version
 
     def sleep(self, *parts: str) -> None:

@@ -37,7 +37,7 @@ class Run:
         self.run, self.last, self.iteration = run, None, 0
         assert run.workers is not None
         self.workers = run.workers
-        self.pids = [os.getpid(), *(ward.presence.process.pid for ward in run.workers.fleet.wards)]  # type: ignore[attr-defined]
+        self.pids = [os.getpid(), *(worker.presence.process.pid for worker in run.workers.fleet.watched)]  # type: ignore[attr-defined]
 
     def block(self, every: int) -> tuple[float, float]:
         """Seconds, and processor seconds, of an iteration."""

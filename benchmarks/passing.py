@@ -31,7 +31,7 @@ from rlflow.cluster import launch
 from rlflow.cluster.rpc.pool import Pool, make_pool
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.weights.endpoints import End, Receiver, Sender
-from rlflow.cluster.weights.transfer import Carrier
+from rlflow.cluster.weights.transfer import WeightTransfer
 from rlflow.reshard.kinds import Cut, sharded, tensor_parallel
 from rlflow.reshard.plan import readable
 from rlflow.reshard.proof import Destinations
@@ -104,15 +104,15 @@ def pools(megabytes: float) -> tuple[Pool[Any], Pool[Any]]:
 
 def measured(megabytes: float, repeats: int) -> dict[str, Any]:
     train, rollout = pools(megabytes)
-    carriers = {name: Carrier("actor", train, rollout, how) for name, how in (("store", "alltoall"), ("segment", "segment"))}
+    transfers = {name: WeightTransfer("actor", train, rollout, how) for name, how in (("store", "alltoall"), ("segment", "segment"))}
     row: dict[str, Any] = {"model": sum(2 * torch.Size(shape).numel() for shape in small(megabytes).values())}
     times: dict[str, list[float]] = {name: [] for name in WAYS}
-    for name in ("whole", *carriers):  # ends are bound to one way at a time
-        if name in carriers:
-            carriers[name].bind(60.0)
+    for name in ("whole", *transfers):  # ends are bound to one way at a time
+        if name in transfers:
+            transfers[name].bind(60.0)
         for repeat in range(repeats + 1):
             start = time.perf_counter()
-            row |= _once(name, carriers, train, rollout, repeat)
+            row |= _once(name, transfers, train, rollout, repeat)
             times[name] += [1000 * (time.perf_counter() - start)] * (repeat > 0)  # not the first, which touches memory for the first time
         row[f"{name} exact"] = all(rollout.call("exact", seconds=60.0).result())
     times["memcpy"] = [max(rollout.call("memcpy").result()) for _ in range(repeats + 1)][1:]
@@ -121,11 +121,11 @@ def measured(megabytes: float, repeats: int) -> dict[str, Any]:
     return row
 
 
-def _once(name: str, carriers: Mapping[str, Carrier], train: Pool[Any], rollout: Pool[Any], version: int) -> dict[str, Any]:
+def _once(name: str, transfers: Mapping[str, WeightTransfer], train: Pool[Any], rollout: Pool[Any], version: int) -> dict[str, Any]:
     if name == "whole":
         rollout.call("receive", train.send(0, "whole", group="model"), seconds=60.0, group="model").result()
         return {}
-    moved = carriers[name].move(version, 60.0)
+    moved = transfers[name].move(version, 60.0)
     return {"inbound": moved["inbound"], "bound": moved["bound"], f"{name} extra": moved["extra"]}
 
 

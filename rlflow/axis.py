@@ -54,6 +54,7 @@ class Axis:
 
     @property
     def groups(self) -> int:
+        """The number of groups."""
         return int(self.slots[-1]) + 1 if len(self) else 0
 
     @staticmethod
@@ -62,6 +63,7 @@ class Axis:
         return Axis(torch.stack([torch.arange(start, start + rows), torch.zeros(rows, dtype=torch.int64)], 1))
 
     def take(self, index: Tensor) -> Axis:
+        """The axis of some of the rows. ``index``: int64 [rows kept]."""
         return Axis(self.keys[index], self, index, self.grouped)
 
     def repeat(self, times: int) -> Axis:
@@ -78,12 +80,11 @@ class Axis:
     @staticmethod
     def join(parts: Sequence[Axis]) -> Axis:
         """The rows of the parts, one part after another. Groups of different parts stay apart, and are numbered along the new axis."""
-        width = max(part.keys.shape[1] for part in parts)
-        paths = torch.cat([torch.nn.functional.pad(part.keys, (0, width - part.keys.shape[1])) for part in parts])
+        paths = stacked([part.keys for part in parts])
         before = itertools.accumulate((part.groups for part in parts), initial=0)
         number = torch.cat([part.slots + start for part, start in zip(parts, before, strict=False)])
         within = torch.cat([torch.arange(len(part)) - part.heads[part.slots] for part in parts])
-        return Axis(torch.cat([paths, torch.stack([number, within], 1)], 1), grouped=any(part.grouped for part in parts))
+        return Axis(torch.cat([paths, torch.stack([number, within], 1)], 1), grouped=all(part.grouped for part in parts))
 
     @property
     def line(self) -> Iterator[Axis]:
@@ -94,20 +95,21 @@ class Axis:
             step = step.parent
 
     def rows_of(self, other: Axis) -> Tensor | None:
-        """For each row of ``other`` the row of this axis whose columns it may read, -1 where it has none; None where the axes are
-        unrelated, or where several rows of this axis belong to one of the other.
+        """The row of this axis whose columns each row of ``other`` may read, int64 [rows of other], -1 where a row has none; None where
+        the axes are unrelated, or where several rows of this axis belong to one of the other.
 
-        Related are an axis and what was made from it, both ways, and axes that were made from one.
-        """
-        found = self._meets(other)
-        return None if found is None else found[0] if found[1] is None else _through(found[1], found[2], found[0])
+        An axis is related to the axes that were made from it, to the axes that it was made from, and to axes that were made from the
+        same one."""
+        rows = self._meets(other)
+        return None if rows is None else rows[0] if rows[1] is None else _through(rows[1], rows[2], rows[0])
 
     def groups_of(self, other: Axis) -> Tensor | None:
-        """The same for groups: the slot of this axis that each row of ``other`` may read."""
-        found = self._meets(other)
-        if found is None:
+        """The groups of this axis that each row of ``other`` may read: slots, int64 [rows of other], -1 where a row has none; None where
+        the axes are unrelated, or where several groups belong to one row."""
+        rows = self._meets(other)
+        if rows is None:
             return None
-        return self.slots[found[0]] if found[1] is None else _through(found[1][self.heads], found[2], found[0])
+        return self.slots[rows[0]] if rows[1] is None else _through(rows[1][self.heads], rows[2], rows[0])
 
     def _meets(self, other: Axis) -> tuple[Tensor, Tensor | None, int] | None:
         """The nearest axis that both came from: its row for each row of ``other``, and for each of this axis (None: it is this axis);
@@ -141,6 +143,12 @@ def _through(origin: Tensor, rows: int, wanted: Tensor) -> Tensor | None:
     if len(torch.unique(origin)) < len(origin):
         return None
     return torch.full((rows,), -1, dtype=torch.int64).index_put_((origin,), torch.arange(len(origin)))[wanted]
+
+
+def stacked(keys: Sequence[Tensor]) -> Tensor:
+    """Paths one after another, shorter ones filled up with zeros."""
+    width = max(part.shape[1] for part in keys)
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in keys])
 
 
 def starts(keys: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author.source import call_place
-from rlflow.axis import Axis, starts
+from rlflow.axis import Axis, stacked, starts
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.copy_on_write import lent
 from rlflow.errors import FlowError, Problem, listed, nearest
@@ -48,16 +48,19 @@ class Data:
 
     @property
     def ragged(self) -> bool:
+        """Whether rows have values of several lengths."""
         return self.kind.level in (Level.TOKEN, Level.PROMPT)
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the values and lengths."""
         if isinstance(self.value, Tensor):
             return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
         return sum(len(v.encode()) if isinstance(v, str) else v.nbytes for v in self.value)
 
     def padded(self, axis: Axis) -> Any:
-        """What a stage sees: [rows, longest] for tokens, [rows] for rows and groups, 0-d for scalars, list[str] for text."""
+        """The values as a stage reads them: a tensor [rows, longest] for token columns, [rows] for row and group columns, 0-d for
+        scalars; list[str] for text."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return pad(self.value, self.lengths)  # type: ignore[arg-type]
@@ -131,8 +134,8 @@ def pick(flat: Tensor, lengths: Tensor, index: Tensor) -> Tensor:
     if len(index) and len(flat) >= LONG * len(lengths):
         rows = torch.split(flat, lengths.tolist())
         return torch.cat([rows[i] for i in index.tolist()])
-    starts, taken = (lengths.cumsum(0) - lengths)[index], lengths[index]
-    return flat[starts.repeat_interleave(taken) + ramp(taken)]
+    starts, counts = (lengths.cumsum(0) - lengths)[index], lengths[index]
+    return flat[starts.repeat_interleave(counts) + ramp(counts)]
 
 
 def ramp(lengths: Tensor) -> Tensor:
@@ -184,11 +187,13 @@ class Batch:
         return self.data[name]
 
     def select(self, *names: str) -> Batch:
+        """The batch with these columns alone. Raises KeyError for a name that it does not have."""
         return Batch(self.axis, {name: self._data(name) for name in names})
 
     def drop(self, *names: str) -> Batch:
-        gone = {name: self._data(name) for name in names}
-        return Batch(self.axis, {name: data for name, data in self.data.items() if name not in gone})
+        """The batch without these columns. Raises KeyError for a name that it does not have."""
+        dropped = {name: self._data(name) for name in names}
+        return Batch(self.axis, {name: data for name, data in self.data.items() if name not in dropped})
 
     def rename(self, **names: str) -> Batch:
         """``rename(old="new")``. A column that has the new name already is replaced, as by ``|``."""
@@ -227,7 +232,7 @@ class Batch:
             if _families(other) != _families(first):
                 raise FlowError(Problem("concat-columns", "batches to join have different columns", call_place(),
                                         found=listed(_families(other)), expected=listed(_families(first))))
-        axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
+        axis = Axis(stacked([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
         return Batch(axis, {name: _joined([batch.data[name] for batch in batches], batches, axis) for name in first.data})
 
     def __repr__(self) -> str:

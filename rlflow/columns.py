@@ -12,7 +12,7 @@ FAMILIES = ("float", "uint", "int", "bool")
 
 
 class Level(StrEnum):
-    """What one entry of a column speaks of."""
+    """The unit that has one value of a column: a token, a row, a group, or the whole batch."""
 
     TOKEN = "token"
     PROMPT = "prompt"
@@ -130,9 +130,9 @@ def checked_kinds(what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
     return dict(kinds)
 
 
-def fits(given: Kind | None, expected: Kind | None) -> bool:
+def fits(kind: Kind | None, expected: Kind | None) -> bool:
     """Whether a column of one kind may be read as another. Groups are read by rows as repeated."""
-    if given is None or expected is None:
+    if kind is None or expected is None:
         return True
-    same_level = given.level is expected.level or (given.level, expected.level) == (Level.GROUP, Level.ROW)
-    return same_level and (given.family is None or expected.family is None or given.family == expected.family)
+    same_level = kind.level is expected.level or (kind.level, expected.level) == (Level.GROUP, Level.ROW)
+    return same_level and (kind.family is None or expected.family is None or kind.family == expected.family)

@@ -1,9 +1,10 @@
-"""What rlflow says when something is wrong, and to whom.
+"""The errors of rlflow, and to whom each is addressed.
 
     FlowError    the author of the algorithm, before anything runs
     PlanError    whoever chose the settings, the data or the placement
     StageError   a stage raised while it ran; the original exception is its cause
     RunHeld      another process is running in the same directory
+    RemoteError  another process raised or does not answer: Late, Dead
 
 Every message names the place, what was found, what was expected, the nearest name where there is one, and what to write instead.
 """
@@ -21,7 +22,7 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a file. Prints as ``path:line``, relative to the working directory where it is inside."""
+    """A line of a file. Prints as ``path:line``, with a path relative to the working directory where the file is below it."""
 
     path: str
     line: int
@@ -34,24 +35,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding. ``code`` is stable and names the kind of mistake; ``variant`` is the setting under which it shows."""
+    """One finding, as `rlflow check` and errors print it."""
 
-    code: str
+    code: str  # stable name of the kind of mistake
     message: str
-    place: Place | None = None
-    definition: Place | None = None
+    place: Place | None = None  # where the mistake is
+    definition: Place | None = None  # where the thing that it is about is defined
     found: str = ""
     expected: str = ""
-    nearest: str | None = None
-    remedy: str = ""
-    variant: str = ""
+    nearest: str | None = None  # the known name that was probably meant
+    remedy: str = ""  # what to write or do instead
+    variant: str = ""  # the setting under which the mistake shows
     severity: Severity = "error"
 
     def __str__(self) -> str:
-        where = f"{self.place}: " if self.place else ""
+        place = f"{self.place}: " if self.place else ""
         level = "" if self.severity == "error" else f"{self.severity}: "
         under = f"with {self.variant}, " if self.variant else ""
-        lines = [f"{where}{level}{under}{self.message}"]
+        lines = [f"{place}{level}{under}{self.message}"]
         details = {"defined": self.definition, "found": self.found, "expected": self.expected}
         details |= {"nearest": self.nearest, "remedy": self.remedy}
         lines += [f"  {name + ':':<10}{value}" for name, value in details.items() if value]
@@ -68,66 +69,65 @@ class _Reported(Exception):
 
 
 class FlowError(_Reported):
-    """The algorithm's text cannot be what its author meant."""
+    """The algorithm is wrong: its source cannot be what the author meant. Raised before anything runs."""
 
 
 class PlanError(_Reported):
-    """The settings, the data, the model or the placement of a run do not fit."""
+    """The settings, the data, the model or the placement of a run do not fit together, or cannot be used."""
 
     @classmethod
     def of(cls, code: str, message: str, **details: object) -> PlanError:
+        """An error with one ``Problem`` of these fields."""
         return cls(Problem(code, message, **details))  # type: ignore[arg-type]
 
 
 class RunHeld(PlanError):
-    """A run directory is in use by another process."""
+    """Another process runs in the same run directory."""
 
 
 @dataclass(eq=False)
 class StageError(Exception):
-    """A stage raised, or passed its deadline. ``columns`` maps each input to its padded shape. Without a ``stage`` it was between two.
-    ``lines``: the last lines of the user's files that the error went through, the one that raised first. ``then``: what of the run is
-    saved, and how to go on."""
+    """A stage raised, or did not end by its deadline."""
 
-    stage: str
+    stage: str  # empty where the run failed between two stages
     iteration: int
-    rows: int
+    rows: int  # rows that the stage was called with
     message: str
-    place: Place | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    then: str = ""
-    lines: tuple[str, ...] = ()
+    place: Place | None = None  # of the call in the flow
+    columns: Mapping[str, str] = field(default_factory=dict)  # input → its padded shape
+    then: str = ""  # what of the run is saved, and how to go on
+    lines: tuple[str, ...] = ()  # last lines of the user's files that the error went through, the one that raised first
 
     def __str__(self) -> str:
-        where = f"{self.place}: " if self.place else ""
-        what = f"stage '{self.stage}' failed in iteration {self.iteration} on {self.rows} rows" if self.stage else (
+        place = f"{self.place}: " if self.place else ""
+        failure = f"stage '{self.stage}' failed in iteration {self.iteration} on {self.rows} rows" if self.stage else (
             f"the run failed between stages, in iteration {self.iteration}")
-        lines = [f"{where}{what}: {printable(self.message)}"]
+        lines = [f"{place}{failure}: {printable(self.message)}"]
         lines += [f"  {'raised by' if not n else 'called by'} {printable(line)}" for n, line in enumerate(self.lines)]
         lines += [f"  {name}: {shape}" for name, shape in self.columns.items()]
         return "\n".join([*lines, *([printable(self.then)] if self.then else [])])
 
 
 class SkipIteration(Exception):
-    """There is nothing to train on in this iteration. ``account``: what became of the rows that were sampled for it."""
+    """An iteration has no row to train on; the run goes on with the next one."""
 
-    account: object = None
+    account: object = None  # what became of the rows that were sampled for it
 
 
 class Stopped(Exception):
-    """The iteration was stopped on request before any weights changed: it can be run again as if it had not begun."""
+    """An iteration was stopped on request before any weights changed, so that it can be run again from its beginning."""
 
 
 class RemoteError(Exception):
-    """What another process raised, or that it does not answer. The text says of which type, and where."""
+    """Another process raised an error, or does not answer. The text names the error's type and the process."""
 
 
 class Late(RemoteError):
-    """Ranks that have not answered by the deadline of a call."""
+    """Workers have not answered by the deadline of a call."""
 
 
 class Dead(RemoteError):
-    """A worker is gone."""
+    """A worker process has ended, or was ended since it did not answer."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -136,12 +136,12 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """The text with control characters escaped: a file name or a sample must not drive a terminal."""
+    """The text with control characters escaped except those in ``keep``, so that a file name or a sample cannot drive a terminal."""
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def listed(names: Iterable[str], limit: int = 16) -> str:
     """Names for a message: comma-separated, cut after ``limit``."""
     names = list(names)
-    more = f", … ({len(names)} in all)" if len(names) > limit else ""
-    return (", ".join(names[:limit]) or "none") + more
+    suffix = f", … ({len(names)} in all)" if len(names) > limit else ""
+    return (", ".join(names[:limit]) or "none") + suffix

@@ -48,7 +48,7 @@ class Placement:
             return None
         return (self.generators if node.op is Op.GENERATE else self.trainers).get(node.role)
 
-    def lies(self, role: str, half: str) -> Parallel:
+    def parallelism(self, role: str, half: str) -> Parallel:
         """How a half of a role is distributed over its pool."""
         return self.parallel.get((role, half), Parallel())
 
@@ -129,7 +129,7 @@ def homes(graph: Graph, placement: Placement) -> dict[int, str]:
 
 
 def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]]:
-    """For each reward role the pools on which it scores rows."""
+    """The pools on which each reward role scores rows."""
     pools: dict[str, frozenset[str]] = {}
     home = homes(graph, placement)
     for node in graph.nodes:

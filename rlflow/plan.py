@@ -17,7 +17,7 @@ FORWARDS = (Op.LOGPROBS, Op.VALUES)
 
 @dataclass(frozen=True)
 class PassNote:
-    """What a pass did, in one line."""
+    """The name of a pass, and one line about its changes to the plan."""
 
     name: str
     what: str
@@ -47,15 +47,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run in one iteration. ``live`` are node ids, ``kept`` the columns worth holding, ``held_to_end`` those that the run's
-    records read; ``bodies`` plans of repeats by node id; ``ahead`` by forward the rows of a step of the update that begins with it.
+    """The plan of one iteration. ``live``: ids of nodes that run; ``kept``: the columns that are stored; ``held_to_end``: the columns
+    that the run's records read; ``bodies``: plans of repeats by node id; ``ahead``: by forward pass the rows of a step of the update
+    that begins with it.
 
-    ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``
-    by id. A node in pieces joins what they gave. Ids of chunks and pieces follow those of the nodes.
+    ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``:
+    by id. A node in pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes.
 
-    ``residency``: of pools with a limit what lies in memory when. ``turns``: for a node or piece the one that has its lane before it,
-    where that is settled.
-    """
+    ``residency``: the memory schedules of pools with a limit. ``turns``: for a node or piece the one that has its lane before it, where
+    that is settled."""
 
     program: Program
     graph: Graph
@@ -77,20 +77,20 @@ class Plan:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """What is scheduled: live nodes and pieces."""
+        """Ids of all units that the executor schedules: live nodes and pieces."""
         return (*self.live, *self.pieces)
 
     @cached_property
     def in_pieces(self) -> dict[int, list[int]]:
-        """For each node that is cut its pieces."""
-        found: dict[int, list[int]] = {}
+        """The pieces of each node that is cut into pieces."""
+        pieces: dict[int, list[int]] = {}
         for i, piece in self.pieces.items():
-            found.setdefault(piece.node, []).append(i)
-        return found
+            pieces.setdefault(piece.node, []).append(i)
+        return pieces
 
     @cached_property
     def source_of(self) -> dict[int, int]:
-        """For each chunk the node that samples it."""
+        """The sampling node of each chunk."""
         return {chunk: source for source, chunks in self.chunks.items() for chunk in chunks}
 
     def node(self, unit: int) -> Node:
@@ -99,11 +99,11 @@ class Plan:
 
     @cached_property
     def within(self) -> dict[str, str]:
-        """For each node of a `repeat` body the name of the `repeat`."""
-        found: dict[str, str] = {}
+        """The name of the `repeat` around each node of a body."""
+        names: dict[str, str] = {}
         for i, body in self.bodies.items():
-            found |= dict.fromkeys((body.graph.nodes[j].name for j in body.live), self.graph.nodes[i].name) | body.within
-        return found
+            names |= dict.fromkeys((body.graph.nodes[j].name for j in body.live), self.graph.nodes[i].name) | body.within
+        return names
 
     def works_in(self, node: int) -> str:
         """The lane of the node's work: of one in pieces theirs."""
@@ -111,7 +111,8 @@ class Plan:
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
-        """For each live node the live nodes that must be done before it; for a piece those, but of its source just its chunk."""
+        """The live nodes that must end before each live node starts. A piece waits as its node does, but of the sampling node for its
+        own chunk alone."""
         live = set(self.live)
         found = {i: {j for j in self.graph.order.predecessors(i) if j in live} for i in self.live}
         pieces = {i: found[piece.node] - {piece.source} | {self._chunk(piece)} for i, piece in self.pieces.items()}
@@ -132,21 +133,22 @@ class Plan:
 
     @cached_property
     def followers(self) -> dict[int, tuple[int, ...]]:
-        """For each live node, piece and chunk those that wait for it."""
-        found: dict[int, list[int]] = {i: [] for i in itertools.chain(self.units, *self.chunks.values())}
+        """The units that wait for each live node, piece and chunk."""
+        after: dict[int, list[int]] = {i: [] for i in itertools.chain(self.units, *self.chunks.values())}
         for i, before in self.waits_for.items():
             for j in before:
-                found[j].append(i)
-        return {i: tuple(later) for i, later in found.items()}
+                after[j].append(i)
+        return {i: tuple(later) for i, later in after.items()}
 
     @cached_property
     def reads(self) -> dict[int, frozenset[Column]]:
-        """For each live node the columns that it reads. One in pieces reads for them, since it ends after all."""
-        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces) for i in self.units}
+        """The columns that each live node reads. A node in pieces reads for all of them, since it ends after the last."""
+        return {i: frozenset(item.column for item in self.node(i).inputs if i not in self.pieces and item.column in self.kept)
+                for i in self.units}  # fmt: skip
 
     @cached_property
     def gives(self) -> dict[int, tuple[Column, ...]]:
-        """For each live node its columns that are kept. What pieces give is not seen before it is joined."""
+        """The columns of each live node that are kept. Columns of pieces are not seen before the node joins them."""
         return {i: tuple(Column(i, name) for name in self.keeps(self.node(i)) if i not in self.pieces) for i in self.units}
 
     def shared(self, seconds: Mapping[int, float]) -> dict[int, float]:
@@ -156,16 +158,16 @@ class Plan:
 
     @cached_property
     def readers(self) -> dict[Column, set[int]]:
-        """For each kept column the live nodes that read it."""
-        found: dict[Column, set[int]] = {column: set() for column in self.kept}
+        """The live nodes that read each kept column."""
+        nodes: dict[Column, set[int]] = {column: set() for column in self.kept}
         for i, columns in self.reads.items():
             for column in columns:
-                found.setdefault(column, set()).add(i)
-        return found
+                nodes.setdefault(column, set()).add(i)
+        return nodes
 
     def keeps(self, node: Node) -> tuple[str, ...]:
         """Names of the node's outputs that are kept."""
         return tuple(output.name for output in node.outputs if Column(node.id, output.name) in self.kept)
 
     def __str__(self) -> str:
-        return "\n".join(str(did) for did in self.did)
+        return "\n".join(str(note) for note in self.did)

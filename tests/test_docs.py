@@ -212,8 +212,9 @@ def codes(places: Iterable[str]) -> dict[str, set[str]]:
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Problem", "PlanError.of"):
-                    level = next((ast.literal_eval(k.value) for k in node.keywords if k.arg == "severity"), "error")
-                    found.setdefault(ast.literal_eval(node.args[0]), set()).add(level)
+                    severity = next((k.value for k in node.keywords if k.arg == "severity"), ast.Constant("error"))
+                    choices = (severity.body, severity.orelse) if isinstance(severity, ast.IfExp) else (severity,)
+                    found.setdefault(ast.literal_eval(node.args[0]), set()).update(map(ast.literal_eval, choices))
     return found
 
 

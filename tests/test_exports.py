@@ -19,6 +19,7 @@ OTHERS = {
     "geometric_gain", "token_covariance", "largest_tokens", "drawn_tokens",  # gains of whole responses; choosing tokens
     "FlowError", "PlanError", "StageError",  # what calls raise
     "columns", "register_dispatch",  # the table, and modes of one's own
+    "ask", "choose", "concat",  # rows of rows
     "run", "roles", "prompt",  # running from Python; the sixth level
 }  # fmt: skip
 

@@ -111,10 +111,12 @@ class Trainer(local.Trainer):
 
     @property
     def device(self) -> torch.device:
+        """The device that holds this rank's parameters."""
         return torch.device(self.spec.device)
 
     @staticmethod
     def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        """The parts of memory that ranks divide at these settings: ZeRO stage 1 the optimizer, 2 also gradients, 3 also weights."""
         return (("optimizer",), ("gradient", "optimizer"), ("weights", "adapters", "gradient", "optimizer"))[settings.zero - 1]
 
     # -- computing ---------------------------------------------------------------------------------------------------------------
@@ -131,6 +133,7 @@ class Trainer(local.Trainer):
         return self.forward(batch, want)
 
     def backward(self, objective: Tensor) -> None:
+        """Add the gradient of an objective, a scalar summed over this rank's rows, to the gradients of this step."""
         self.engine.backward(objective * self.peers.ranks, scale_wrt_gas=False)  # it takes the mean over ranks; a step wants the sum
 
     def step(self) -> OptimizerStep:

@@ -46,18 +46,23 @@ class ShardedNetwork(Network):
         self.added: list[str] = []
 
     def whole(self, tensor: Tensor) -> Tensor:
+        """Gather a parameter from all ranks. Every rank must call it."""
         return whole(tensor.detach())
 
     def put(self, target: Tensor, value: Tensor) -> None:
+        """Write this rank's part of a whole tensor into a parameter."""
         own(target).copy_(value[box(target)])
 
     def identity(self, tensor: Tensor) -> Any:
+        """A value that tied parameters share, to tell them from others."""
         return id(tensor)
 
     def held(self) -> Iterator[Tensor]:
+        """The tensors of this rank: its own parts of parameters and buffers."""
         return (own(tensor) for tensor in super().held())
 
     def to(self, device: torch.device | str) -> None:
+        """Move this rank's parts to a device."""
         self.root.to(device)
 
     def save(self, folder: Path) -> None:

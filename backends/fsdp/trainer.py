@@ -35,6 +35,7 @@ class Trainer(local.Trainer):
 
     @staticmethod
     def divided(settings: TrainerSettings) -> tuple[str, ...]:
+        """The parts of memory that ranks divide at these settings."""
         return ("weights", "adapters", "gradient", "optimizer") if settings.shard == "full" else ()
 
     def _network(self) -> Network:

@@ -19,6 +19,8 @@ class GrowingLayer(DynamicLayer):
     """
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values, [rows, heads, new tokens, width], and give those of all tokens. Rooms grow by doubling, so that
+        appending does not copy each time."""
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
             self.rooms = _room(key_states), _room(value_states)

@@ -53,7 +53,7 @@ class Network:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.module.device
 
     def hidden(self, ids: Tensor, positions: Tensor, **options: Any) -> Tensor:
@@ -164,7 +164,7 @@ class Network:
 
 
 def _silent(*_: Any) -> None:
-    """In place of transformers' warning about padding, which does not hold here: masks are given where they are needed."""
+    """Replace transformers' warning about padding. The warning does not apply here: masks are passed wherever they are needed."""
 
 
 def load_network(spec: ModelSpec, settings: TrainerSettings | None = None) -> Network:
@@ -362,10 +362,9 @@ def _candidates(config: Any) -> Iterator[Transform]:
 
 @torch.no_grad()
 def _logit_transform(network: Network) -> Transform:
-    """What the model does to logits after its head, found by trying: the one that gives the model's own logits on a few tokens.
-
-    The head's output is spread over [-30, 30] for the trial, so that a soft cap shows on small weights too.
-    """
+    """Find the transform that the model applies to its head's logits, such as a scale or a soft cap. Known transforms are tried on a few
+    tokens until one gives the model's own logits. The head's output is spread over [-30, 30] for the trial, so that a soft cap shows on
+    small weights too."""
     module = network.module
     ids = torch.arange(4, device=network.device)[None] % module.get_output_embeddings().weight.shape[0]
     spread = module.get_output_embeddings().register_forward_hook(lambda _, __, x: x + torch.linspace(-30, 30, x.shape[-1]).to(x))

@@ -76,7 +76,7 @@ class Trainer:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.network.device
 
     @torch.no_grad()

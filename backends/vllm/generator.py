@@ -78,8 +78,9 @@ class Generator:
         return batch_of(axis, whole(drawing), sampling, self.eos, self.tokenizer)
 
     def generate_chunks(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int], chunks: int) -> Iterator[Batch]:
-        """The same rows in ``chunks`` chunks, each as soon as its last row has ended: of the rows that may be sampled at once
-        (``max_num_seqs``) by length, of equals those first that stopped, ties by row; then of as many as come after these."""
+        """Sample as ``generate`` does, and give the rows in ``chunks`` chunks, each as soon as its last row has ended. A chunk holds
+        rows that may be sampled at once (``max_num_seqs``) by length, of equal lengths first the rows that stopped, ties by row; then
+        the rows that come after these."""
         axis, drawing = self._drawn(prompts, sampling, seeds)
         drawn: Sequence[Row] = ()
 
@@ -155,8 +156,8 @@ class Generator:
         return self.engine.writing(version)
 
     def pause(self, seconds: float = PAUSE_SECONDS) -> None:
-        """For another thread, while rows are sampled: sample no token from now on. Rows under way stay, and so does a call that begins;
-        what still waits after ``seconds`` raises TimeoutError. Raises ValueError where several ranks share the engine: they take weights
+        """Stop sampling tokens until ``resume``. It is called by another thread while rows are sampled. Rows under way stay. A call that
+        still waits after ``seconds`` raises TimeoutError. Raises ValueError where several ranks share the engine: these take weights
         between two calls."""
         self.engine.pause(seconds)
 

@@ -51,11 +51,11 @@ def checks(ground: Ground, backend: str) -> Iterator[Check]:
 
 def weights(ground: Ground, one: object) -> Iterator[Check]:
     """Straight into a generator's memory, as a pool moves them."""
-    from rlflow.cluster.weights.same_ranks import Moving
+    from rlflow.cluster.weights.same_ranks import SameRankTransfer
     from rlflow.execution.engine import Model
 
     generator = local.Generator(ModelSpec(PACKAGED, device=ground.device))
-    moving = Moving(Model(one, generator), "auto", "gpu-section", ground.device, 1)
+    moving = SameRankTransfer(Model(one, generator), "auto", "gpu-section", ground.device, 1)
     moving(STEPS)
     there = dict(generator.network.tensors())
     yield holds("weights go to a generator by a plan", all(torch.equal(x.cpu(), there[name].cpu()) for name, x in one.weights()))

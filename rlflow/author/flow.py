@@ -44,10 +44,12 @@ class Flow:
 
     @property
     def name(self) -> str:
+        """The function's name."""
         return self.function.__name__
 
     @property
     def place(self) -> Place:
+        """File and line of the definition."""
         return source.definition_place(self.function)
 
     @cached_property

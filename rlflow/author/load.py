@@ -21,14 +21,14 @@ from rlflow.errors import FlowError, Place, PlanError, Problem, listed, nearest
 
 @dataclass(frozen=True)
 class Target:
-    """What a user named: the file, and the flow in it where the file has several."""
+    """A file that a user named, and the flow in it where the file has several."""
 
     path: Path
     flow: str | None = None
 
 
 def algorithms_folder() -> Path:
-    """Where the installed algorithms lie."""
+    """The folder of the installed algorithms."""
     return Path(next(iter(importlib.import_module("rlflow.algorithms").__path__)))
 
 

@@ -32,6 +32,7 @@ class Loss:
 
     @property
     def name(self) -> str:
+        """The function's name."""
         return self.function.__name__
 
     @property
@@ -41,14 +42,17 @@ class Loss:
 
     @cached_property
     def signature(self) -> Signature:
+        """The columns and settings that the function takes after ``new``."""
         return signature.read(self.function, skip=1)
 
     @property
     def place(self) -> Place:
+        """File and line of the definition."""
         return source.definition_place(self.function)
 
     @property
     def digest(self) -> str:
+        """A digest of the function's source and of what it uses, by which a changed loss is recognised."""
         return source.digest(self.function)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -12,11 +12,23 @@ if TYPE_CHECKING:
 
 
 class Scope(Protocol):
-    """What a flow's calls of stages and of `repeat` are handed to. Role verbs go to the role objects."""
+    """The receiver of a flow's calls of stages, `repeat`, `ask`, `choose` and `concat`: a tracer, or a session that runs them. Verbs of
+    roles go to the role objects."""
 
-    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any: ...
+    def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Any:
+        """Call a stage on a batch. ``gives``: new names of its columns."""
 
-    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any: ...
+    def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
+        """Call ``body`` on fresh prompts until ``groups`` groups are kept, at most ``tries`` times."""
+
+    def ask(self, batch: Any, column: str) -> Any:
+        """Make a prompt of every row, from a text column."""
+
+    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Any:
+        """Keep rows by a column."""
+
+    def concat(self, batches: Sequence[Any]) -> Any:
+        """Join rows of several batches."""
 
 
 _current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
@@ -34,6 +46,7 @@ def current() -> Scope:
 
 @contextlib.contextmanager
 def entered(scope: Scope) -> Iterator[None]:
+    """Send calls inside the ``with`` block to this scope."""
     token = _current.set(scope)
     try:
         yield

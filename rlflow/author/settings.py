@@ -34,21 +34,21 @@ def fields(settings: type) -> dict[str, Field]:
     """The fields of a settings dataclass, in order."""
     comments = _comments(settings)
     hints = typing.get_type_hints(settings, include_extras=True)
-    found = {}
+    entries = {}
     for entry in dataclasses.fields(settings):
         place, comment = comments.get(entry.name, (None, ""))
         default = entry.default_factory() if entry.default_factory is not dataclasses.MISSING else entry.default
-        found[entry.name] = Field(entry.name, hints[entry.name], default, comment, place)
-    return found
+        entries[entry.name] = Field(entry.name, hints[entry.name], default, comment, place)
+    return entries
 
 
 def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:
-    """Where each field is declared and the comment on its lines, those of base classes included."""
-    found: dict[str, tuple[Place | None, str]] = {}
+    """The place of each field's declaration and the comment on its lines, with the fields of base classes."""
+    comments: dict[str, tuple[Place | None, str]] = {}
     for owner in reversed(settings.__mro__):
         if dataclasses.is_dataclass(owner):
-            found |= _own_comments(owner)
-    return found
+            comments |= _own_comments(owner)
+    return comments
 
 
 def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
@@ -61,12 +61,12 @@ def _own_comments(settings: type) -> dict[str, tuple[Place | None, str]]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     remarks = {t.start[0]: t.string.lstrip("#").strip() for t in tokens if t.type == tokenize.COMMENT}
     path = inspect.getsourcefile(settings) or ""
-    found: dict[str, tuple[Place | None, str]] = {}
+    comments: dict[str, tuple[Place | None, str]] = {}
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             comment = next((remarks[row] for row in range(node.lineno, (node.end_lineno or 0) + 1) if row in remarks), "")
-            found[node.target.id] = (Place(path, start + node.lineno - 1), comment)
-    return found
+            comments[node.target.id] = (Place(path, start + node.lineno - 1), comment)
+    return comments
 
 
 def override(settings: Any, given: Mapping[str, Any], prefix: str) -> Any:
@@ -110,17 +110,17 @@ def parse(type_: Any, value: Any) -> Any:
         value = None
     try:
         adapter = _adapter(type_)
-        found = adapter.validate_strings(value) if isinstance(value, str) else adapter.validate_python(value)
+        parsed = adapter.validate_strings(value) if isinstance(value, str) else adapter.validate_python(value)
     except PydanticSchemaGenerationError:  # a type of the author's own: nothing is known about its values
         return value
     except ValidationError as error:
         reasons = "; ".join(dict.fromkeys(detail["msg"][0].lower() + detail["msg"][1:] for detail in error.errors()))
         raise ValueError(f"{described(type_)}: {reasons}") from None
-    if isinstance(found, float) and math.isnan(found):
+    if isinstance(parsed, float) and math.isnan(parsed):
         raise ValueError(f"{described(type_)}: input should be a number")
-    if isinstance(found, int) and not -(2**63) <= found < 2**63:
+    if isinstance(parsed, int) and not -(2**63) <= parsed < 2**63:
         raise ValueError(f"{described(type_)}: input should fit into 64 bits")
-    return found
+    return parsed
 
 
 @functools.lru_cache(maxsize=256)
@@ -174,8 +174,8 @@ def _others(type_: Any, value: Any) -> list[Any]:
     if typing.get_origin(type_) is Literal:
         return [choice for choice in typing.get_args(type_) if choice != value]
     if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union:
-        found = [other for part in typing.get_args(type_) for other in _others(part, value)]
-        return [other for number, other in enumerate(found) if other not in found[:number]]
+        others = [other for part in typing.get_args(type_) for other in _others(part, value)]
+        return [other for number, other in enumerate(others) if other not in others[:number]]
     if isinstance(value, bool):
         return [not value]
     return [type(value)(0)] if isinstance(value, int | float) and value else []

@@ -32,6 +32,7 @@ class Signature:
 
     @property
     def column_names(self) -> tuple[str, ...]:
+        """The names of the columns, in order."""
         return tuple(column.name for column in self.columns)
 
 

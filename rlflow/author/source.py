@@ -57,16 +57,16 @@ def digest(function: Callable[..., Any]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _meaning(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
-    if id(function) in seen:
+def _meaning(function: types.FunctionType, visited: set[int]) -> Iterator[str]:
+    if id(function) in visited:
         return
-    seen.add(id(function))
+    visited.add(id(function))
     yield _syntax(function)
     named = {"defaults": function.__defaults__, **(function.__kwdefaults__ or {}), **_names(function)}
     for name, value in named.items():
         value = _unwrapped(value)
         if isinstance(value, types.FunctionType) and value.__code__.co_filename == function.__code__.co_filename:
-            yield from _meaning(value, seen)
+            yield from _meaning(value, visited)
         elif isinstance(value, type) and value.__module__ == function.__module__:
             yield _syntax(value)
         elif (constant := _constant(value)) is not None:
@@ -84,8 +84,8 @@ def _names(function: types.FunctionType) -> dict[str, Any]:
     """The globals and captured variables that a function names, in functions and comprehensions within it as well."""
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     captured = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    found = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
-    return found | {name: cell.cell_contents for name, cell in captured.items() if cell != types.CellType()}
+    values = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+    return values | {name: cell.cell_contents for name, cell in captured.items() if cell != types.CellType()}
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -33,7 +33,8 @@ class Stage:
         vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
 
     def __call__(self, *arguments: Any, gives: str | tuple[str, ...] | None = None, **settings: Any) -> Any:
-        """With a batch: a batch of what the stage gives, renamed by ``gives``. With anything else: the plain function."""
+        """Call the stage on a batch, which gives a batch with its columns, renamed by ``gives``. Called with anything else, the plain
+        function runs."""
         if len(arguments) == 1 and batch_like(arguments[0]):
             from rlflow.author.scope import current
 
@@ -47,18 +48,22 @@ class Stage:
 
     @property
     def name(self) -> str:
+        """The function's name."""
         return self.function.__name__
 
     @cached_property
     def signature(self) -> Signature:
+        """The columns and settings that the function takes."""
         return signature.read(self.function, skip=1 if self.on else 0)
 
     @property
     def place(self) -> Place:
+        """File and line of the definition."""
         return source.definition_place(self.function)
 
     @property
     def digest(self) -> str:
+        """A digest of the function's source and of what it uses, by which a changed stage is recognised."""
         return source.digest(self.function)
 
     @property

@@ -88,6 +88,7 @@ def judged(
 
 
 def unknown_setting(what: str, name: str, known: Mapping[str, Any], place: Place | None, definition: Place | None = None) -> Problem:
+    """A call names a setting that the function does not have."""
     close = nearest(name, known)
     remedy = f"write {close}=" if close else f"remove {name}=, or declare it after '*' in the function"
     return Problem("unknown-setting", f"{what} has no setting '{name}'", place, definition, found=name,
@@ -95,6 +96,7 @@ def unknown_setting(what: str, name: str, known: Mapping[str, Any], place: Place
 
 
 def missing_setting(what: str, name: str, expected: str, place: Place | None, definition: Place | None = None) -> Problem:
+    """A call lacks a setting that has no default."""
     return Problem("missing-setting", f"{what} needs the setting '{name}'", place, definition, found="nothing",
                    expected=f"{name}: {expected}", remedy=f"pass {name}= at the call")
 

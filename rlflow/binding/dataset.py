@@ -63,6 +63,7 @@ def holds_responses(flow: Flow, data: Dataset, source: str) -> None:
 
 
 def true_or_false(value: Any) -> bool:
+    """The value of ``--data.chat`` as a bool. Raises PlanError for anything but true and false."""
     if str(value).lower() not in ("true", "false"):
         raise PlanError.of("flag", "--data.chat is true or false", found=str(value), expected="true or false", remedy="--data.chat true")
     return str(value).lower() == "true"
@@ -90,6 +91,6 @@ def made_up(flow: Flow) -> Dataset:
     return Dataset("made-up records", records, ByteEncoder(), declared={n: k for n, k in flow.data.items() if n not in FIELDS})
 
 
-def divided(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
+def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
     """Training and held-out data; small data keep most of themselves for training."""
     return data.split(min(held_out, len({record.question for record in data.records}) // 5))

@@ -17,12 +17,12 @@ Dims = Mapping[str, tuple[tuple[str, int], ...]]  # by role the tensors that are
 
 
 def needed(role: BoundRole) -> Halves:
-    """What a run in one process makes of a role."""
+    """The halves of a role that a run in one process makes: all that it needs."""
     return role.needs
 
 
 def nothing(role: str, half: str, model: Any) -> None:
-    """What is done with models that nobody waits for."""
+    """Do nothing with a model that was loaded."""
 
 
 def make_models(

@@ -19,8 +19,8 @@ STRETCHED = ("linear", "dynamic", "yarn")  # rotary embeddings that reach by a f
 
 
 def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) -> Room:
-    """What the models of a run can take of a row: of data with responses all of it, else a prompt and what is sampled after it.
-    ``rewards``: as ``--reward`` names them. Raises PlanError where what is sampled leaves no room for a prompt."""
+    """How many tokens of a row the models of a run have room for: of data with responses the whole row, else a prompt and what is
+    sampled after it. ``rewards``: as ``--reward`` names them. Raises PlanError where what is sampled leaves no room for a prompt."""
     shortest = min(_limits(roles, rewards), default=None)
     if shortest is None:
         return Room()
@@ -52,8 +52,8 @@ def _limits(roles: Roles, rewards: Iterable[str]) -> Iterator[tuple[int, str]]:
     """The longest row of each model that has one, and whose it is: of roles, their engines, and reward models of their own folder."""
     for name, role in roles.items():
         if role.folder is not None and {half.backend for half in role.halves} != {"null"}:
-            found = {positions_of(role.folder): f"role '{name}'", role.generator.can.longest: f"role '{name}' (max_model_len)"}
-            yield from ((limit, whose) for limit, whose in found.items() if limit)
+            limits = {positions_of(role.folder): f"role '{name}'", role.generator.can.longest: f"role '{name}' (max_model_len)"}
+            yield from ((limit, whose) for limit, whose in limits.items() if limit)
     for spec in map(parse_reward, rewards):
         if spec.kind == "model" and (limit := positions_of(Path(spec.path))):
             yield limit, f"reward '{spec.name}'"

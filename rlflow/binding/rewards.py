@@ -84,7 +84,7 @@ class ModelScore:
 
 @dataclass(frozen=True)
 class RewardNames:
-    """Which rewards judge which role, as flags name them."""
+    """The rewards that judge each role, as flags name them."""
 
     named: tuple[RewardSpec, ...] = ()  # of --reward, in its order; the data's own scorer where none is named
     own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own (--ROLE.reward)
@@ -178,4 +178,5 @@ class Rewards:
         self._pool.hear = hear
 
     def close(self) -> None:
+        """End the processes of reward functions."""
         self._pool.close()

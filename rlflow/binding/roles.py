@@ -21,7 +21,7 @@ from rlflow.trace.compile import all_nodes
 
 
 class Halves(NamedTuple):
-    """What a role needs of its backends."""
+    """Whether a role needs a trainer, and whether it needs a generator."""
 
     trainer: bool
     generator: bool
@@ -29,7 +29,7 @@ class Halves(NamedTuple):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a trainer or generator does, by its class and its settings. ``rlflow/training/protocols.py`` says how each is declared."""
+    """Abilities of a trainer or generator, by its class and its settings. ``rlflow/training/protocols.py`` says how each is declared."""
 
     tensor: int = 1  # ranks that compute the same rows together
     collective: bool = False  # every rank of its pool takes part in each call
@@ -75,13 +75,16 @@ class BoundRole:
 
     @property
     def name(self) -> str:
+        """The role's name in the flow."""
         return self.use.name
 
     @property
     def halves(self) -> tuple[BoundHalf, BoundHalf]:
+        """The trainer, then the generator."""
         return self.trainer, self.generator
 
     def half(self, name: str) -> BoundHalf:
+        """The half of this name, trainer or generator."""
         return self.trainer if name == "trainer" else self.generator
 
 
@@ -166,7 +169,7 @@ def class_types(kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
-    """What a backend's class and its settings declare; what neither says is the default."""
+    """The abilities that a backend's class and its settings declare; one that neither declares has its default."""
     return Capabilities(
         tensor=getattr(chosen, "tensor_parallel", 1), collective=bool(getattr(kind, "collective", False)),
         row_exact=bool(getattr(kind, "row_exact", False)), chunks=hasattr(kind, "generate_chunks"), scores=hasattr(kind, "logprobs"),
@@ -187,6 +190,7 @@ def row_exact(name: str) -> bool:
 
 
 def no_half(name: str, half: str, role: str) -> Problem:
+    """The problem that a backend lacks a half that a role needs."""
     return Problem("backend-half", f"the backend '{name}' has no {half.capitalize()}, which role '{role}' needs", found=f"{half} {name}",
                    expected=f"a backend with a {half.capitalize()}, such as local", remedy=f"--{role}.{half} local")
 

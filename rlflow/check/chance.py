@@ -38,12 +38,13 @@ def _problem(node: Node, stage: Stage, name: str, place: Place) -> Problem:
                    remedy=f"take {one} as a parameter after '*' and pass it on", severity="warning")
 
 
-def unseeded(function: Callable[..., Any], seen: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
-    """What is drawn without a generator, and where: in the function and in those of its own file that it names."""
-    seen = seen if seen is not None else set()
-    if not isinstance(function, types.FunctionType) or function in seen:
+def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
+    """Find draws of random numbers without a generator, with their places, in a function and in the functions of its own file that it
+    calls."""
+    visited = visited if visited is not None else set()
+    if not isinstance(function, types.FunctionType) or function in visited:
         return
-    seen.add(function)
+    visited.add(function)
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -57,28 +58,28 @@ def unseeded(function: Callable[..., Any], seen: set[Any] | None = None) -> Iter
         if isinstance(call.func, ast.Name):
             other = inspect.unwrap(value) if callable(value := function.__globals__.get(call.func.id)) else None
             if isinstance(other, types.FunctionType) and other.__code__.co_filename == function.__code__.co_filename:
-                yield from unseeded(other, seen)
+                yield from unseeded(other, visited)
 
 
 def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
     """The name of a function that draws by the process' own chance, None for any other."""
     if isinstance(called, ast.Attribute) and called.attr in IN_PLACE:
         return f".{called.attr}()"
-    found = _value(called, names)
-    module, name = getattr(found, "__module__", None), getattr(found, "__name__", "")
+    function = _value(called, names)
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", "")
     torch = sys.modules.get("torch")
-    if torch is not None and name in TORCH and getattr(torch, name, None) is found:
+    if torch is not None and name in TORCH and getattr(torch, name, None) is function:
         return f"torch.{name}"
-    if isinstance(getattr(found, "__self__", None), random.Random) and found.__self__ is getattr(random, "_inst", None):
+    if isinstance(getattr(function, "__self__", None), random.Random) and function.__self__ is getattr(random, "_inst", None):
         return f"random.{name}"
-    own = getattr(found, "__self__", None)
+    own = getattr(function, "__self__", None)
     if (module or type(own).__module__).startswith("numpy.random") and name not in SEEDED and own is not None and not isinstance(own, type):
         return f"numpy.random.{name}"
     return None
 
 
 def _value(written: ast.expr, names: Mapping[str, Any]) -> Any:
-    """What a name, or an attribute of a module that is named, is; None for anything else."""
+    """The object that an expression names, directly or as an attribute of a module; None for any other expression."""
     if isinstance(written, ast.Name):
         return names.get(written.id)
     if isinstance(written, ast.Attribute) and isinstance(owner := _value(written.value, names), types.ModuleType):

@@ -17,17 +17,19 @@ from rlflow.trace.compile import Program, TraceOptions, TraceResult, trace
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found. ``program`` is None where the flow could not be traced to its end."""
+    """The findings of `check`. ``program`` is None where the flow could not be traced to its end."""
 
     program: Program | None
     problems: tuple[Problem, ...]
 
     @cached_property
     def errors(self) -> tuple[Problem, ...]:
+        """The problems for which a run would be refused."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
     def ok(self) -> bool:
+        """Whether there are no errors; warnings and notes may be there."""
         return not self.errors
 
 
@@ -53,7 +55,8 @@ def check(flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, st
 
 
 def function_problems(traced: TraceResult) -> list[Problem]:
-    """What the author's own functions do that the graph does not show; of a flow whose graph is sound, since a loss reads its columns."""
+    """Problems of the author's own functions that the graph does not show. Needs a flow whose graph is sound, since a loss reads its
+    columns."""
     if traced.program is None or any(problem.severity == "error" for problem in traced.problems):
         return []
     from rlflow.check.losses import loss_problems  # needs torch, which a flow that is refused need not load
@@ -64,9 +67,9 @@ def function_problems(traced: TraceResult) -> list[Problem]:
 def variant_problems(flow: Flow, hp: Any, options: TraceOptions | None, known: list[Problem]) -> Iterator[Problem]:
     """Columns that are read and not given when one setting has another value. Any other failure drops the variant: such a value is
     not meant."""
-    seen = {(problem.code, problem.message) for problem in known}
+    reported = {(problem.code, problem.message) for problem in known}
     for change, changed in variants(hp):
-        found = [p for p in trace(flow, changed, options).problems if p.severity == "error" and (p.code, p.message) not in seen]
-        if all(problem.code == "missing-column" for problem in found):
-            seen |= {(problem.code, problem.message) for problem in found}
-            yield from (replace(problem, variant=change) for problem in found)
+        missing = [p for p in trace(flow, changed, options).problems if p.severity == "error" and (p.code, p.message) not in reported]
+        if all(problem.code == "missing-column" for problem in missing):
+            reported |= {(problem.code, problem.message) for problem in missing}
+            yield from (replace(problem, variant=change) for problem in missing)

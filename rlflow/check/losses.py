@@ -30,7 +30,8 @@ CAUSE = {"entropy": '@loss(new=("logprobs", "entropy"))', "values": '@loss(new="
 
 
 class Quantities:
-    """What a loss is given as ``new``: as in a run, None where the loss did not ask for it; which of these it read is in ``lacking``."""
+    """The ``new`` that a loss is called with. As in a run, a quantity that the loss did not ask for is None; ``lacking`` has those that
+    it read all the same."""
 
     def __init__(self, new: New) -> None:
         self._new = new
@@ -45,7 +46,7 @@ class Quantities:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a loss made of the rows: its result, or what it raised."""
+    """The outcome of calling a loss on made rows: its result, or the exception that it raised."""
 
     result: Any = None
     raised: Exception | None = None
@@ -53,7 +54,8 @@ class Trial:
 
 
 def loss_problems(program: Program) -> Iterator[Problem]:
-    """What the losses of all updates do with made rows. A loss that reads columns of a kind not known before a run is passed over."""
+    """Problems that appear when the losses of all updates are called on made rows. A loss that reads columns whose kind is not known
+    before a run is skipped."""
     for node in program.graph.nodes:
         loss = program.functions.get(node.name)
         if node.op is Op.UPDATE and isinstance(loss, Loss):
@@ -64,15 +66,15 @@ def loss_problems(program: Program) -> Iterator[Problem]:
 
 def column_kinds(graph: Graph, node: Node, loss: Loss) -> dict[str, Kind] | None:
     """The columns that the loss reads and finds, with their kinds as given; None where one is not known."""
-    found = {}
+    kinds = {}
     for item in node.inputs:
         giver = graph.nodes[item.column.node]
         kind = next((output.kind for output in giver.outputs if output.name == item.column.name), None)
         if item.parameter in loss.signature.column_names:
             if kind is None or (kind.level is not Level.TEXT and kind.dtype is None):
                 return None
-            found[item.parameter] = kind
-    return found
+            kinds[item.parameter] = kind
+    return kinds
 
 
 def _judged(node: Node, loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any]) -> Iterator[Problem]:
@@ -106,10 +108,10 @@ def tried(loss: Loss, kinds: Mapping[str, Kind], settings: Mapping[str, Any], we
 
 
 def model_quantities(loss: Loss, chance: torch.Generator) -> New:
-    """What a model would compute for the loss, differentiable."""
-    made = {"logprobs": -_uniform((ROWS, TOKENS), chance), "entropy": _uniform((ROWS, TOKENS), chance),
+    """Random quantities in place of a model's, differentiable, for the loss to read."""
+    quantities = {"logprobs": -_uniform((ROWS, TOKENS), chance), "entropy": _uniform((ROWS, TOKENS), chance),
             "values": _uniform((ROWS, TOKENS), chance) - 0.5, "scores": _uniform((ROWS,), chance) - 0.5}  # fmt: skip
-    return New(**{name: made[name].requires_grad_() for name in loss.new})
+    return New(**{name: quantities[name].requires_grad_() for name in loss.new})
 
 
 def column(name: str, kind: Kind, chance: torch.Generator) -> Any:
@@ -150,14 +152,14 @@ def _raised(node: Node, loss: Loss, trial: Trial) -> Problem:
         name = trial.lacking[-1]
         return Problem("loss-quantity", f"loss '{loss.name}' reads new.{name}, which it does not ask the model for", node.place, loss.place,
                        found=f"new.{name} is None{by}", expected=f"one of new.{', new.'.join(loss.new)}", remedy=f"write {CAUSE[name]}")
-    severity = "warning" if isinstance(error, BY_VALUE) else "error"
     return Problem("loss-raised", f"loss '{loss.name}' raises {type(error).__name__} on {ROWS} rows of {TOKENS} tokens with arbitrary "
                    "numbers", node.place, loss.place, found=f"{type(error).__name__}: {error}{by}",
-                   expected="(value, metrics) for any rows", remedy="correct that line", severity=severity)  # type: ignore[arg-type]
+                   expected="(value, metrics) for any rows", remedy="correct that line",
+                   severity="warning" if isinstance(error, BY_VALUE) else "error")
 
 
 def _result_problem(node: Node, loss: Loss, result: Any, mean: Any) -> Problem | None:
-    """What is wrong with what a loss returned. A bare value is taken as one without metrics."""
+    """The problem with the value that a loss returned, None where there is none. A bare value counts as one without metrics."""
     value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 
     def wrong(message: str, found: str, expected: str, remedy: str) -> Problem:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rlflow.author.loss import Loss
 from rlflow.errors import Problem, listed
+from rlflow.graph.lineage import ahead_of_training, sources
 from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.trace.compile import Program
 
@@ -23,6 +24,7 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     for repeated in program.graph.nodes:
         if repeated.body is not None:
             yield from repeat_problems(program.graph, repeated, repeated.body, staleness)
+    yield from chain_problems(program.graph, staleness)
     generates = {use.name for use in program.graph.roles if use.generates}
     for node in program.graph.nodes:
         if node.op is Op.UPDATE and node.role in generates and not corrects(program.graph, node):
@@ -54,6 +56,25 @@ def repeat_problems(graph: Graph, repeated: Node, body: Graph, staleness: int) -
                           remedy=f"call '{node.name}' after the `repeat`, or leave --staleness out")
 
 
+def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
+    """Problems of nodes between the data and the nodes that sample. These nodes run ahead of training too, so they may read nothing that
+    training changes."""
+    trained = {use.name for use in graph.roles if use.trained}
+    changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
+    ahead = ahead_of_training(graph)
+    for node in (graph.nodes[i] for i in sorted(ahead) if graph.nodes[i].op not in (Op.GENERATE, Op.REPEAT)):
+        reads = [f"the weights of '{node.role}'"] if node.role in trained else []
+        reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(graph, item.column, changed)]
+        reads += [f"the state '{output.name}', to set it" for output in node.outputs if output.name in changed]
+        reads += ["what no seed decides: pure=False"] if node.op is Op.STAGE and not node.pure else []
+        if reads:
+            later = next(graph.nodes[i].name for i in sorted(ahead) if i > node.id and graph.nodes[i].op in (Op.GENERATE, Op.REPEAT))
+            yield Problem("staleness-chain", f"--staleness {staleness}: '{later}' samples from what '{node.name}' makes, which reads "
+                          f"{reads[0]}, and training changes that", node.place, graph.by_name[later].place, found=listed(reads),
+                          expected="between two samplings only what reads nothing that training changes",
+                          remedy=f"sample before '{node.name}', or leave --staleness out")
+
+
 def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
     return body.nodes[column.node].op is Op.STATE and column.name in names
 
@@ -65,17 +86,25 @@ def corrects(graph: Graph, update: Node) -> bool:
 
 
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:
-    """Columns computed from `sampled_logprobs` of the axis ``rows``. Reading the sampled tokens alone does not count, nor do the
-    log-probs of other rows, such as a baseline's."""
-    found: set[Column] = set()
+    """Columns computed from `sampled_logprobs` of the rows of the axis ``rows``, or of those that these were chosen from or joined of: of
+    each of those. Reading the sampled tokens alone does not count, nor do the log-probs of other rows, such as a baseline's."""
+    columns: set[Column] = set()
+    own = sources(graph.axes, rows)
     for node in graph.nodes:
         names: set[str] = set()
-        if node.body and node.makes == rows:
+        if node.op is Op.CONCAT and node.makes in own:
+            names = {output.name for output in node.outputs if _of_each(node, output.name, columns)}
+        elif node.body and node.makes in own:
             inner = depends_on_sampling(node.body, node.body.rows)
             names = {item.parameter for item in node.body.results if item.column in inner}
-        elif node.op is Op.GENERATE and node.makes == rows:
+        elif node.op is Op.GENERATE and node.makes in own:
             names = {output.name for output in node.outputs if output.source == "sampled_logprobs"}
-        elif node.op is Op.STAGE and any(item.column in found for item in node.inputs):
+        elif node.op is Op.STAGE and any(item.column in columns for item in node.inputs):
             names = {output.name for output in node.outputs}
-        found |= {Column(node.id, name) for name in names}
-    return found
+        columns |= {Column(node.id, name) for name in names}
+    return columns
+
+
+def _of_each(node: Node, name: str, columns: set[Column]) -> bool:
+    """Whether what a joined column was in each part is among some columns."""
+    return all(item.column in columns for item in node.inputs if item.parameter.partition(".")[2] == name)

@@ -72,8 +72,8 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
 
 
 def trace_options(config: RunConfig) -> TraceOptions:
-    """What the rewards of a run and its ways of sampling say of the graph; nothing is imported. Raises PlanError for a reward that is not
-    there."""
+    """Facts of the rewards of ``--reward`` and of ``--ROLE.generate.…`` that shape the graph. Nothing is imported. Raises PlanError for a
+    reward that does not exist."""
     specs = [parse_reward(reward) for reward in config.options.reward]
     columns = [name for spec in specs for name in reward_reads(spec)]
     return TraceOptions(max(len(specs), 1), tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,

@@ -182,7 +182,7 @@ def main() -> None:
 
 
 def exit_code(words: list[str]) -> int:
-    """Of the command that was asked for. Says what went wrong."""
+    """Run a command and say on standard error what went wrong; its exit code."""
     try:
         code = called(words)
     except BrokenPipeError:  # `rlflow plan … | head`
@@ -242,7 +242,7 @@ def _told(error: BaseException, code: int) -> int:
 
 
 def _system(error: OSError) -> PlanError:
-    """What the system refused: a full disk, a limit, a folder that is gone."""
+    """The problem that the system refused a file: a full disk, a limit, a folder that is gone."""
     what = error.strerror or str(error)
     return PlanError.of("system", f"the system refused a file: {what}", found=str(error.filename or "a file without a name"),
                         expected="room, and the rights to read and write it")

@@ -44,28 +44,28 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 
 
 def options_of(config: RunConfig) -> TraceOptions:
-    """What of the flags shapes the graph, as for `check`; the reward of the null backend reads nothing."""
+    """The part of the flags that shapes the graph, read as by `check`; the reward of the null backend reads nothing."""
     options = trace_options(config)
     return TraceOptions(options.rewards, (), sampling=config.sampling) if config.judged_by_nothing else options
 
 
-def printed(found: Explanation) -> Iterator[RenderableType]:
+def printed(explanation: Explanation) -> Iterator[RenderableType]:
     """Section by section."""
-    pools = found.placement.pools if found.placement else {}
+    pools = explanation.placement.pools if explanation.placement else {}
     where = "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items()) if pools else "one process"
-    yield plain(f"flow {found.graph.name}: {found.assumed.prompts} prompts, {found.rows} rows an iteration; {where}")
-    yield from section("nodes", nodes(found))
-    yield from section("columns", columns(found))
-    yield from (plain(f"  {line}") for line in sums(found))
-    yield from section("weights", [plain(f"  {line}") for line in weights(found)])
-    yield from section("at the same time", [plain(f"  {line}") for line in together(found)])
-    yield from section("memory of each rank, without activations", [memory(found.memory)] if found.memory else [])
-    yield from section("moves of each rank, an iteration", [plain(f"  {line}") for line in moves(found)])
-    yield from section("copies outside of the workers, for recovery", [plain(f"  {line}") for line in commits(found)])
-    yield from section("passes", [plain(f"  {did}") for did in found.did])
-    yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(found)])
-    yield from section("assumed", [plain(f"  {line}") for line in assumptions(found)])
-    yield from (plain(f"\n{warning}") for warning in found.warnings)
+    yield plain(f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows an iteration; {where}")
+    yield from section("nodes", nodes(explanation))
+    yield from section("columns", columns(explanation))
+    yield from (plain(f"  {line}") for line in sums(explanation))
+    yield from section("weights", [plain(f"  {line}") for line in weights(explanation)])
+    yield from section("at the same time", [plain(f"  {line}") for line in together(explanation)])
+    yield from section("memory of each rank, without activations", [memory(explanation.memory)] if explanation.memory else [])
+    yield from section("moves of each rank, an iteration", [plain(f"  {line}") for line in moves(explanation)])
+    yield from section("copies outside of the workers, for recovery", [plain(f"  {line}") for line in commits(explanation)])
+    yield from section("passes", [plain(f"  {note}") for note in explanation.did])
+    yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)])
+    yield from section("assumed", [plain(f"  {line}") for line in assumptions(explanation)])
+    yield from (plain(f"\n{warning}") for warning in explanation.warnings)
 
 
 def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
@@ -77,42 +77,46 @@ def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableT
 
 
 def table(*heads: str, right: Iterable[str] = ()) -> Table:
-    made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    """An empty table with these heads; columns named in ``right`` are set to the right."""
+    rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, head in enumerate(heads):
-        made.add_column(("  " if not number else "") + head, justify="right" if head in right else "left", overflow="fold")
-    return made
+        rows.add_column(("  " if not number else "") + head, justify="right" if head in right else "left", overflow="fold")
+    return rows
 
 
-def nodes(found: Explanation) -> Iterator[RenderableType]:
-    made = table("wave", "node", *(("pool",) if found.placement else ()), "dispatch", "layout" if found.placement else "lane")
-    for step in found.steps:
+def nodes(explanation: Explanation) -> Iterator[RenderableType]:
+    """A table of the nodes in the order in which they may run."""
+    rows = table("wave", "node", *(("pool",) if explanation.placement else ()), "dispatch", "layout" if explanation.placement else "lane")
+    for step in explanation.steps:
         inside = "  | " if step.within else "  "
-        layout = step.layout + (f", as {step.split_of}" if step.split_of else "") if found.placement else step.lane
-        cells = (f"{inside}{step.wave + 1}", step.name, *((step.pool or "",) if found.placement else ()), step.dispatch, layout)
-        made.add_row(*map(plain, cells))
-    yield made
+        layout = step.layout + (f", as {step.split_of}" if step.split_of else "") if explanation.placement else step.lane
+        cells = (f"{inside}{step.wave + 1}", step.name, *((step.pool or "",) if explanation.placement else ()), step.dispatch, layout)
+        rows.add_row(*map(plain, cells))
+    yield rows
 
 
-def columns(found: Explanation) -> Iterator[RenderableType]:
+def columns(explanation: Explanation) -> Iterator[RenderableType]:
     """On pools what moves; in one process all that is read."""
-    made = table("columns", "from", "to", *(("pools", "moved") if found.placement else ()), "bytes", right=("bytes", "moved"))
-    shown = [edge for edge in found.edges if edge.moved or not found.placement]
+    rows = table("columns", "from", "to", *(("pools", "moved") if explanation.placement else ()), "bytes", right=("bytes", "moved"))
+    shown = [edge for edge in explanation.edges if edge.moved or not explanation.placement]
     for edge in shown:
         way = f"{edge.from_pool} to {edge.to_pool}" if edge.why == "pool" else f"{edge.to_pool}, other ranks"
-        placed = (way, decimal(edge.moved)) if found.placement else ()
-        made.add_row(*map(plain, ("  " + ", ".join(edge.columns), edge.source, edge.target, *placed, decimal(edge.bytes))))
+        placed = (way, decimal(edge.moved)) if explanation.placement else ()
+        rows.add_row(*map(plain, ("  " + ", ".join(edge.columns), edge.source, edge.target, *placed, decimal(edge.bytes))))
     if shown:
-        yield made
+        yield rows
 
 
-def sums(found: Explanation) -> Iterator[str]:
-    read = decimal(sum(edge.bytes for edge in found.edges))
-    moved = f"; {decimal(found.moved)} change ranks" if found.placement else ""
-    yield f"in all {read} are read by nodes{moved}; {decimal(found.recorded)} by the run's records"
+def sums(explanation: Explanation) -> Iterator[str]:
+    """Lines on the bytes that an iteration reads, moves and records."""
+    read = decimal(sum(edge.bytes for edge in explanation.edges))
+    moved = f"; {decimal(explanation.moved)} change ranks" if explanation.placement else ""
+    yield f"in all {read} are read by nodes{moved}; {decimal(explanation.recorded)} by the run's records"
 
 
-def weights(found: Explanation) -> Iterator[str]:
-    for each in found.weights:
+def weights(explanation: Explanation) -> Iterator[str]:
+    """Lines on each transfer of weights from a trainer to its generator."""
+    for each in explanation.weights:
         size = "" if each.bytes is None else f": {decimal(each.bytes)} over all ranks"
         most = "" if each.each is None else f", at most {decimal(each.each)} to one, the least possible"
         before = ", ".join(each.before) or "evaluation"
@@ -125,10 +129,10 @@ def weights(found: Explanation) -> Iterator[str]:
         yield from (f"  {line}" for line in each.advice)
 
 
-def together(found: Explanation) -> Iterator[str]:
-    """For each node those after it in program order that it need not wait for."""
-    for name in dict.fromkeys(pair.first for pair in found.pairs):
-        mine = [pair for pair in found.pairs if pair.first == name]
+def together(explanation: Explanation) -> Iterator[str]:
+    """The nodes after each node in program order that may run at the same time."""
+    for name in dict.fromkeys(pair.first for pair in explanation.pairs):
+        mine = [pair for pair in explanation.pairs if pair.first == name]
         beside, taking = ([pair.second for pair in mine if (pair.lane is None) is free] for free in (True, False))
         if beside:
             yield f"{name} beside {', '.join(beside)}"
@@ -138,32 +142,33 @@ def together(found: Explanation) -> Iterator[str]:
 
 
 def memory(entries: Sequence[MemoryItem]) -> Table:
-    made = table("pool", "role", "holds", "bytes", right=("bytes",))
-    for pool in dict.fromkeys(held.pool for held in entries):
-        mine = [held for held in entries if held.pool == pool]
-        for role, half in dict.fromkeys((held.role, held.half) for held in mine):
-            parts = [held for held in mine if (held.role, held.half) == (role, half)]
-            what = ", ".join(f"{held.what} {amount(held.bytes)}" for held in parts)
-            made.add_row(*map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts))))
-        made.add_row(*map(plain, (f"  {pool}", "all", "", total(mine))))
-    return made
+    """A table of what each rank of each pool holds, by role."""
+    rows = table("pool", "role", "holds", "bytes", right=("bytes",))
+    for pool in dict.fromkeys(item.pool for item in entries):
+        mine = [item for item in entries if item.pool == pool]
+        for role, half in dict.fromkeys((item.role, item.half) for item in mine):
+            parts = [item for item in mine if (item.role, item.half) == (role, half)]
+            what = ", ".join(f"{item.what} {amount(item.bytes)}" for item in parts)
+            rows.add_row(*map(plain, (f"  {pool}", f"{role}.{half}" if half in HALVES else role, what, total(parts))))
+        rows.add_row(*map(plain, (f"  {pool}", "all", "", total(mine))))
+    return rows
 
 
-def moves(found: Explanation) -> Iterator[str]:
-    """Where memory has a limit: before which node what goes, and what comes."""
-    for course in found.residency:
-        for step in dict.fromkeys(move.before for move in course.moves):
-            mine = [move for move in course.moves if move.before == step]
+def moves(explanation: Explanation) -> Iterator[str]:
+    """Lines that say which parts of models move before which node, where memory has a limit."""
+    for schedule in explanation.residency:
+        for step in dict.fromkeys(move.before for move in schedule.moves):
+            mine = [move for move in schedule.moves if move.before == step]
             ways = {"away": [move for move in mine if move.away], "back": [move for move in mine if not move.away]}
-            told = (f"{way} " + ", ".join(f"{move.part} {decimal(move.bytes)}" for move in some) for way, some in ways.items() if some)
-            yield f"{course.pool}, before {step}: {'; '.join(told)}"
-        without = f", {decimal(course.peak_without)} if nothing moved" if course.moves else ""
-        yield f"{course.pool}: at most {decimal(course.peak)} of {decimal(course.limit)}{without}"
+            lines = (f"{way} " + ", ".join(f"{move.part} {decimal(move.bytes)}" for move in some) for way, some in ways.items() if some)
+            yield f"{schedule.pool}, before {step}: {'; '.join(lines)}"
+        without = f", {decimal(schedule.peak_without)} if nothing moved" if schedule.moves else ""
+        yield f"{schedule.pool}: at most {decimal(schedule.peak)} of {decimal(schedule.limit)}{without}"
 
 
-def commits(found: Explanation) -> Iterator[str]:
-    """Where anything is known of them."""
-    sizes, every = (found.commits.bytes, found.commits.every) if found.commits else ({}, 0)
+def commits(explanation: Explanation) -> Iterator[str]:
+    """Lines about commits, where their sizes are known."""
+    sizes, every = (explanation.commits.bytes, explanation.commits.every) if explanation.commits else ({}, 0)
     known = [size for size in sizes.values() if size is not None]
     if known:
         when = "every iteration" if every == 1 else f"every {every} iterations"
@@ -172,29 +177,32 @@ def commits(found: Explanation) -> Iterator[str]:
 
 
 def amount(size: int | None) -> str:
+    """Bytes in words, or that they are not known."""
     return "not known" if size is None else decimal(size)
 
 
 def total(parts: Sequence[MemoryItem]) -> str:
-    """What is known of the sum."""
-    known = [held.bytes for held in parts if held.bytes is not None]
+    """The sum of the sizes that are known, in words."""
+    known = [item.bytes for item in parts if item.bytes is not None]
     return (decimal(sum(known)) if known else "not known") + (" and more" if known and len(known) < len(parts) else "")
 
 
-def times(found: Explanation) -> Iterator[str]:
-    time = found.time
+def times(explanation: Explanation) -> Iterator[str]:
+    """Lines on how long an iteration takes, in units of the default costs, and why."""
+    time = explanation.time
     yield f"an iteration takes {time.makespan:g}; no schedule takes less than {time.bound:g}"
     yield "decided by " + ", ".join(time.decided_by)
     yield "busy: " + ", ".join(f"{lane} {share:.0%}" for lane, share in time.busy.items())
 
 
-def assumptions(found: Explanation) -> Iterator[str]:
-    long = "all of their max_tokens" if any(step.op == "generate" for step in found.steps) else "which the data hold"
-    yield (f"prompts of {found.assumed.prompt_tokens} tokens, responses of {found.response_tokens} tokens, {long}; "
+def assumptions(explanation: Explanation) -> Iterator[str]:
+    """Lines on what a plan assumes of the data and of the run."""
+    long = "all of their max_tokens" if any(step.op == "generate" for step in explanation.steps) else "which the data hold"
+    yield (f"prompts of {explanation.assumed.prompt_tokens} tokens, responses of {explanation.response_tokens} tokens, {long}; "
            f"{LETTERS} bytes of text a token")
-    if any(step.op == "repeat" for step in found.steps):
+    if any(step.op == "repeat" for step in explanation.steps):
         yield "a repeat keeps all the groups that it wants, in its first try"
-    if found.placement:
+    if explanation.placement:
         yield "a split is kept for the next node: a run makes a new one where tokens are more than 10 % off balance"
-    if any(held.bytes is not None for held in found.memory):
+    if any(item.bytes is not None for item in explanation.memory):
         yield "each rank holds whole models but for what its engine divides; gradients and AdamW's two moments are as long as what learns"

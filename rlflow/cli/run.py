@@ -98,12 +98,12 @@ def _backends() -> list[str]:
 
 
 def _described(prefix: str, settings: type, values: Any = None) -> list[str]:
-    found = []
+    lines = []
     for entry in fields(settings).values():
         default = getattr(values, entry.name) if values is not None else entry.default
         shown = "" if default is None else f" = {default}"
         name = entry.name if prefix else entry.name.replace("_", "-")
-        found.append(f"  --{prefix}{name} {described(entry.type)}{shown}  {entry.comment}")
-    return found
+        lines.append(f"  --{prefix}{name} {described(entry.type)}{shown}  {entry.comment}")
+    return lines
 
 

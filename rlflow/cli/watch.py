@@ -26,8 +26,8 @@ def list_runs(text: str) -> int:
         siblings = [str(path) for path in base.parent.iterdir() if path.is_dir()] if base.parent.is_dir() else []
         raise PlanError.of("no-runs", f"there is no folder '{base}'", found="nothing of that name", expected="a folder that holds runs",
                            nearest=nearest(str(base), siblings), remedy="rlflow runs FOLDER: what --out said, or runs")
-    found = [summarised(folder) for folder in ([base] if is_run(base) else run_folders(base))]
-    output([runs(found, time.time())] if found else [plain(f"no runs in {base}")])
+    summaries = [summarised(folder) for folder in ([base] if is_run(base) else run_folders(base))]
+    output([runs(summaries, time.time())] if summaries else [plain(f"no runs in {base}")])
     return 0
 
 
@@ -49,13 +49,13 @@ def watch_run(text: str, once: bool) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     state = "running"  # what is left behind on ctrl-C: the run goes on
     try:
-        found = follow(folder, view)
-        state = found.state
+        last = follow(folder, view)
+        state = last.state
     finally:
         if isinstance(view, Live):
             view.stop(state)
-    view.note(ending(found))
-    return 0 if found.state == "done" else 1
+    view.note(ending(last))
+    return 0 if last.state == "done" else 1
 
 
 def print_doctor() -> int:

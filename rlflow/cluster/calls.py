@@ -1,4 +1,4 @@
-"""Calls of workers: an operation goes to ranks with the rows that it needs, and what they keep comes back as columns that lie there."""
+"""Calls of workers: an operation goes to ranks with the rows that it needs, and the columns that ranks keep come back as RemoteColumns."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from rlflow.execution.engine import CallOptions
 from rlflow.placement import Parallel
 from rlflow.spans import RankSpan
 
-REMEMBERED = 1 << 16  # calls of ranks that nobody has asked for yet
+REMEMBERED = 1 << 16  # most spans of ranks that wait to be asked for
 
 
 class Ledger:
-    """What calls of all iterations share: keys, those that nobody needs any more, and when ranks ran."""
+    """State that calls of all iterations share: keys of shards, the keys that are no longer needed, and spans in which ranks ran."""
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
         self._keys = itertools.count(1)
@@ -41,36 +41,38 @@ class Ledger:
         self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
 
     def key(self) -> int:
+        """A new key of a shard."""
         return next(self._keys)
 
     def gone(self, at: WorkerId, key: int) -> None:
-        """Nobody knows of a key any more."""
+        """Note that a shard of this worker is no longer needed."""
         self._gone[at].append(key)
 
     def forgotten(self, at: WorkerId) -> list[int]:
-        """Keys that this worker is to forget, told once."""
-        held, gone = self._gone[at], list[int]()
-        with contextlib.suppress(IndexError):  # several threads ask
-            for _ in range(len(held)):
-                gone.append(held.popleft())
-        return gone
+        """The keys that this worker has to forget, each given once."""
+        waiting, keys = self._gone[at], list[int]()
+        with contextlib.suppress(IndexError):  # several threads take from it
+            for _ in range(len(waiting)):
+                keys.append(waiting.popleft())
+        return keys
 
     def forget_none(self) -> None:
-        """The workers forget everything by themselves."""
-        for gone in self._gone.values():
-            gone.clear()
+        """Drop all notes, since the workers forget all shards by themselves."""
+        for keys in self._gone.values():
+            keys.clear()
 
     def remember(self, spans: Iterable[RankSpan]) -> None:
+        """Note spans in which ranks ran."""
         self._ran.extend(spans)
 
     def ran(self) -> list[RankSpan]:
-        """What ran since this was asked last."""
+        """The spans since the last call, each given once."""
         return [self._ran.popleft() for _ in range(len(self._ran))]
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Those of one iteration."""
+    """The calls of one iteration. ``terms`` of a call are its deadline and its node."""
 
     pools: Mapping[str, Pool[Worker]]
     ledger: Ledger
@@ -82,45 +84,45 @@ class Calls:
         self, pool: Pool[Worker], rank: int, op: str, batch: Batch, rows: Tensor, arguments: Mapping[str, Any], terms: CallOptions,
         group: str = "cpu",
     ) -> Answer:
-        """An operation on one rank."""
+        """Run an operation on one rank, with these rows of a batch. Gives its answer. ``group``: the threads of the worker that run it."""
         return self._on(pool, op, {rank: Routes(batch).to(rows, pool.at(rank))}, arguments, terms, group)[rank]
 
     def on_each(
         self, pool: Pool[Worker], op: str, batches: Mapping[int, Batch], arguments: Mapping[str, Any], terms: CallOptions,
         group: str = "cpu",
     ) -> dict[int, Answer]:
-        """An operation on several ranks side by side, each with a batch of its own."""
+        """Run an operation on several ranks in parallel, each with a batch of its own. Gives the answers by rank."""
         requests = {rank: Routes(batch).to(torch.arange(len(batch)), pool.at(rank)) for rank, batch in batches.items()}
         return self._on(pool, op, requests, arguments, terms, group)
 
     def run(
         self, pool: Pool[Worker], op: str, batch: Batch, split: Sequence[Tensor], arguments: Mapping[str, Any], terms: CallOptions,
-        group: str, lies: Parallel = PLAIN,
+        group: str, parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
-        """The operation on each rank that has rows (on rank 0 where there are none at all) and on those that compute with it; the answers
-        of the former by rank."""
+        """Run an operation on each rank that has rows of ``split`` (on rank 0 where there are none) and on the ranks that compute with it.
+        Gives the answers of ranks that have rows. ``parallel``: the parallelism of the model that runs it."""
         routes = Routes(self.spread(batch, pool.name))
-        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, lies).items()}
+        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, parallel).items()}
         return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
 
     def counted(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]) -> dict[int, Answer]:
-        """The answers of ranks that have rows; what others keep, who computed with them, is forgotten."""
-        kept = used(split)
+        """The answers of ranks that have rows. Shards of ranks that computed with them are noted to be forgotten."""
+        ranks = used(split)
         for rank, answer in answers.items():
-            if rank not in kept:
+            if rank not in ranks:
                 self.ledger.gone(pool.at(rank), answer.key)
-        return {rank: answers[rank] for rank in kept}
+        return {rank: answers[rank] for rank in ranks}
 
     def _on(
         self, pool: Pool[Worker], op: str, requests: Mapping[int, Request], arguments: Mapping[str, Any], terms: CallOptions, group: str
     ) -> dict[int, Answer]:
-        """The operation on some ranks. What needs no model, and whose columns are there already, is a short call."""
-        told = pickled(arguments)
-        frames = {rank: self._frame(pool.at(rank), op, request, told) for rank, request in requests.items()}
+        """Run an operation on some ranks. It is a short call where it needs no model and all columns are on the ranks already."""
+        raw_arguments = pickled(arguments)
+        frames = {rank: self._frame(pool.at(rank), op, request, raw_arguments) for rank, request in requests.items()}
         coming = any(request.transfers for request in requests.values())
-        spoken = pool.talk(op, frames, terms.seconds) if group == "cpu" and not coming else None
-        if spoken is not None:
-            return self._answers(pool, op, requests, spoken, terms)
+        short_call = pool.short_call(op, frames, terms.seconds) if group == "cpu" and not coming else None
+        if short_call is not None:
+            return self._answers(pool, op, requests, short_call, terms)
         refs = {rank: pool.run(rank, frame, self._sent(requests[rank]), group) for rank, frame in frames.items()}
         return self.answers(pool, op, refs, terms)
 
@@ -129,13 +131,13 @@ class Calls:
     def ask(
         self, pool: Pool[Worker], rank: int, op: str, routes: Routes, rows: Tensor, arguments: bytes, group: str, chunks: bool = False
     ) -> Any:
-        """Start an operation on one rank; the reference of its answer, or of several those of all."""
+        """Start an operation on one rank. Gives the reference of its answer; with ``chunks`` an iterator over references of its answers."""
         request = routes.to(rows, pool.at(rank))
         frame = self._frame(pool.at(rank), op, request, arguments)
         return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request), group)
 
     def answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: CallOptions) -> dict[int, Answer]:
-        """What the ranks answer to what they were asked."""
+        """Wait for the answers of ranks. ``refs``: rank → reference, as ``ask`` gives it."""
         return self._answers(pool, op, refs, pool.future(op, list(refs.items()), terms.seconds, list), terms)
 
     def _answers(
@@ -146,7 +148,7 @@ class Calls:
         return answers
 
     def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions) -> None:
-        """When each rank ran, by this process's own clock."""
+        """Note when each rank ran, by this process's clock."""
         shift = time.monotonic() - time.time()
         self.ledger.remember(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, self.iteration, op)
                              for rank, answer in answers.items())  # fmt: skip
@@ -155,25 +157,25 @@ class Calls:
         return Call(op, self.ledger.key(), request.inputs, self.iteration, {}, self.ledger.forgotten(at)).packed(arguments)
 
     def _sent(self, request: Request) -> list[Any]:
-        """References of what lies on other workers: it comes from there, not through the driver."""
+        """References of rows on other workers. They come from there, not through the driver."""
         return [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io")
                 for part in request.transfers]  # fmt: skip
 
     # -- columns on workers ------------------------------------------------------------------------------------------------------
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
-        """The driver's columns on a pool; those that are there already, and scalars, as they are."""
+        """The batch with the driver's columns put on a pool. Columns on workers and scalars stay as they are."""
         columns = {name: data for name, data in batch.data.items() if data.kind.level is not Level.SCALAR}
         here = {name: data for name, data in columns.items() if not isinstance(data, RemoteColumn)}
         if not here or pool is None:
             return batch
-        own, chosen = Batch(batch.axis, here), self.pools[pool]
+        driver_batch, target = Batch(batch.axis, here), self.pools[pool]
         units = units_of_rows(batch.axis.slots if batch.axis.grouped else None, len(batch))
-        split = balanced(units, row_tokens(here, len(batch)), len(chosen))
-        return Batch(batch.axis, batch.data | self._put(chosen, own, split).data)
+        split = balanced(units, row_tokens(here, len(batch)), len(target))
+        return Batch(batch.axis, batch.data | self._put(target, driver_batch, split).data)
 
     def _put(self, pool: Pool[Worker], batch: Batch, split: Sequence[Tensor]) -> Batch:
-        """The driver's rows onto a pool."""
+        """Put rows of the driver on the ranks of a pool. Gives them as RemoteColumns."""
         shards, refs, used = [], [], []
         for rank, rows in enumerate(split):
             if len(rows):
@@ -191,7 +193,7 @@ class Calls:
         return Shard(at, key, rows, self.ledger.gone)
 
     def kept(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor], axis: Axis) -> Batch:
-        """What the ranks keep, as columns over ``axis``, whose rows ``split`` they were given, by the same keys."""
+        """The shards that ranks keep, as columns over ``axis``. ``split``: the rows of the axis that each rank was given."""
         ranks = sorted(answers)
         check_counts([split[rank] if rank < len(split) else split[0] for rank in ranks], [answers[rank].rows for rank in ranks])
         shards = [self._shard(pool.at(rank), answers[rank].key, answers[rank].rows) for rank in ranks]
@@ -199,8 +201,8 @@ class Calls:
         columns: dict[str, Data] = dict(first.scalars)
         if len(split) >= len(ranks):
             layout = ShardMap.of(shards, [split[rank] for rank in ranks], len(axis), axis)
-            held = {level: [(split[rank], answers[rank].lengths[level]) for rank in ranks] for level in first.lengths}
-            lengths = {level: _lengths(parts, len(axis)) for level, parts in held.items()}
+            by_level = {level: [(split[rank], answers[rank].lengths[level]) for rank in ranks] for level in first.lengths}
+            lengths = {level: _lengths(parts, len(axis)) for level, parts in by_level.items()}
             for name, (kind, _) in first.columns.items():
                 size = sum(answers[rank].columns[name][1] for rank in ranks)
                 columns[name] = RemoteColumn(kind, layout, lengths.get(kind.level.value), name, size)
@@ -209,6 +211,6 @@ class Calls:
 
 def _lengths(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Tensor:
     lengths = np.zeros(rows, np.int64)
-    for held, values in parts:
-        lengths[held.numpy()] = values
+    for rows_of_part, values in parts:
+        lengths[rows_of_part.numpy()] = values
     return torch.from_numpy(lengths)

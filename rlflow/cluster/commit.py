@@ -1,7 +1,7 @@
-"""Commits: what trained roles are and what was sampled ahead, as objects of Ray outside of the workers, and the way back to them.
+"""Commits: copies of the trained roles' state and of rows sampled ahead, kept outside of the workers, and how a run goes back to them.
 
-The driver owns the objects and never opens them: workers make them as results of calls and get them back as arguments of others. Rows
-are few bytes, which it keeps packed.
+The copies of state are objects of Ray that the driver owns and never opens: workers make them as results of calls and get them back as
+arguments of others. Rows are few bytes, which the driver keeps packed.
 """
 
 from __future__ import annotations
@@ -18,77 +18,78 @@ from rlflow.cluster.weights.models import MOVE_SECONDS, RemoteTrainer
 from rlflow.errors import Dead, RemoteError
 from rlflow.execution.lookahead import Ahead
 
-FOUND_SECONDS = 30.0  # how long a failed call waits for the watch to say who died
+FOUND_SECONDS = 30.0  # how long a failed call waits for the health monitor to say which worker died
 
 
 @dataclass(frozen=True)
 class Copy:
-    """An object outside of the workers, and how many bytes it has once it is there."""
+    """A copy of a trainer's state."""
 
-    ref: Any
-    size: Future[int]
+    ref: Any  # Ray's reference of the copy
+    size: Future[int]  # its bytes, once it is complete
 
     @staticmethod
     def of(trainer: RemoteTrainer) -> Copy:
-        """Of a trainer's state."""
+        """Begin to copy a trainer's state."""
         ref, size = trainer.begin("commit", answers=2)
         return Copy(ref, size.future())
 
 
 @dataclass(frozen=True)
 class Commit:
-    """states: of each trained role. versions: how many updates are behind each role. queue: what is sampled ahead, and its rows packed."""
+    """The state of a run's models before an iteration."""
 
-    states: Mapping[str, Copy]
-    versions: Mapping[str, int]
-    queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None
+    states: Mapping[str, Copy]  # trained role → copy of its state
+    versions: Mapping[str, int]  # role → updates before the commit
+    queue: tuple[Mapping[str, Any], Mapping[str, bytes]] | None  # rows sampled ahead: (JSON state, packed rows by file)
 
     def settled(self, seconds: float) -> bool:
-        """Whether all of it is outside of the workers; waited for as long as that."""
+        """Whether all copies are complete; waits for them for at most so many seconds."""
         wait([copy.size for copy in self.states.values()], seconds)
         return self.complete
 
     def then(self, action: Callable[[], object]) -> None:
-        """Do something as each part is there, in a thread of Ray's. What is copied holds no reference to this commit."""
+        """Call ``action`` as each copy is complete, in a thread of Ray. The copies hold no reference to this commit."""
         for copy in self.states.values():
             copy.size.add_done_callback(lambda _: action())
 
     @property
     def complete(self) -> bool:
+        """Whether all copies are outside of the workers."""
         return all(copy.size.done() and copy.size.exception() is None for copy in self.states.values())
 
 
 @dataclass
 class Workers:
-    """What recovers a run: takes commits, tells deaths, starts pools anew and puts all of them back to a commit. roles: the trained."""
+    """Recovers the workers of a run: takes commits, finds deaths, starts pools anew, and puts all pools back to a commit."""
 
     fleet: Fleet
     engine: ClusterEngine
-    roles: tuple[str, ...]
-    ahead: Ahead | None = None
+    roles: tuple[str, ...]  # the trained roles
+    ahead: Ahead | None = None  # the look-ahead queue
 
     def commit(self, iteration: int) -> Commit:
-        """Begin to copy the state before an iteration. What is asked of a worker's models from now on comes after. Waits for rows that are
-        being sampled: raises what keeps them from it."""
+        """Begin a commit before an iteration. Later calls of the workers' models come after it. Waits for rows that are being sampled, and
+        raises the error of a sampling that fails."""
         trainers = {role: self.engine.models[role].trainer for role in self.roles}
         states = {role: Copy.of(trainer) for role, trainer in trainers.items() if trainer}
         versions = {role: model.version for role, model in self.engine.models.items()}
         return Commit(states, versions, self.ahead.saved(iteration) if self.ahead else None)
 
     def death(self, error: BaseException) -> Death | None:
-        """Whose death is behind an error; None where nobody died, or not all processes of a pool could be ended."""
+        """The worker's death that caused an error; None where none died, or not all processes of its pool could be ended."""
         causes = list(chain(error))
         if not any(isinstance(cause, RemoteError) for cause in causes):
             return None
-        found = self.fleet.watch.found(FOUND_SECONDS if any(isinstance(cause, Dead) for cause in causes) else 0.0)
-        return found if found is not None and found.gone else None
+        death = self.fleet.watch.found(FOUND_SECONDS if any(isinstance(cause, Dead) for cause in causes) else 0.0)
+        return death if death is not None and death.gone else None
 
     def lost(self) -> str | None:
-        """What of Ray itself is lost, in words."""
+        """A text that says which controlling process of Ray has died; None where all are alive."""
         return self.fleet.controllers.lost()
 
     def restart(self, death: Death) -> list[str]:
-        """Start the pool of a dead worker anew; names of the pools that were started."""
+        """Start the pool of a dead worker anew. Gives the names of the pools that were started."""
         if self.ahead is not None:
             self.ahead.drop()
         names = self.fleet.restart(death.pool)

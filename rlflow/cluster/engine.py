@@ -30,11 +30,13 @@ from rlflow.cluster.sharding.steps import numbered, rank_steps
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, first_ranks, teams
 from rlflow.cluster.weights.models import RemoteModel
 from rlflow.cluster.worker import Worker
+from rlflow.columns import Level
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
 from rlflow.execution.account import WITH_GROUP, UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
+from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
 from rlflow.placement import Parallel, Placement
@@ -65,12 +67,13 @@ class ClusterEngine(Engine):
 
     @property
     def calls(self) -> Calls:
-        """Of this engine's iteration; one that samples ahead has the same ledger."""
+        """The calls of this engine's iteration. An engine that samples ahead shares the ledger."""
         return Calls(self.pools, self._ledger, self.iteration)
 
     # -- calls of the contract ---------------------------------------------------------------------------------------------------
 
     def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
+        """Sample rows on the pool of the role's generator. One call at a time, since a generator has one set of weights."""
         with self._sampling:  # a generator has one set of weights at a time
             return self._sample(role, prompts, sampling, seed, terms)
 
@@ -78,9 +81,9 @@ class ClusterEngine(Engine):
         pool, prompts = self._ready(role, prompts, terms)
         axis = prompts.axis.repeat(sampling.samples)
         arguments = {"role": role, "sampling": sampling, "seed": seed}
-        lies = self.placement.lies(role, "generator")
-        split = self._split(prompts, pool, lies=lies)
-        answers = self.calls.run(pool, "generate", prompts, split, arguments, terms, "model", lies)
+        parallel = self.placement.parallelism(role, "generator")
+        split = self._split(prompts, pool, parallel=parallel)
+        answers = self.calls.run(pool, "generate", prompts, split, arguments, terms, "model", parallel)
         return whole(self.calls.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
 
     def _ready(self, role: str, prompts: Batch, terms: CallOptions) -> tuple[Pool[Worker], Batch]:
@@ -99,50 +102,55 @@ class ClusterEngine(Engine):
         leave them there."""
         with self._sampling:
             pool, prompts = self._ready(role, prompts, terms)
-            axis, lies = prompts.axis.repeat(sampling.samples), self.placement.lies(role, "generator")
-            split = self._split(prompts, pool, lies=lies)
+            axis, parallel = prompts.axis.repeat(sampling.samples), self.placement.parallelism(role, "generator")
+            split = self._split(prompts, pool, parallel=parallel)
             routes, told, streams = Routes(prompts), {"role": role, "sampling": sampling, "seed": seed, "into": into}, {}
-            for rank, rows in asked(split, lies).items():
+            for rank, rows in asked(split, parallel).items():
                 arguments = pickled({**told, "keys": [self._ledger.key() for _ in range(into.count)]})
                 streams[rank] = self.calls.ask(pool, rank, "generate", routes, rows, arguments, "model", chunks=True)
             answers = Streams(pool, "generate", streams, terms.seconds, lambda there: self.calls.remember(pool, "generate", there, terms))
             yield from chunks_of(self.calls, answers, into, _repeated(split, sampling.samples), axis)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
-        pool, lies = self.pools[self.placement.trainers[role]], self.placement.lies(role, "trainer")
-        split, ahead = self._split(batch, pool, lies=lies), terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
-        answers = self.calls.run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model", lies)
+        """Run the role's trainer forward on the ranks of its pool."""
+        pool, parallel = self.pools[self.placement.trainers[role]], self.placement.parallelism(role, "trainer")
+        split = self._split(batch, pool, parallel=parallel)
+        ahead = terms.ahead and len(pool) == 1  # of several ranks each updates on other rows
+        answers = self.calls.run(pool, "forward", batch, split, {"role": role, "want": want, "ahead": ahead}, terms, "model", parallel)
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), want)
 
     def score(self, role: str, batch: Batch, terms: CallOptions = HERE) -> Batch:
+        """Score rows with the role's generator on the ranks of its pool, for the canary."""
         self.models[role].synchronise(terms.seconds)
-        pool, lies = self.pools[self.placement.generators[role]], self.placement.lies(role, "generator")
-        split = self._split(batch, pool, lies=lies)
-        answers = self.calls.run(pool, "score", batch, split, {"role": role}, terms, "model", lies)
+        pool, parallel = self.pools[self.placement.generators[role]], self.placement.parallelism(role, "generator")
+        split = self._split(batch, pool, parallel=parallel)
+        answers = self.calls.run(pool, "score", batch, split, {"role": role}, terms, "model", parallel)
         return whole(self.calls.kept(pool, answers, split, batch.axis), len(batch), ("logprobs",))
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+        """Score rows by a reward: a model on its pool, a function on the pool that has most of the rows."""
         name = self.placement.trainers.get(role)
         pool = self.pools[name] if name else self._nearest(batch, terms, self.judging.get(role))
-        lies = self.placement.lies(role, "trainer")
-        split = self._split(batch, pool, lies=lies)
-        answers = self.calls.run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io", lies)
+        parallel = self.placement.parallelism(role, "trainer")
+        split = self._split(batch, pool, parallel=parallel)
+        answers = self.calls.run(pool, "reward", batch, split, {"role": role}, terms, "model" if name else "io", parallel)
         tallies = merged([answer.tallies for answer in answers.values()])
         return self.calls.kept(pool, answers, split, batch.axis), tallies
 
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
+        """Run a stage on the ranks of a pool, with the rows that its dispatch mode gives them."""
         pool = self.pools[self.placement.trainers[stage.on]] if stage.on else self._nearest(batch, terms)
         arguments = {"function": self.names[id(stage)], "settings": dict(settings), "seed": self.seed_of(call)}
         if stage.dispatch.split is not None:
             return by_own_mode(self.calls, pool, stage, batch, arguments, terms)
         group = "model" if stage.on else "cpu"
-        lies = self.placement.lies(stage.on, "trainer") if stage.on and stage.dispatch == DP_COMPUTE else PLAIN
-        split = self._dispatched(stage, batch, pool, lies)
-        answers = self.calls.run(pool, "stage", batch, split, arguments, terms, group, lies)
-        held = split if stage.dispatch != ALL else split[:1]
-        result = self.calls.kept(pool, answers, held, batch.axis)
+        parallel = self.placement.parallelism(stage.on, "trainer") if stage.on and stage.dispatch == DP_COMPUTE else PLAIN
+        split = self._dispatched(stage, batch, pool, parallel)
+        answers = self.calls.run(pool, "stage", batch, split, arguments, terms, group, parallel)
+        result_split = split if stage.dispatch != ALL else split[:1]
+        result = self.calls.kept(pool, answers, result_split, batch.axis)
         if stage.dispatch == ALL:
             every = {name: tuple(value for answer in answers.values() for value in answer.scalars[name].value) for name in result.data}
             result = Batch(batch.axis, {name: Data(result.data[name].kind, values) for name, values in every.items()})
@@ -151,6 +159,7 @@ class ClusterEngine(Engine):
     def update(
         self, role: str, batch: Batch, loss: Loss, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[PartialMetrics, UpdateRows]:
+        """Train the role on the ranks of its pool."""
         settings, names = dict(settings), loss.signature.column_names
         if self.iteration < settings.pop("after"):
             return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
@@ -164,7 +173,7 @@ class ClusterEngine(Engine):
             facts[home[rank]] = torch.tensor(answer.value)
         batch = self.calls.kept(pool, told, home, batch.axis)  # what came from another pool comes once
         passes = {name: settings.pop(name) for name in ("epochs", "minibatch", "mean")}
-        width = self.placement.lies(role, "trainer").tensor
+        width = self.placement.parallelism(role, "trainer").tensor
         plan = rank_steps(facts, loss.rows == "group", len(pool) // width, seed=self.seed_of(call), **passes)
         function |= {"mean": passes["mean"], "settings": settings}
         routes, refs = Routes(batch), {}
@@ -177,15 +186,46 @@ class ClusterEngine(Engine):
         metrics = together(learned, plan.left_out)
         return known(metrics), UpdateRows(broken, names, stepped=metrics["steps"] > 0)
 
+    def encoded(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> Batch:
+        """Encode asked rows on the pool that has most of them."""
+        pool = self._nearest(batch, terms)
+        split = self._split(batch, pool)
+        answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, terms, "cpu")
+        return self.calls.kept(pool, answers, split, batch.axis)
+
+    def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
+        """Columns that workers call alike stay where they are; others are copied onto one rank."""
+        axis = Axis.join([part.axis for part in parts])
+        pool = self._nearest(parts[0], terms).name
+        parts = [self.spread(self._per_row(part), pool) for part in parts]
+        names = {name: {data.name for part in parts if isinstance(data := part.data[name], RemoteColumn)} for name in parts[0].data}
+        alike = [name for name, known in names.items() if len(known) < 2]
+        others = [name for name in names if name not in alike]
+        whole = joined([part.select(*alike) for part in parts], axis).data if alike else {}
+        if others:
+            whole |= joined([self.held(part.select(*others), pool) for part in parts], axis).data
+        return Batch(axis, whole | group_of_joined(axis, parts))
+
+    def _per_row(self, batch: Batch) -> Batch:
+        """Without values per group."""
+        groups = [name for name, data in batch.data.items() if data.kind.level is Level.GROUP]
+        if not groups:
+            return batch
+        here = self.fetch(batch.select(*groups))
+        return Batch(batch.axis, batch.data | {name: per_row(here.data[name], batch.axis) for name in groups})
+
     # -- what the run asks -------------------------------------------------------------------------------------------------------
 
     def frozen(self, role: str) -> Any:
+        """A copy of the role's weights as they are now, to sample with later."""
         return self.models[role].frozen()
 
     def packed(self, batch: Batch) -> bytes:
+        """The batch as bytes, for a checkpoint."""
         return self._gathered(batch).tobytes()
 
     def unpacked(self, payload: bytes, axis: Axis | None, pool: str | None) -> Batch:
+        """Put a batch that ``packed`` wrote on a worker of a pool."""
         assert pool is not None
         raw, there = np.frombuffer(payload, np.uint8), self.pools[pool]
         axis = opened(raw).axis if axis is None else axis
@@ -199,9 +239,11 @@ class ClusterEngine(Engine):
         return self.calls.kept(there, {0: self.calls.on_one(there, 0, "hold", batch, rows, {}, HERE, "io")}, [rows], batch.axis)
 
     def spread(self, batch: Batch, pool: str | None) -> Batch:
+        """Put the driver's columns of a batch on a pool."""
         return self.calls.spread(batch, pool)
 
     def joined(self, batches: list[Batch]) -> Batch:
+        """Join rows of several batches. Rows on workers stay there."""
         return joined(batches)
 
     def fetch(self, batch: Batch) -> Batch:
@@ -220,7 +262,7 @@ class ClusterEngine(Engine):
         return payload
 
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
-        """By one worker, on the columns that are recorded: the driver sees the result alone."""
+        """Summarise the recorded columns on one worker. The driver gets the summary alone."""
         whole_records = _on_common_axes(records)
         if not whole_records:
             return IterationSummary()
@@ -228,25 +270,27 @@ class ClusterEngine(Engine):
         pool = self._nearest(largest, HERE)
         keys: dict[int, tuple[str, ...]] = {}
         for batch in (self.spread(batch, pool.name) for batch in whole_records):
-            held = self.calls.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
-            keys[held.key] = tuple(batch.data)
+            answer = self.calls.on_one(pool, 0, "hold", batch, torch.arange(len(batch)), {}, HERE, "io")
+            keys[answer.key] = tuple(batch.data)
         nothing = Batch(Axis.fresh(0), {})
         summary: IterationSummary = self.calls.on_one(pool, 0, "summarise", nothing, torch.arange(0), {"records": keys}, HERE).value
         return summary
 
     def moved(self) -> dict[str, Any]:
-        found = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
+        """Metrics of weights, and of parts of models, that moved since the last call."""
+        metrics = {f"{role}.sync/{name}": value for role, model in self.models.items() for name, value in model.moved.items()}
         for model in self.models.values():
             model.moved = {}
-        return found | {f"{pool}.{name}": value for pool, most in self._kept().items() for name, value in most.items()}
+        return metrics | {f"{pool}.{name}": value for pool, most in self._kept().items() for name, value in most.items()}
 
     def _kept(self) -> dict[str, dict[str, float]]:
-        """Of pools whose memory has a limit, the most that a rank moved out of it and back."""
+        """The most that a rank moved out of its memory and back, by pool, for pools whose memory has a limit."""
         asked = {pool: self.pools[pool].call(Worker.moved, seconds=60.0, group="control") for pool in self.limited}
-        told = {pool: future.result() for pool, future in asked.items()}
-        return {pool: {name: max(rank[name] for rank in ranks) for name in ranks[0]} for pool, ranks in told.items()}
+        answers = {pool: future.result() for pool, future in asked.items()}
+        return {pool: {name: max(rank[name] for rank in ranks) for name in ranks[0]} for pool, ranks in answers.items()}
 
     def ran(self) -> list[RankSpan]:
+        """The spans in which ranks ran since the last call."""
         return self._ledger.ran()
 
     def finished(self) -> None:
@@ -261,14 +305,14 @@ class ClusterEngine(Engine):
     # -- splits ------------------------------------------------------------------------------------------------------------------
 
     def _nearest(self, batch: Batch, terms: CallOptions, among: Collection[str] | None = None) -> Pool[Worker]:
-        """The pool that was planned, else of some or all the one that holds most of the bytes."""
+        """The pool that was planned for the call, else the pool that holds most bytes of the batch. ``among``: the pools to choose from."""
         if terms.pool is not None:
             return self.pools[terms.pool]
-        held = dict.fromkeys(self.pools, 0)
+        nbytes = dict.fromkeys(self.pools, 0)
         for data in batch.data.values():
             for shard in data.layout.shards[:1] if isinstance(data, RemoteColumn) else ():
-                held[shard.at.pool] += data.nbytes
-        return self.pools[max((name for name in held if among is None or name in among), key=lambda name: held[name])]
+                nbytes[shard.at.pool] += data.nbytes
+        return self.pools[max((name for name in nbytes if among is None or name in among), key=lambda name: nbytes[name])]
 
     def _home(self, batch: Batch, pool: Pool[Worker]) -> list[Tensor] | None:
         """The split of the largest column that lies on the pool."""
@@ -277,22 +321,22 @@ class ClusterEngine(Engine):
                 return split
         return None
 
-    def _split(self, batch: Batch, pool: Pool[Worker], by_group: bool = False, lies: Parallel = PLAIN) -> list[Tensor]:
+    def _split(self, batch: Batch, pool: Pool[Worker], by_group: bool = False, parallel: Parallel = PLAIN) -> list[Tensor]:
         tokens, ranks = row_tokens(batch.data, len(batch)), self._home(batch, pool)
-        home = teams(ranks, lies) if ranks is not None else None
+        home = teams(ranks, parallel) if ranks is not None else None
         if home is not None and not by_group and off_balance(home, tokens) <= SLACK:
-            return first_ranks(home, lies)  # single rows are never torn
+            return first_ranks(home, parallel)  # single rows are never torn
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
-        split = keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool) // lies.tensor)
-        return first_ranks(split, lies)
+        split = keep_or_balance(home, units, tokens) if home is not None else balanced(units, tokens, len(pool) // parallel.tensor)
+        return first_ranks(split, parallel)
 
-    def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], lies: Parallel) -> list[Tensor]:
-        """Which rows each rank gets."""
+    def _dispatched(self, stage: Stage, batch: Batch, pool: Pool[Worker], parallel: Parallel) -> list[Tensor]:
+        """The rows that each rank gets by the stage's dispatch mode."""
         everything = torch.arange(len(batch))
         if stage.dispatch == ALL:
             return [everything] * len(pool)
         if stage.dispatch == DP_COMPUTE:
-            return self._split(batch, pool, stage.rows == "group", lies)
+            return self._split(batch, pool, stage.rows == "group", parallel)
         assert stage.dispatch == RANK0
         return [everything]
 
@@ -305,12 +349,12 @@ def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
 def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
     """Recorded columns by their rows; texts of the prompts over the rows of the completions, beside which they are shown."""
     main = records["completion"].axis if "completion" in records else None
-    found: dict[int, Batch] = {}
+    batches: dict[int, Batch] = {}
     for name, batch in records.items():
         data, axis = batch.data[name], batch.axis
         index = axis.rows_of(main) if main is not None and axis is not main and name in ("prompt", "answer") else None
         if index is not None and main is not None:
             data, axis = data.take(index, axis), main
-        held = found.get(id(axis), Batch(axis, {}))
-        found[id(axis)] = Batch(axis, held.data | {name: data})
-    return list(found.values())
+        shared = batches.get(id(axis), Batch(axis, {}))
+        batches[id(axis)] = Batch(axis, shared.data | {name: data})
+    return list(batches.values())

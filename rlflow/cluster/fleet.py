@@ -1,4 +1,4 @@
-"""All workers of a run: their pools, where these are placed, and who watches them. A pool whose workers are gone is started anew."""
+"""All workers of a run: their pools, the placement of these, and the health monitor. A pool whose workers are gone is started anew."""
 
 from __future__ import annotations
 
@@ -14,115 +14,112 @@ from ray.util.placement_group import PlacementGroup
 
 from rlflow.cluster import launch
 from rlflow.cluster.health.controllers import Controllers
-from rlflow.cluster.health.monitor import Watch, WatchedWorker, end
+from rlflow.cluster.health.monitor import HealthMonitor, WatchedWorker, end
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
 from rlflow.placement import Placement
 from rlflow.watchdog import private
 
-BUSY_SECONDS = 30.0  # how long a pool may go on with what nobody waits for any more, before it is started anew as well
+BUSY_SECONDS = 30.0  # how long a pool may go on with calls that nobody waits for, before it is started anew too
 LATEST = 1 << 62  # no iteration is later
 
 
 @dataclass
 class Fleet:
-    """folder: the run's, private. setups: what each rank is told, by pool. meetings: where the ranks of each pool meet.
-    heartbeat: as of Watch. loading: seconds that models may take. roles: of each pool, for messages. placement: how halves lie on their
-    pools; placed: the same where some are on several machines. A Pool stays the same object when its workers are others."""
+    """The workers of a run. A Pool stays the same object when its workers are replaced."""
 
-    folder: Path
-    setups: Mapping[str, list[Setup]]
-    groups: Mapping[str, PlacementGroup]
-    meetings: dict[str, str]
-    threads: int
-    heartbeat: float
-    loading: float
-    roles: Mapping[str, str]
-    placement: Placement
-    placed: Callable[[Collection[str]], Placement]
+    folder: Path  # the run's private folder
+    setups: Mapping[str, list[Setup]]  # pool → setup of each rank
+    groups: Mapping[str, PlacementGroup]  # pool → its placement in Ray
+    rendezvous_points: dict[str, str]  # pool → where its ranks meet
+    threads: int  # of each worker
+    heartbeat: float  # seconds without a heartbeat after which a worker is killed; 0: never
+    loading: float  # seconds that loading models may take
+    roles: Mapping[str, str]  # pool → its roles, for messages
+    placement: Placement  # how halves lie on pools now
+    placed: Callable[[Collection[str]], Placement]  # the placement where these pools are on several machines
     controllers: Controllers = field(default_factory=Controllers)
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
-    wards: list[WatchedWorker] = field(default_factory=list)
+    watched: list[WatchedWorker] = field(default_factory=list)  # all workers that were ever started
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.heartbeat, self.controllers)
+        self.watch = HealthMonitor(self.heartbeat, self.controllers)
 
     def start(self) -> None:
-        """Start all pools, loaded side by side, and watch them. Raises PlanError with what keeps one from being made."""
+        """Start all pools side by side, wait until they have loaded, and watch them. Raises PlanError where one cannot be made."""
         self.pools |= launch.make_workers(self.setups, self.groups, self.threads)
         launch.wait_for_models(self.pools.values(), self.loading)
-        self._look_after()
+        self._watch()
 
     def restart(self, lost: str) -> list[str]:
-        """Start a pool anew, and those that do not answer or do not come to rest; their names. The others forget what they held and
-        what they were asked. Raises RemoteError for a worker that dies meanwhile, PlanError where a pool finds no room
-        again or does not load."""
-        names = [lost, *self._restless(name for name in self.pools if name != lost)]
+        """Start a pool anew, and with it pools that do not answer or stay busy. Gives their names. The other pools forget their columns and
+        earlier calls. Raises RemoteError for a worker that dies meanwhile, PlanError where a pool finds no room again or does not load."""
+        names = [lost, *self._begin_era(name for name in self.pools if name != lost)]
         for name in names:
             self._end(name)
         launch.wait_for_room({name: self.groups[name] for name in names})
-        self._forget_meetings(names)
-        self.meetings |= launch.meetings({name: self.groups[name] for name in names}, self.folder)
+        self._remove_rendezvous_folders(names)
+        self.rendezvous_points |= launch.rendezvous_points({name: self.groups[name] for name in names}, self.folder)
         self.placement = self.placed(launch.apart(self.groups))
-        told = {name: [replace(setup, meeting=self.meetings[name], placement=self.placement) for setup in self.setups[name]]
+        setups = {name: [replace(setup, rendezvous=self.rendezvous_points[name], placement=self.placement) for setup in self.setups[name]]
                 for name in names}
-        for name, made in launch.make_workers(told, self.groups, self.threads).items():
-            self.pools[name].take_over(made)
+        for name, pool in launch.make_workers(setups, self.groups, self.threads).items():
+            self.pools[name].take_over(pool)
         launch.wait_for_models((self.pools[name] for name in names), self.loading)
-        self._look_after()
+        self._watch()
         for name, pool in self.pools.items():
             pool.call("clear", LATEST, group="control").result()
             if name not in names:
-                pool.connect()  # it may be that nobody heard what was answered
+                pool.connect()  # replies to calls of the earlier era may still be under way
         return names
 
     def unwatch(self) -> None:
-        """Watch no more; calls that still wait give up."""
+        """End the health monitor. Calls that still wait raise Dead."""
         self.watch.close()
 
     def stop(self) -> None:
-        """End everything. What a Ray without its controllers does not end goes with the run's other processes."""
+        """End all workers. Workers of a Ray that has lost its controllers end with the run's other processes."""
         try:
             if self.controllers.lost():
                 for pool in self.pools.values():
-                    pool.lines.close()
+                    pool.sockets.close()
             else:
-                launch.stop(self.pools, self.groups, self.wards)
+                launch.stop(self.pools, self.groups, self.watched)
         finally:
-            self._forget_meetings(self.meetings)
+            self._remove_rendezvous_folders(self.rendezvous_points)
 
-    def _look_after(self) -> None:
-        self.watch = Watch(self.heartbeat, self.controllers)
+    def _watch(self) -> None:
+        self.watch = HealthMonitor(self.heartbeat, self.controllers)
         self.watch.start(self.pools, self.roles)
-        self.wards += self.watch.wards
+        self.watched += self.watch.watched
 
-    def _restless(self, names: Iterable[str]) -> list[str]:
-        """Have pools begin a new era in which nothing counts that they were asked before; those in which a rank does not do so, since it
-        is dead or still at work."""
-        asked = {}
+    def _begin_era(self, names: Iterable[str]) -> list[str]:
+        """Have pools begin a new era, in which earlier calls are void. Gives the names of pools in which a rank does not do so, since it is
+        dead or still at work."""
+        replies = {}
         for name in names:
             pool = self.pools[name]
             pool.era += 1
-            asked[name] = [actor.enter.options(concurrency_group="model").remote(pool.era) for actor in pool.actors]
-        refs = [ref for each in asked.values() for ref in each]
+            replies[name] = [actor.enter.options(concurrency_group="model").remote(pool.era) for actor in pool.actors]
+        refs = [ref for pool_replies in replies.values() for ref in pool_replies]
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=BUSY_SECONDS)[0]) if refs else set()
-        return [name for name, each in asked.items() if not ready.issuperset(each) or not all(map(_well, each))]
+        return [name for name, pool_replies in replies.items() if not ready.issuperset(pool_replies) or not all(map(_well, pool_replies))]
 
     def _end(self, name: str) -> None:
-        """Kill what may be left of a pool."""
+        """Kill all processes of a pool that may be left."""
         for actor in self.pools[name].actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
-        for ward in self.wards:
-            if ward.at.pool == name:
-                end(ward.presence)
+        for worker in self.watched:
+            if worker.at.pool == name:
+                end(worker.presence)
 
-    def _forget_meetings(self, names: Iterable[str]) -> None:
+    def _remove_rendezvous_folders(self, names: Iterable[str]) -> None:
         """Remove the folders in which the ranks of pools on this machine met."""
         for name in names:
-            if self.meetings[name].startswith("/"):
-                private.remove(Path(self.meetings[name]).parent)
+            if self.rendezvous_points[name].startswith("/"):
+                private.remove(Path(self.rendezvous_points[name]).parent)
 
 
 def _well(ref: Any) -> bool:

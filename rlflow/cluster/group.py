@@ -1,4 +1,4 @@
-"""The torch group of a pool's ranks."""
+"""The torch process group of a pool's ranks, and how they rendezvous."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from rlflow.interfaces import Interface
 from rlflow.reshard.segment import machine
 from rlflow.watchdog import beside, private
 
-TALKING = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # what libraries read an interface's name from
+TALKING = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # variables from which libraries read the name of a network interface
 LOOPBACK = Interface("lo", "127.0.0.1")
 SECONDS = 1800.0  # how long a collective may wait for the slowest rank
 
 
-_listening: list[socket.socket] = []  # of the first rank, until the others may come
+_listening: list[socket.socket] = []  # the first rank's socket, until the group is joined
 
 
 def listen(interface: Interface) -> str:
-    """Where the ranks of a pool on several machines are to meet: an address of this process, which is the first of them, at a port that
-    the kernel chooses. It is known to who is told, but to no secret: who reaches the interface and finds the port can speak there."""
+    """Listen for the other ranks of a pool on several machines. Gives the rendezvous address HOST:PORT, at a port that the kernel chooses.
+    No secret guards it: any process that reaches the interface and finds the port can connect."""
     family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
     _listening[:] = [socket.create_server((interface.address, 0), family=family)]
     return f"{interface.address}:{_listening[0].getsockname()[1]}"
 
 
-def join(meeting: str, rank: int, ranks: int, device: str, interface: Interface = LOOPBACK) -> None:
-    """Make torch's default group, whose members talk over ``interface``. meeting: of ranks on one machine a file, so that nothing listens,
-    of others the first one's address."""
+def join(rendezvous: str, rank: int, ranks: int, device: str, interface: Interface = LOOPBACK) -> None:
+    """Make torch's default group, whose ranks talk over ``interface``. ``rendezvous``: a file for ranks on one machine, so that none
+    listens, else the address of the first rank."""
     timeout, stores = timedelta(seconds=SECONDS), cast(Any, dist)
     for name in TALKING:
         os.environ.setdefault(name, interface.name)
     os.environ.setdefault("VLLM_HOST_IP", interface.address)
-    if meeting.startswith("/"):
-        folder = Path(meeting).parent
+    if rendezvous.startswith("/"):
+        folder = Path(rendezvous).parent
         for dog in beside.watched:
-            dog.remove_in_the_end(folder)  # on a machine that is not the driver's nobody else does
+            dog.remove_in_the_end(folder)  # on another machine than the driver's no other process removes it
         with contextlib.suppress(FileExistsError):
             private.create(folder.parent)
         private.share(folder)
-        store: Any = stores.FileStore(meeting, ranks)
+        store: Any = stores.FileStore(rendezvous, ranks)
     else:
-        host, _, port = meeting.rpartition(":")
-        own = _listening.pop().detach() if rank == 0 else None  # torch would listen on all interfaces
-        store = stores.TCPStore(host, int(port), ranks, rank == 0, timeout=timeout, master_listen_fd=own)
+        host, _, port = rendezvous.rpartition(":")
+        listener = _listening.pop().detach() if rank == 0 else None  # torch would listen on all interfaces
+        store = stores.TCPStore(host, int(port), ranks, rank == 0, timeout=timeout, master_listen_fd=listener)
     store.set_timeout(timeout)
-    backend = backend_of(told(store, rank, ranks, gpu())) if device == "cuda" else "gloo"
+    backend = backend_of(exchange_texts(store, rank, ranks, gpu())) if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
 
 def gpu() -> str:
-    """This rank's GPU, by a name that no other has, be it on another machine."""
+    """A name of this rank's GPU that is unique over all machines."""
     return f"{machine()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
-def told(store: Any, rank: int, ranks: int, own: str) -> list[str]:
-    """What each rank tells the others; it waits for all of them."""
-    store.set(f"rlflow/{rank}", own)
-    return [store.get(f"rlflow/{each}").decode() for each in range(ranks)]
+def exchange_texts(store: Any, rank: int, ranks: int, text: str) -> list[str]:
+    """Give ``text`` to the other ranks and wait for theirs. Gives the texts of all ranks, in rank order."""
+    store.set(f"rlflow/{rank}", text)
+    return [store.get(f"rlflow/{other}").decode() for other in range(ranks)]
 
 
 def backend_of(devices: Sequence[str]) -> str:
-    """NCCL for what lies on the GPUs, gloo for what the ranks' hosts tell each other; gloo for both where ranks share a GPU, since NCCL
-    wants one for each."""
+    """The backend of a group by the GPU of each rank: NCCL for tensors on GPUs and gloo for those of the host; gloo for both where ranks
+    share a GPU, since NCCL needs one for each."""
     return "cpu:gloo,cuda:nccl" if len(set(devices)) == len(devices) else "gloo"

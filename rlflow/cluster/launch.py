@@ -1,4 +1,4 @@
-"""Ray for a run: a local one of its own on the loopback address, or one that is there; and pools in it."""
+"""Starts a local Ray on the loopback address for a run, or joins a running one, and makes pools in it."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ from rlflow.interfaces import refuse_public
 from rlflow.watchdog import launcher, private
 from rlflow.watchdog.signals import own_terminations
 
-Groups = dict[str, PlacementGroup]  # of each pool
-RAY, MEETING = "r", "meeting"  # in the run's folder: that of its Ray; in a pool's folder there
-STORE = 512 << 20  # bytes of shared memory for columns and weights on their way, on a local Ray
+Groups = dict[str, PlacementGroup]  # pool → its placement group
+RAY, RENDEZVOUS = "r", "meeting"  # in the run's private folder: the folder of its Ray; in a pool's folder there: the rendezvous file
+STORE = 512 << 20  # bytes of shared memory of a local Ray, for columns and weights under way
 SESSION = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")  # of Ray's folder, the longest path of a socket in it
-SOCKET = 107  # bytes that such a path may have
+SOCKET = 107  # most bytes of a socket's path
 REACH_SECONDS = 10.0  # how long a running Ray may take to answer
-PLACED_SECONDS = 30.0  # how long a cluster may take to give what a pool needs
+PLACED_SECONDS = 30.0  # how long a cluster may take to place a pool
 CLOSED_SECONDS = 5.0  # how long workers may take to end the processes of their rewards, which otherwise end with them
 
 
 def token_file() -> Path:
+    """The file of Ray's token."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
 
 
 def guard_token() -> None:
-    """Ray's token for this machine's user, readable by nobody else, before Ray makes one that is. Ray itself turns authentication on
-    where RAY_AUTH_MODE says nothing. Raises PlanError where it has no place."""
+    """Make Ray's token of this user with mode 0600, before Ray makes one that others can read. Ray uses it wherever RAY_AUTH_MODE is not
+    set. Raises PlanError where the file cannot be written."""
     if os.environ.get("RAY_AUTH_MODE", "token") != "token" or "RAY_AUTH_TOKEN" in os.environ:
         return
     path = token_file()
@@ -62,22 +63,22 @@ def guard_token() -> None:
 
 
 def _make_token(path: Path) -> None:
-    """Whole or not at all: another run that begins may read it at once. Raises OSError."""
+    """Write a token, whole or not at all, since another run may read it at once. Raises OSError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # the other one's will do
+        with contextlib.suppress(FileExistsError):  # another run has made one, which serves
             os.link(aside, path)
     finally:
         aside.unlink(missing_ok=True)
 
 
 def run_folder(name: str, address: str | None) -> Path:
-    """Where a run keeps what its processes meet at, and a Ray of its own, by the run's name: not there yet. Raises PlanError where no place
-    for temporary files is safe from other users, or all are too far down for Ray's sockets."""
+    """The path of a run's private folder for rendezvous files and its own Ray; the folder does not exist yet. Raises PlanError where no
+    place for temporary files is safe from other users, or their paths are too long for Ray's sockets."""
     longest = 4096 if address else SOCKET - SESSION - len(f"/{private.PREFIX}{name}/{RAY}")
     try:
         return Path(private.place(longest, filter(None, [os.environ.get("RAY_TMPDIR")])), f"{private.PREFIX}{name}")
@@ -88,8 +89,9 @@ def run_folder(name: str, address: str | None) -> Path:
 
 
 def start(address: str | None, ranks: int, folder: Path, insecure: bool = False, commits: int = 0) -> Controllers:
-    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes beside what is on its way, and
-    with its own files in the run's ``folder``. Raises PlanError."""
+    """Join the Ray at ``address``, or start one here with room for ``ranks`` workers and ``commits`` bytes of commits, with its files in
+    the run's ``folder``. Gives the controlling processes of a Ray that was started. Raises PlanError where there is no Ray to join, it does
+    not start, or it would be open to others."""
     refuse_open(insecure)
     guard_token()
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -121,7 +123,7 @@ def start(address: str | None, ranks: int, folder: Path, insecure: bool = False,
 
 
 def refuse_public_nodes(insecure: bool) -> None:
-    """Leave a Ray whose machines know each other by public addresses, on which all of it listens. Raises PlanError."""
+    """Disconnect from a Ray that listens on public addresses. Raises PlanError for such a Ray unless ``insecure`` holds."""
     try:
         refuse_public(dict.fromkeys(node["NodeManagerAddress"] for node in ray_nodes()), insecure)
     except PlanError:
@@ -131,8 +133,8 @@ def refuse_public_nodes(insecure: bool) -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have a Ray that starts meanwhile take 127.0.0.1 for its address. It would look for one that other machines reach, and listen on all,
-    but on systems on which it knows no clusters."""
+    """While inside, have a Ray that starts use the address 127.0.0.1. Without this it would listen on all addresses, except on systems
+    where it supports no clusters."""
     constants = sys.modules["ray._private.ray_constants"]
     before = getattr(constants, "ENABLE_RAY_CLUSTER", True)
     constants.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
@@ -143,20 +145,21 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _quieten() -> None:
-    """Have Ray print nothing of its own where a process of it dies, pages of a log among it: what the run needs to know of it, it says."""
+    """Keep Ray from printing pages of logs where one of its processes dies; the health monitor reports deaths."""
     module = sys.modules.get("ray._private.worker")
-    if hasattr(module, "print_to_stdstream"):  # of another version both are heard
+    if hasattr(module, "print_to_stdstream"):  # another version of Ray prints them all the same
         module.print_to_stdstream = lambda *words, **more: None  # type: ignore[union-attr]
 
 
 def store_bytes(commits: int) -> int:
-    """Of a local Ray's store: what is on its way, and commits as far as shared memory has room for them. Ray takes the rest to disk."""
+    """The bytes of a local Ray's object store: room for columns under way, and for commits as far as shared memory has it. Ray writes the
+    rest to disk."""
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     return max(STORE, min(STORE + commits, free * 9 // 10))
 
 
 def refuse_open(insecure: bool) -> None:
-    """Raises PlanError where Ray is told to do without its token: who reaches its ports then runs code as this user."""
+    """Raises PlanError where RAY_AUTH_MODE turns Ray's token off: anyone who reaches its ports could then run code as this user."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token" and not insecure:
         raise PlanError.of("ray-open", "Ray without a token lets everybody who reaches its ports run code as this user",
@@ -165,22 +168,22 @@ def refuse_open(insecure: bool) -> None:
 
 
 def reach(address: str) -> None:
-    """Raises OSError where nothing answers at HOST:PORT: Ray itself would try for five minutes."""
+    """Raises OSError where nothing answers at HOST:PORT. Ray itself would try for five minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
 
 
 def place_pools(pools: Mapping[str, int], gpus: bool) -> Groups:
-    """A placement group for each pool, a bundle for each rank. Raises PlanError where the cluster has no room."""
+    """Make a placement group for each pool, with a bundle for each rank. Raises PlanError where the cluster has no room."""
     have = resources("cluster_resources")
-    kind, each = ("GPU", {"GPU": 1.0, "CPU": 1.0}) if gpus else ("CPU", {"CPU": 1.0})
+    kind, bundle = ("GPU", {"GPU": 1.0, "CPU": 1.0}) if gpus else ("CPU", {"CPU": 1.0})
     need = sum(pools.values())
     if have.get(kind, 0) < need:
         raise PlanError.of("no-room", f"the pools need {need} {kind}s", found=f"{have.get(kind, 0):g} in the cluster",
                            expected=", ".join(f"{name}: {ranks}" for name, ranks in pools.items()),
                            remedy="fewer ranks in --pools, or a larger cluster")
-    groups = {name: placement_group([dict(each) for _ in range(ranks)], strategy="PACK") for name, ranks in pools.items()}
+    groups = {name: placement_group([dict(bundle) for _ in range(ranks)], strategy="PACK") for name, ranks in pools.items()}
     try:
         wait_for_room(groups)
     except PlanError:
@@ -191,7 +194,7 @@ def place_pools(pools: Mapping[str, int], gpus: bool) -> Groups:
 
 
 def wait_for_room(groups: Mapping[str, PlacementGroup]) -> None:
-    """Until the cluster has given what pools need, anew where a node is lost. Raises PlanError where it does not."""
+    """Wait until all pools are placed, also anew after the loss of a node. Raises PlanError where one is not placed in time."""
     for name, group in groups.items():
         if not _placed(name, group):
             kind = "GPU" if "GPU" in group.bundle_specs[0] else "CPU"
@@ -201,7 +204,8 @@ def wait_for_room(groups: Mapping[str, PlacementGroup]) -> None:
 
 
 def _placed(name: str, group: PlacementGroup) -> bool:
-    """Whether a group has its place, waited for. Raises PlanError where the cluster knows of none."""
+    """Wait for the placement of a group. Gives whether it is placed. Raises PlanError where the cluster does not know the group any
+    more."""
     try:
         return bool(group.wait(PLACED_SECONDS))
     except Exception as error:  # Ray has no type for it
@@ -210,26 +214,26 @@ def _placed(name: str, group: PlacementGroup) -> bool:
 
 
 def resources(which: str) -> dict[str, float]:
-    """What a cluster has, or has free."""
+    """The resources of the cluster by name. ``which``: "cluster_resources" for all, "available_resources" for free ones."""
     return dict(getattr(ray, which)())
 
 
 def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], threads: int) -> dict[str, Pool[Worker]]:
-    """The workers of pools, which begin to load side by side; ``Pool.made`` waits for them."""
+    """Start the workers of pools, which load in parallel; ``Pool.made`` waits for them. Gives the pools by name."""
     environment = {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
-    made = {}
+    pools = {}
     for name, ranks in setups.items():
         resources = {"num_cpus": 1, "runtime_env": environment}
         if "GPU" in groups[name].bundle_specs[0]:
             resources["num_gpus"] = 1
         options = ranks[0].config.options
-        meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].meeting.startswith("/") else None
-        made[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
-    return made
+        meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].rendezvous.startswith("/") else None
+        pools[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
+    return pools
 
 
 def wait_for_models(pools: Iterable[Pool[Worker]], seconds: float) -> None:
-    """Until all workers have loaded, and can be spoken to. Raises PlanError with what kept one from it."""
+    """Wait until all workers have loaded, and connect to them. Raises PlanError with the error of one that has not."""
     loading = []
     for pool in pools:
         pool.watcher = Newcomers(pool)
@@ -249,15 +253,15 @@ def _setup_of(ranks: list[Setup], rank: int) -> tuple[Setup]:
     return (ranks[rank],)
 
 
-def meetings(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:
-    """Where the ranks of each pool meet: in a file of the machine that they are on, in a folder of its own within the run's. For pools on
-    several machines a name alone: their first rank says where."""
-    names = {pool: f"{pool}-{secrets.token_hex(8)}/{MEETING}" for pool in groups}
+def rendezvous_points(groups: Mapping[str, PlacementGroup], folder: Path) -> dict[str, str]:
+    """Pool → the rendezvous of its ranks: the path of a file in a folder of the pool within the run's. For a pool on several machines it is
+    a name alone, since the first rank gives the address."""
+    names = {pool: f"{pool}-{secrets.token_hex(8)}/{RENDEZVOUS}" for pool in groups}
     return {pool: name if _is_apart(groups[pool]) else f"{folder}/{name}" for pool, name in names.items()}
 
 
 def apart(groups: Mapping[str, PlacementGroup]) -> set[str]:
-    """Pools that are on several machines."""
+    """The pools that are on several machines."""
     return {pool for pool, group in groups.items() if _is_apart(group)}
 
 
@@ -266,35 +270,37 @@ def _is_apart(group: PlacementGroup) -> bool:
 
 
 def _nodes(group: PlacementGroup) -> dict[int, str]:
-    """The node of each rank."""
+    """Rank → its node."""
     return dict(placement_group_table(group)["bundles_to_node_id"])
 
 
 def ray_nodes() -> list[dict[str, Any]]:
+    """The nodes of the Ray to which this process is connected, as Ray describes them."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], wards: Sequence[WatchedWorker]) -> None:
-    """End what was started here: rewards' processes, workers, placement groups. A worker that Ray cannot end is killed."""
+def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]) -> None:
+    """End the processes of rewards, the workers and the placement groups. A worker that Ray cannot end is killed."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
     for pool in pools.values():
-        pool.lines.close()
+        pool.sockets.close()
     with contextlib.suppress(Exception):
         closing = [pool.send(rank, "close", group="control") for pool in pools.values() for rank in range(len(pool))]
         ray.wait(closing, num_returns=len(closing), timeout=CLOSED_SECONDS, fetch_local=False)
     for actor in actors:
         with contextlib.suppress(Exception):
             ray.kill(actor)
-    for ward in wards:
+    for worker in watched:
         with contextlib.suppress(Exception):
-            end(ward.presence, asked=True)
+            end(worker.presence, asked=True)
     for group in groups.values():
         with contextlib.suppress(Exception):
             remove_placement_group(group)
 
 
 def leave(controllers: Controllers) -> None:
-    """End this process's connection, and with it a Ray that was started here. One that has lost a controller would be waited for."""
+    """Disconnect from Ray, and end one that was started here. Where it has lost a controller, this process exits at once instead, since Ray
+    would wait for it."""
     if controllers.lost():
         launcher.leave_at_once()
     else:

@@ -1,4 +1,4 @@
-"""What a worker is told before its first call, and the program that it makes of it."""
+"""Setup: what a worker gets before its first call, and how it makes the program out of it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from rlflow.trace.compile import Program, TraceOptions, compile_flow
 
 @dataclass(frozen=True)
 class FlowSource:
-    """A flow for another process: the file's text, or, for a flow that no file defines at its top, a pickle."""
+    """A flow for another process: the text of its file, or a pickle of a flow that no file defines at its top level."""
 
-    path: str
-    name: str
+    path: str  # of the file
+    name: str  # of the flow in the file
     text: str = ""
     pickled: bytes = b""
 
     @staticmethod
     def of(flow: Flow) -> FlowSource:
+        """The source of a flow of this process."""
         path = Path(flow.function.__code__.co_filename)
         try:
             if flows_of(load(path.resolve())).get(flow.function.__name__) is flow:
@@ -45,7 +46,7 @@ class FlowSource:
         return FlowSource(str(path), flow.function.__name__, pickled=by_value(flow))
 
     def load(self) -> Flow:
-        """The flow, from the text that came along."""
+        """The flow, made from its text or pickle."""
         if self.pickled:
             flow: Flow = cloudpickle.loads(self.pickled)
             return flow
@@ -58,7 +59,7 @@ class FlowSource:
 
 
 def by_value(flow: Flow) -> bytes:
-    """A pickle that needs no module of the flow's where it is read."""
+    """A pickle of the flow that can be read without its module."""
     module = sys.modules.get(flow.function.__module__)
     if module is not None and not module.__name__.startswith("rlflow"):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
@@ -68,37 +69,34 @@ def by_value(flow: Flow) -> bytes:
 
 @dataclass(frozen=True)
 class DataShape:
-    """What rewards need to know of the data set, without its records."""
+    """Facts of the data set that rewards need, without its records."""
 
-    columns: Mapping[str, Kind]
-    scorer: ScorerSpec | None
+    columns: Mapping[str, Kind]  # name → kind of the columns of its rows
+    scorer: ScorerSpec | None  # of the reward ``task``
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One rank of a pool. hp: the flow's settings by name, since their class is known where its file is loaded. updates: optimizer
-    steps of each role over the run. meeting: the file in which the ranks of the pool meet; on
-    several machines a name. course: what of its models lies in memory when, where that
-    has a limit."""
+    """The message with which a rank of a pool is set up."""
 
-    version: str
+    version: str  # of the driver's rlflow
     flow: FlowSource
-    hp: Mapping[str, Any] | None
+    hp: Mapping[str, Any] | None  # the flow's settings by name; their class is known once the flow's file is loaded
     config: RunConfig
     options: TraceOptions
-    graph: str
+    graph: str  # identity of the driver's graph
     data: DataShape
     placement: Placement
     pool: str
     rank: int
     ranks: int
-    updates: Mapping[str, int]
-    threads: int
-    meeting: str
-    course: MemorySchedule | None = None
+    updates: Mapping[str, int]  # role → optimizer steps over the run
+    threads: int  # of torch
+    rendezvous: str  # the file in which the pool's ranks meet; a name alone where they are on several machines
+    course: MemorySchedule | None = None  # which parts of models are in memory when; None where memory has no limit
 
     def program(self) -> Program:
-        """The flow traced here. Raises PlanError where this is not what the driver has."""
+        """Trace the flow in this process. Raises PlanError where the graph or the version of rlflow differs from the driver's."""
         if self.version != rlflow.__version__:
             raise PlanError.of("worker-version", "a worker has another rlflow than the driver", found=rlflow.__version__,
                                expected=self.version, remedy="install the same version on every node")

@@ -1,4 +1,4 @@
-"""One rank: the halves of the roles that are placed on its pool, rewards, and the columns that it holds."""
+"""Worker: one rank of a pool, with the halves of the roles that are placed there, rewards, and the columns that it keeps."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
+from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of
 from rlflow.binding.models import make_models
 from rlflow.binding.rewards import ModelScore, RewardNames, Rewards
@@ -24,9 +25,9 @@ from rlflow.cluster.rpc.actor import Payload, opened, own_interface, packed
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.sharding.store import Shelf, owned
+from rlflow.cluster.sharding.store import ShardStore, owned
 from rlflow.cluster.weights.endpoints import End, end_of
-from rlflow.cluster.weights.same_ranks import Moving, movable
+from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
 from rlflow.execution.engine import JUDGE, CallOptions, Engine
@@ -45,95 +46,98 @@ from rlflow.watch.secrets import guard, remember
 
 
 class Worker:
-    """Carries out calls with an engine of its own, which is the one of a run in one process."""
+    """Carries out calls of the driver with an engine of its own, the same class that a run in one process uses."""
 
     def __init__(self, setup: Setup, address: str = "") -> None:
-        """address: where ranks on several machines meet."""
+        """``address``: the rendezvous of ranks on several machines."""
         guard(sys.stdout, sys.stderr)  # which Ray keeps in files
         remember(setup.config.values)
         torch.set_num_threads(setup.threads)
         self.setup = setup
         self.program = setup.program()
-        self.shelf = Shelf()
-        self.moving: dict[str, Moving] = {}
+        self.store = ShardStore()
+        self.same_rank_transfers: dict[str, SameRankTransfer] = {}
         self.ends: dict[str, End] = {}
         if setup.ranks > 1:
             options = setup.config.options
             interface = own_interface(options.interface, options.insecure) if address else LOOPBACK
-            join(address or setup.meeting, setup.rank, setup.ranks, device_of(options.device), interface)
+            join(address or setup.rendezvous, setup.rank, setup.ranks, device_of(options.device), interface)
         self.rewards = Rewards(RewardNames.of(setup.config), setup.data, setup.config.options, setup.config.tokenizer_folder)
         self.engine = self._engine()
         others_alone()
 
     def _engine(self) -> Engine:
-        """The models of this pool. A role has here just the half that is placed here."""
+        """The engine with the models of this pool. A role has only the half that is placed on it."""
         setup, graph = self.setup, self.program.graph
         used = {node.role for node in all_nodes(graph.nodes)}
         roles = bind_roles(graph, setup.config)
         device = device_of(setup.config.options.device)
-        dims = {name: setup.placement.lies(name, "trainer").dims for name in roles}
-        outer = [name for name in roles if setup.placement.lies(name, "generator").outer]
+        dims = {name: setup.placement.parallelism(name, "trainer").dims for name in roles}
+        outer = [name for name in roles if setup.placement.parallelism(name, "generator").outer]
         keeper = MemoryMover(setup.course)
-        made = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
+        models = make_models(roles.values(), setup.config.options, device, setup.updates, self._wanted, keeper.loaded, dims, outer)
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
         options = setup.config.options
-        engine = Engine(made, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper)
+        engine = Engine(models, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
+                        asking=asking(graph, roles, setup.config))
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         if (judge := self.rewards.judge()) is not None:
             scorers[JUDGE] = judge
-        where = reward_pools(graph, setup.placement)
-        self.rewards.load_models(device, [role for role, pools in where.items() if setup.pool in pools])
+        pools_of_judges = reward_pools(graph, setup.placement)
+        self.rewards.load_models(device, [role for role, pools in pools_of_judges.items() if setup.pool in pools])
         return engine
 
     def _wanted(self, role: BoundRole) -> Halves:
-        """Which halves of a role are placed on this pool."""
+        """The halves of a role that are placed on this pool."""
         placement, pool = self.setup.placement, self.setup.pool
         return Halves(placement.trainers.get(role.name) == pool, placement.generators.get(role.name) == pool)
 
     # -- columns -----------------------------------------------------------------------------------------------------------------
 
     def put(self, key: int, payload: Payload, iteration: int) -> None:
-        """Keep a shard that comes from the driver."""
-        self.shelf.put(key, owned(opened(payload)), iteration)
+        """Store a shard that comes from the driver."""
+        self.store.put(key, owned(opened(payload)), iteration)
 
     def load(self, key: int, payload: Payload, iteration: int) -> Answer:
-        """The same, for a driver that does not know what is in it."""
+        """Store a shard, and answer with its columns, for a driver that does not know them."""
         return self._keep(Call("load", key, NOTHING, iteration), owned(opened(payload)))
 
     def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
-        return self.shelf.slice(key, names, rows)
+        """The named columns of a shard as bytes; ``rows``: which of its rows, None for all."""
+        return self.store.slice(key, names, rows)
 
     def forget(self, keys: tuple[int, ...]) -> None:
-        self.shelf.forget(keys)
+        """Forget the shards of these keys."""
+        self.store.forget(keys)
 
     def clear(self, iteration: int) -> None:
-        """Forget what is there for this iteration and those before it."""
-        self.shelf.clear(iteration)
+        """Forget the shards of this iteration and earlier ones."""
+        self.store.clear(iteration)
 
     def held(self) -> int:
-        """How many shards there are."""
-        return len(self.shelf)
+        """The number of shards."""
+        return len(self.store)
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
     def run(self, frame: bytes | memoryview, *transfers: Payload) -> bytes | Answer:
-        """Carry out one operation of the driver's."""
+        """Carry out one operation. ``frame``: a packed ``Call``. ``transfers``: rows from other workers. Gives a packed ``Answer``."""
         call = Call.unpacked(frame)
-        self.shelf.forget(call.forget)
+        self.store.forget(call.forget)
         with MARKS.during(call):
             start = time.time()
-            batch = self.shelf.batch(call.inputs, transfers)
+            batch = self.store.batch(call.inputs, transfers)
             return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
-        """Sample rows, and answer for each chunk as soon as it is there, under a key of its own and with its rows, and then for all."""
+        """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows, and at last for all rows."""
         call = Call.unpacked(frame)
-        self.shelf.forget(call.forget)
+        self.store.forget(call.forget)
         role, sampling, seed, into, keys = (call.arguments[name] for name in ("role", "sampling", "seed", "into", "keys"))
         with MARKS.during(call):
             start = time.time()
-            batch = self.shelf.batch(call.inputs, transfers)
+            batch = self.store.batch(call.inputs, transfers)
             rows = self.engine.sample_chunks(role, batch, sampling, seed, into)
             for key, chunk in zip(keys, itertools.islice(rows, into.count), strict=True):
                 assert chunk.axis.index is not None
@@ -142,31 +146,40 @@ class Worker:
             yield self._keep(call, next(rows))._replace(ran=(start, time.time())).packed()
 
     def _keep(self, call: Call, batch: Batch, tallies: Mapping[str, PartialMetric] | None = None) -> Answer:
-        """The answer for a batch that stays here; scalars go along."""
+        """Store a batch under the call's key. Gives the answer about it, with its scalars."""
         scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
-        kept = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
-        self.shelf.put(call.key, kept, call.iteration)
-        lengths = {data.kind.level.value: data.lengths.numpy() for data in kept.data.values() if data.lengths is not None}
-        columns = {name: (data.kind, data.nbytes) for name, data in kept.data.items()}
-        return Answer(call.key, len(kept), columns, lengths, scalars, tallies or {})
+        stored = Batch(batch.axis, {name: data for name, data in batch.data.items() if name not in scalars})
+        self.store.put(call.key, stored, call.iteration)
+        lengths = {data.kind.level.value: data.lengths.numpy() for data in stored.data.values() if data.lengths is not None}
+        columns = {name: (data.kind, data.nbytes) for name, data in stored.data.items()}
+        return Answer(call.key, len(stored), columns, lengths, scalars, tallies or {})
 
     def generate(self, call: Call, batch: Batch) -> Answer:
+        """Sample responses, and store them."""
         role, sampling, seed = (call.arguments[name] for name in ("role", "sampling", "seed"))
         rows = self.engine.sample(role, batch, sampling, seed)
         return self._keep(call, Batch(batch.axis.repeat(sampling.samples), rows.data))
 
     def forward(self, call: Call, batch: Batch) -> Answer:
+        """Compute a forward of a role, and store its columns."""
         role, want, ahead = (call.arguments[name] for name in ("role", "want", "ahead"))
         return self._keep(call, self.engine.forward(role, want, batch, CallOptions(ahead=ahead)))
 
     def score(self, call: Call, batch: Batch) -> Answer:
+        """Score rows by a role, and store the scores."""
         return self._keep(call, self.engine.score(call.arguments["role"], batch))
 
     def reward(self, call: Call, batch: Batch) -> Answer:
+        """Score rows by the rewards of a role, and store the scores."""
         scores, tallies = self.engine.reward(call.arguments["role"], batch)
         return self._keep(call, scores, tallies)
 
+    def encode(self, call: Call, batch: Batch) -> Answer:
+        """Encode asked rows with the tokenizers of the roles that sample from them, and store the columns."""
+        return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
+
     def stage(self, call: Call, batch: Batch) -> Answer:
+        """Run a stage of the flow, and store its columns."""
         stage = self._stage(call)
         result, tallies = apply_stage(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
         return self._keep(call, result, tallies)
@@ -177,33 +190,35 @@ class Worker:
         return stage
 
     def _on(self, stage: Stage) -> Trainer | None:
-        """The trainer that a stage is given, with all that it has."""
+        """The trainer of the role that a stage works on, with all its parts in memory; None for other stages."""
         return self._trainer(stage.on, learning(stage.on)) if stage.on else None
 
     def split(self, call: Call, batch: Batch) -> Answer:
-        """The pieces of a mode of the author's own, each kept here, with the keys of its rows."""
+        """Split a batch by a dispatch mode of the author. Each piece is stored, and the answer has the keys of its rows."""
         split = self._stage(call).dispatch.split
         assert split is not None
         pieces = split(batch, self.setup.ranks)
         keys = call.arguments["keys"]
         if len(pieces) > len(keys):
             raise ValueError(f"found {len(pieces)} pieces, expected at most one for each of {len(keys)} ranks")
-        made = [(self._keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
+        stored = [(self._keep(call._replace(key=key), piece), (piece.axis.keys.numpy(), piece.axis.grouped))
                 for key, piece in zip(keys, pieces, strict=False)]
-        return Answer(call.key, value=made)
+        return Answer(call.key, value=stored)
 
     def piece(self, call: Call, batch: Batch) -> Answer:
+        """Run a stage on a piece of a dispatch mode of the author, and store its columns."""
         stage = self._stage(call)
         result, tallies = apply_piece(stage, batch, call.arguments["settings"], call.arguments["seed"], self._on(stage))
         return self._keep(call, result, tallies)
 
     def merge(self, call: Call, batch: Batch) -> Answer:
-        outputs = [self.shelf.get(key) for key in call.arguments["outputs"]]
+        """Merge the outputs of pieces by a dispatch mode of the author, and store them."""
+        outputs = [self.store.get(key) for key in call.arguments["outputs"]]
         return self._keep(call, merge_pieces(self._stage(call), outputs, batch))
 
     def facts(self, call: Call, batch: Batch) -> Answer:
-        """Of each row: what keeps it from being learned from, its tokens that count, all its tokens, its group. The rows stay for the
-        update."""
+        """Facts of each row that an update is balanced by: the column that keeps it from being learned from, its tokens that count, all
+        its tokens, and its group. The rows stay for the update."""
         bad = broken_columns(batch, self._loss(call))
         facts = torch.stack([bad, mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
         return self._keep(call, batch)._replace(value=facts.numpy())
@@ -233,85 +248,92 @@ class Worker:
         return loss
 
     def hold(self, call: Call, batch: Batch) -> Answer:
-        """Keep a batch as it came."""
+        """Store a batch as it came."""
         return self._keep(call, batch)
 
     def summarise(self, call: Call, batch: Batch) -> Answer:
-        """Of the records that are held under the keys of ``records``, each with its columns."""
-        held = [(names, self.shelf.get(key)) for key, names in call.arguments["records"].items()]
-        return Answer(value=summarise({name: batch.select(name) for names, batch in held for name in names}))
+        """Summarise the columns of stored records. ``records``: key → names of columns."""
+        records = [(names, self.store.get(key)) for key, names in call.arguments["records"].items()]
+        return Answer(value=summarise({name: batch.select(name) for names, batch in records for name in names}))
 
     def fetch(self, call: Call, batch: Batch) -> Answer:
+        """Answer with a batch as bytes."""
         return Answer(value=packed(batch))
 
     # -- weights -----------------------------------------------------------------------------------------------------------------
 
     def weights(self, role: str) -> Payload:
-        """The trainer's weights by Hugging Face name, from rank 0; from others, which only take part, nothing."""
+        """The trainer's weights by Hugging Face name from rank 0; from other ranks, which only take part, nothing."""
         return pack_tensors(dict(self._from_rank0(self._trainer(role, syncing(role)).weights())))
 
     def _from_rank0(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         return (pair for pair in tensors if self.setup.rank == 0)
 
     def _trainer(self, role: str, needs: Parts) -> Trainer:
-        """A role's trainer, with these of its parts in memory."""
+        """A role's trainer, with these parts in memory."""
         trainer = self.engine.models[role].trainer
         assert trainer is not None
         self.engine.keeper.settle(needs)
         return trainer
 
     def receive(self, role: str, version: int, weights: Payload) -> None:
+        """Give whole tensors, the weights of this version, to the generator."""
         generator = self.engine.models[role].generator
         assert generator is not None
         self.engine.keeper.settle(syncing(role))
         generator.receive(iter(unpack_tensors(weights).items()), version)
 
     def state(self, role: str) -> Payload:
+        """The trainer's state from rank 0; from other ranks, which only take part, nothing."""
         return pack_tensors(dict(self._from_rank0(self._trainer(role, copying(role)).state().items())))
 
     def commit(self, role: str) -> tuple[Payload, int]:
-        """The state, for an object outside of this process, and its bytes."""
+        """(state of the trainer, its bytes), which Ray keeps outside of this process."""
         payload = self.state(role)
         return payload, payload.nbytes
 
     def restore(self, role: str, state: Payload) -> None:
+        """Put the trainer back to a state."""
         self._trainer(role, copying(role)).restore(unpack_tensors(state))
 
     def synchronise(self, role: str, version: int) -> dict[str, Any]:
-        """The model has this many updates behind it; the generator beside the trainer takes its weights. Bytes that came by a plan."""
+        """Set the model's version, and move the trainer's weights to the generator on the same ranks. Gives metrics of the transfer."""
         model, options = self.engine.models[role], self.setup.config.options
         model.version, model.sampled_version = version, -1
         self.engine.keeper.settle(syncing(role))
-        if role not in self.moving and movable(model, options.weights):
-            run = f"{Path(self.setup.meeting).parent.name}-{role}"
-            self.moving[role] = Moving(model, options.weights, run, device_of(options.device), options.verify_every)
-        if role in self.moving:
-            moved, lies = self.moving[role](version), self.setup.placement.lies(role, "generator")
+        if role not in self.same_rank_transfers and movable(model, options.weights):
+            run = f"{Path(self.setup.rendezvous).parent.name}-{role}"
+            self.same_rank_transfers[role] = SameRankTransfer(model, options.weights, run, device_of(options.device), options.verify_every)
+        if role in self.same_rank_transfers:
+            metrics, parallelism = self.same_rank_transfers[role](version), self.setup.placement.parallelism(role, "generator")
             model.sampled_version = version
-            return moved | ({"order": lies.order} if lies.tensor > 1 else {})
+            return metrics | ({"order": parallelism.order} if parallelism.tensor > 1 else {})
         model.synchronise()
         return {}
 
-    def passing(self, role: str, step: str, *told: Any) -> Any:
-        """A step of weights on their way between this pool and another: a method of this rank's end of it, a new one where it begins."""
+    def passing(self, role: str, step: str, *arguments: Any) -> Any:
+        """Call a step of a weight transfer between pools: a method of this rank's end. The step "begin" makes a new end."""
         if step == "begin":
             if role in self.ends:
                 self.ends.pop(role).close()
             self.ends[role] = end_of(self.engine.models[role], device_of(self.setup.config.options.device))
         self.engine.keeper.settle(syncing(role))
-        return getattr(self.ends[role], step)(*told)
+        return getattr(self.ends[role], step)(*arguments)
 
     def save(self, role: str, folder: str) -> None:
+        """Save the trainer's model to a folder."""
         self._trainer(role, computing(role)).save(Path(folder))
 
     def moved(self) -> dict[str, float]:
-        """What of the models left this rank's memory and came back since this was last asked."""
+        """Metrics of the parts of models that were put away and brought back since the last call."""
         return self.engine.keeper.told()
 
     def reasons(self) -> dict[str, str]:
+        """The first message for each cause of missing scores."""
         return self.rewards.reasons()
 
     def close(self) -> None:
+        """End the processes of rewards."""
         self.rewards.close()
 
 
@@ -321,6 +343,7 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
+    "encode": Worker.encode,
     "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

@@ -41,7 +41,7 @@ ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.poo
 
 def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
     """``--name value`` and ``--name=value`` → name → text; switches → True; repeated flags → a tuple. Raises PlanError."""
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     words = list(arguments)
     while words:
         word = words.pop(0)
@@ -50,25 +50,25 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
         name, equals, value = word[2:].partition("=")
         name = name.replace("-", "_")
         if name in SWITCHES and not equals:
-            found[name] = True
+            flags[name] = True
             continue
         if not equals:
             if not words or words[0].startswith("--"):
                 raise PlanError.of("flag", f"--{name} has no value", found=words[0] if words else "the end of the line",
                                    expected="--NAME VALUE", remedy=f"write --{name} VALUE (booleans take true or false)")
             value = words.pop(0)
-        _put(found, name, value)
-    return found
+        _put(flags, name, value)
+    return flags
 
 
-def _put(found: dict[str, Any], name: str, value: str) -> None:
+def _put(flags: dict[str, Any], name: str, value: str) -> None:
     if name in REPEATED or repeatable(name):
-        found[name] = (*found.get(name, ()), value)
-    elif name in found:
-        both = f"{found[name]} and {value}"
+        flags[name] = (*flags.get(name, ()), value)
+    elif name in flags:
+        both = f"{flags[name]} and {value}"
         raise PlanError.of("flag", f"--{name} is given twice", found=both, expected="one value", remedy="remove one")
     else:
-        found[name] = value
+        flags[name] = value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -85,16 +85,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """A nested mapping as a flat one of dotted names. Settings that may be repeated become tuples."""
+    values: dict[str, Any] = {}
     for key, value in table.items():
         name = ALIASES.get(dotted := f"{prefix}{key}".replace("-", "_"), dotted)
         if isinstance(value, Mapping):
-            found |= flat(value, f"{name}.")
+            values |= flat(value, f"{name}.")
         elif name in REPEATED:
-            found[name] = tuple(value) if isinstance(value, list | tuple) else (value,)
+            values[name] = tuple(value) if isinstance(value, list | tuple) else (value,)
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 @dataclass(frozen=True)

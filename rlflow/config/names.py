@@ -39,6 +39,7 @@ def source_files(backend: str) -> list[Path]:
 
 
 def no_backend(name: str) -> PlanError:
+    """The error that there is no backend of this name."""
     return PlanError.of("backend", f"there is no backend '{name}'", found=name, expected=f"one of {listed(SHIPPED)}, or a dotted module",
                         nearest=nearest(name, SHIPPED), remedy="choose one of them; rlflow doctor says which can be used here")
 
@@ -96,8 +97,8 @@ def role_types(backends: Mapping[str, str]) -> dict[str, Any]:
 
 
 def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
-    """What the null backend takes beside its own settings and does nothing with: those of all that are shipped, with their types, so that
-    the command of a real run can be tried without its models. Of settings that several have, the local one's."""
+    """The settings that the null backend accepts beside its own and ignores, with their types: those of all shipped backends, so that
+    the command of a real run can be tried without its models. Of a setting that several have, the type is that of the local one."""
     if NULL not in backends.values():
         return {}
     types = {name: type_ for backend in (*(each for each in SHIPPED if each not in ("local", NULL)), "local")

@@ -27,12 +27,12 @@ class Options:
     reward_env: tuple[str, ...] = ()  # variables of the environment that users' rewards see; several: repeat the flag
     reward_write: tuple[str, ...] = ()  # folders in which users' rewards may change files, / for all; several: repeat the flag
     reward_network: bool = False  # whether users' rewards may reach the network, and local sockets
-    reward_memory: ByteSize | None = None  # that a process of users' rewards may take; without, three quarters of the machine's
+    reward_memory: ByteSize | None = None  # of each process of users' rewards, such as 2GiB; without, three quarters of the machine's
     unsafe_scorers: bool = False  # use tasks whose scorers evaluate text where these cannot be isolated
     max_missing: Annotated[float, Ge(0), Le(1)] = 0.5  # share of an iteration's rewards that may be missing
     max_mismatch: Annotated[float, Gt(1)] = 1.05  # factor by which trainer and sampler may differ on a token before the run warns
-    canary: Annotated[int, Ge(0)] = 1  # iterations between scoring fixed tokens in a trainer and a generator of two backends; 0: never
-    max_bad: Annotated[int, Ge(0)] = 3  # iterations in a row without a finite step that stop the run; 0 never stops it
+    canary: Annotated[int, Ge(0)] = 1  # compare trainer and generator of two backends on fixed tokens every N iterations; 0: never
+    max_bad: Annotated[int, Ge(0)] = 3  # stop after N iterations in a row in which an update took no finite step; 0: never
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow; several: repeat the flag
     seed: int = 0  # every draw is derived from it
     out: str = "runs"  # folder that holds run directories
@@ -42,14 +42,14 @@ class Options:
     backend: str = "local"  # trainer and generator of every role: local, null, or a dotted module
     pools: str | None = None  # NAME=RANKS,…: runs on pools of Ray workers; without, in this process
     ray_address: str | None = None  # a running Ray to join: auto or HOST:PORT; without, --pools starts one on this machine
-    interface: str | None = None  # by which ranks on several machines talk: a name, or a network as 10.0.0.0/8; without, the route to Ray
+    interface: str | None = None  # of ranks on several machines: its name, or a network such as 10.0.0.0/8; without, the route to Ray
     insecure: bool = False  # use a Ray that asks for no token, and addresses that the whole internet may reach
     heartbeat: Annotated[float, Ge(0)] = 15.0  # seconds for which a worker may be silent before it is killed; 0 watches for deaths only
     load_timeout: Annotated[float, Gt(0)] = 600.0  # seconds that workers may take to load their models
-    commit_every: Annotated[int, Ge(0)] = 1  # iterations between copies that a run on pools recovers from; 0: a worker's death ends it
-    weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they reach generators; alltoall between pools: Ray's store
-    verify_every: Annotated[int, Ge(0)] = 16  # such transfers between comparisons of digests on all ranks; 0: never
-    memory: ByteSize | None = None  # that models may take on each rank, such as 20GiB: what does not fit takes turns; without, no limit
-    staleness: int = 0  # iterations that rollouts may lag behind the newest weights
-    stream: Annotated[int, Ge(1)] = 1  # chunks in which rows are scored while others are still sampled; 1: when all are sampled
+    commit_every: Annotated[int, Ge(0)] = 1  # copy the state of workers every N iterations, to recover from a death; 0: it ends the run
+    weights: Literal["auto", "segment", "alltoall", "gather"] = "auto"  # how they reach generators; alltoall: by Ray's store between pools
+    verify_every: Annotated[int, Ge(0)] = 16  # compare digests of weights on all ranks every N transfers; 0: never
+    memory: ByteSize | None = None  # of models on each rank, such as 20GiB: parts that do not fit are moved in and out; without, no limit
+    staleness: int = 0  # iterations by which the weights that sample may be older than those that train
+    stream: Annotated[int, Ge(1)] = 1  # score sampled rows in N chunks while others are still sampled; 1: when all are sampled
     threads: Annotated[int, Ge(0), Le(1024)] = 0  # torch threads; 0: one per core

@@ -1,4 +1,5 @@
-"""Chat templates of model folders. They are programs of strangers, so another process renders them, which the kernel ends at a deadline."""
+"""Chat templates of model folders. They are programs that strangers wrote, so another process renders them, which the kernel kills at a
+deadline."""
 
 from __future__ import annotations
 
@@ -18,29 +19,30 @@ from rlflow.data.fields import Message
 from rlflow.errors import PlanError, listed
 from rlflow.isolation import limits
 
-SECONDS = 10.0  # of processor time for a call, and for each conversation more; real templates take less than a thousandth of it
-SECONDS_EACH = 0.05
-STOPS = 5  # after so many no more is tried: who looks for the records that are to blame tries one after another
+SECONDS = 10.0  # of processor time for a call; real templates take less than a thousandth of it
+SECONDS_EACH = 0.05  # more for each conversation of a call
+STOPS = 5  # after so many stopped calls none is tried any more: a caller may look for the faulty records one after another
 LONGEST = 1 << 18  # characters that a template may add to a conversation of which it repeats no part more than REPEATS times
 REPEATS = 8
-PORTION = 1 << 22  # characters that are sent at once: the memory of who renders them has a limit
+PORTION = 1 << 22  # characters that are sent at once, since the memory of the rendering process is limited
 PROGRAM = Path(__file__).with_name("rendering.py")
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer. ``variables``: its special tokens, which templates name."""
+    """The chat template of a tokenizer. ``folder``: the model, for messages. ``variables``: the tokenizer's special tokens, which templates
+    use by name."""
 
     def __init__(self, folder: Path, text: str, variables: Mapping[str, Any]) -> None:
         self.folder, self.text, self.variables = folder, text, dict(variables)
-        self._line, self._stops = threading.Lock(), 0
+        self._lock, self._stops = threading.Lock(), 0
         self._process: subprocess.Popen[bytes] | None = None
         self._close: Callable[[], object] = lambda: None
 
     def render(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
-        """The text of each conversation, up to where the assistant is to speak. Raises PlanError where the template refuses one, and where
-        it takes more time, memory or room than any template should."""
-        with self._line:
-            return [text for some in _portions(conversations) for text in self._rendered(some)]
+        """The text of each conversation, up to where the assistant begins its reply. Raises PlanError where the template refuses a
+        conversation, or takes more time, memory or characters than any template should."""
+        with self._lock:
+            return [text for portion in _portions(conversations) for text in self._rendered(portion)]
 
     def _rendered(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
         limits = [LONGEST + REPEATS * _length(messages) for messages in conversations]
@@ -48,7 +50,7 @@ class ChatTemplate:
                    "seconds": SECONDS + SECONDS_EACH * len(conversations),
                    "conversations": list(zip(map(list, conversations), limits, strict=True))}  # fmt: skip
         if self._stops == STOPS:
-            raise self._stopped(f"so it was at {STOPS} before", conversations[0])
+            raise self._stopped(f"it was stopped {STOPS} times before", conversations[0])
         try:
             replies = list(self._replies(request, limits))
         except BaseException:  # what is still to come belongs to no later call
@@ -71,11 +73,11 @@ class ChatTemplate:
                             remedy="correct the template, or take another model; prompts that are texts need none: --data.chat false")
 
     def _replies(self, request: Mapping[str, Any], limits: Sequence[int]) -> Iterator[dict[str, str]]:
-        """One for each conversation, up to the first that is stopped."""
+        """The reply for each conversation, up to and with the first that is stopped."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is told below
+        with contextlib.suppress(BrokenPipeError):  # the missing replies below say that it ended
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         for limit in limits:
@@ -88,8 +90,8 @@ class ChatTemplate:
                 return
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """A process with nothing of this one's environment, and in a session of its own: ctrl-C is for the run. Where somebody ended it, or
-        none is there yet, a new one."""
+        """The rendering process, started where there is none or it has ended. It gets a bare environment, and a session of its own, so that
+        ctrl-C does not reach it."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
@@ -104,7 +106,7 @@ class ChatTemplate:
         self._process = None
 
     def _died(self, request: Mapping[str, Any]) -> str:
-        """How the process ended, in words."""
+        """A text that says how the process ended."""
         process = self._process
         assert process is not None
         self._end()
@@ -114,12 +116,12 @@ class ChatTemplate:
 
 
 def _length(messages: Sequence[Message]) -> int:
-    """Characters."""
+    """The number of characters of the messages."""
     return sum(len(part) for message in messages for part in message.values())
 
 
 def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Sequence[Message]]]:
-    """In order, each of about PORTION characters."""
+    """The conversations in order, in portions of about PORTION characters."""
     portion: list[Sequence[Message]] = []
     size = 0
     for messages in conversations:
@@ -133,7 +135,7 @@ def _portions(conversations: Sequence[Sequence[Message]]) -> Iterator[list[Seque
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
-    """End the process, and wait until it is gone."""
+    """Kill the process, and wait until it is gone."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.kill()

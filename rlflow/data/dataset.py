@@ -1,4 +1,4 @@
-"""Dataset: records of one shape, how they are put to a model, and the split that keeps held-out questions out of training."""
+"""Dataset: records of one shape, how they are worded for a model, and the split that keeps held-out questions out of training."""
 
 from __future__ import annotations
 
@@ -53,84 +53,87 @@ class Dataset:
 
     @property
     def worded(self) -> str:
-        """How prompts are put to the model, where that is more than their text; else an empty string."""
+        """A text that says how prompts go through the chat template; empty where they do not."""
         folder = getattr(self.encoder, "folder", "")
         return f"prompts go through the chat template of {folder} (--data.chat false for plain text)" if self.wording.chat else ""
 
     @property
     def shape(self) -> Shape:
+        """Whether the records are prompts alone, prompts with completions, or pairs of responses."""
         return ("prompts", "completions", "pairs")[len(self._like.responses)]
 
     @property
     def _like(self) -> Record:
-        """One record for all, which are of one shape."""
+        """A record that stands for all, since they are of one shape."""
         return self.records[0] if self.records else Record("")
 
     @property
     def columns(self) -> dict[str, Kind]:
-        """Name → kind of the columns that its rows have."""
+        """Name → kind of the columns that the data set's rows have."""
         return rows.kinds(self._like, self.declared)
 
     @property
     def scorer(self) -> ScorerSpec | None:
-        """What the reward ``task`` uses: the task's own scorer, else a comparison with the answer; None where there is neither."""
+        """The scorer of the reward ``task``: the reasoning-gym task's own, else a comparison with the answer; None where there is
+        neither."""
         return self.task or (MATCH if "answer" in self.columns else None)
 
     @cached_property
     def digest(self) -> str:
-        """12 hex digits over all records in order: a resumed run notices that its data changed."""
+        """12 hex digits of a SHA-256 over all records in order, by which a resumed run notices that its data have changed."""
         total = hashlib.sha256()
         for record in self.records:
             total.update(json.dumps([record.prompt, record.answer, record.responses, dict(record.more)], default=str).encode())
         return total.hexdigest()[:12]
 
     def batch(self, index: Sequence[int], start: int = 0, at: Sequence[int] | None = None) -> Batch:
-        """The records at ``index`` as rows, at consecutive positions of the data stream from ``start``, or at those of ``at``."""
+        """The records at ``index`` as rows. ``at``: the position of each in the data stream; without it they are consecutive from
+        ``start``."""
         positions = range(start, start + len(index)) if at is None else at
         return rows.batch([self.records[i] for i in index], self._like, positions, self.encoder, self.wording, self.declared)
 
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
-        """Those of the records at ``index`` that no model can be given, with what is wrong with each."""
+        """Record → what is wrong with it, for those of the records at ``index`` that cannot be given to a model."""
         return faults(self.records, index, self.encoder, self.wording, self.room, self.name)
 
     def within(self, room: Room) -> Dataset:
-        """The same records, judged by what a model can take of a row."""
+        """The data set, with records judged by the room that a model has for a row."""
         return replace(self, room=room)
 
     def usable(self) -> Iterator[int]:
-        """The records that models can be given, one after another."""
+        """The indices of records that can be given to a model, in order."""
         return (i for i in range(len(self)) if not self.faulty([i]))
 
     def prompts(self, seed: int = 0) -> Prompts:
-        """A cursor over the records, shuffled anew in each epoch."""
+        """A cursor over the records. Each epoch has an order of its own, drawn by ``seed``."""
         from rlflow.data.prompts import Prompts
 
         return Prompts(self, seed)
 
     def split(self, held_out: int | float, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """(training, held-out), disjoint by the text of the question.
+        """(training, held-out) data sets, disjoint by the text of the question. ``held_out``: a share below 1, or a count of questions.
 
-        Records of one question go to one side, decided by a hash of its text and ``seed``: a share (0.05) gives the same question
-        the same side in any data set; a count gives the questions of lowest hash, and more records than asked only where the last
-        question has several. Neither side is freed of repeated questions.
+        Records of one question go to one side, decided by a hash of its text and ``seed``. With a share (0.05) a question is on the same
+        side in any data set; with a count, the questions of lowest hash are held out, and a few more records than asked for where the
+        last question has several. Repeated questions are kept. Raises PlanError where one side would be empty.
         """
         if held_out == 0 or not self.records:
             return self, replace(self, records=(), dropped=0, doubles=0, faults=())
-        held = _held([_place(record.question, seed) for record in self.records], held_out)
-        if all(held) or held_out < 0:
+        is_held_out = _held_out([_place(record.question, seed) for record in self.records], held_out)
+        if all(is_held_out) or held_out < 0:
             raise _bad_split(self, held_out)
-        sides = [[record for record, out in zip(self.records, held, strict=True) if out is side] for side in (False, True)]
+        sides = [[record for record, out in zip(self.records, is_held_out, strict=True) if out is side] for side in (False, True)]
         return replace(self, records=sides[0]), replace(self, records=sides[1], dropped=0, doubles=0, faults=())
 
 
 def _place(question: str, seed: int) -> int:
-    """Where a question stands between 0 and 2**64: by its words, so that spaces and the index do not matter."""
+    """A hash of the question's words and the seed, from 0 to 2**64 - 1. Spaces and the place in the file do not matter."""
     digest = hashlib.sha256(f"{seed}\n{' '.join(question.split())}".encode()).digest()
     return int.from_bytes(digest[:8])
 
 
-def _held(places: Sequence[int], held_out: int | float) -> list[bool]:
-    """Which records are held out; at least one."""
+def _held_out(places: Sequence[int], held_out: int | float) -> list[bool]:
+    """Decide for each record whether it is held out. At least one is."""
     ordered = sorted(places)
     by_count = isinstance(held_out, int)
     limit = ordered[min(int(held_out), len(ordered)) - 1] if by_count else max(int(held_out * 2**64), ordered[0])

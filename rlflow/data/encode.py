@@ -16,25 +16,23 @@ from rlflow.data.fields import Message, Record
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
 
-END = 256  # the byte encoding's end of text
+END = 256  # id of the byte encoding's end of text
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How a prompt is put to the model. chat: as a user's message through the tokenizer's chat template, as lists of messages always
-    are. system: a message before those that do not begin with one. template: text around a plain prompt, such as
-    ``"Q: {prompt}\\nA:"``."""
+    """How a prompt is put to the model. Prompts that are lists of messages always go through the tokenizer's chat template."""
 
-    chat: bool = False
-    system: str | None = None
-    template: str | None = None
+    chat: bool = False  # whether a prompt that is text goes through the chat template too, as a user's message
+    system: str | None = None  # a system message before conversations that do not begin with one
+    template: str | None = None  # text around a plain prompt, such as "Q: {prompt}\\nA:"
 
     def __post_init__(self) -> None:
         if self.template is not None:
             _check_template(self.template)
 
     def of(self, record: Record) -> str | list[Message]:
-        """The text or the messages for a record. Raises PlanError for a setting that its kind of prompt cannot follow."""
+        """The record's prompt as a text or as messages. Raises PlanError for a setting that cannot be applied to this kind of prompt."""
         if not isinstance(record.prompt, str):
             if self.template is not None:
                 raise _no_use("template", "its prompts are lists of messages")
@@ -66,47 +64,55 @@ def _no_use(setting: str, why: str) -> PlanError:
 
 
 class Encoder(Protocol):
-    """Turns wordings and responses into token ids. chats: whether it has a chat template. longest: characters that one token stands for
-    at most."""
+    """Turns worded prompts and responses into token ids."""
 
-    chats: bool
+    chats: bool  # whether it has a chat template
 
     @property
-    def longest(self) -> int: ...
+    def longest(self) -> int:
+        """The most characters that one token stands for."""
 
-    def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]: ...
-    def responses(self, texts: Sequence[str]) -> list[list[int]]: ...
-    def turns(self, worded: str | list[Message], response: Sequence[Message]) -> list[Turn]: ...
+    def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
+        """The token ids of each prompt, a text or messages."""
+
+    def responses(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each response, with the token that ends it."""
+
+    def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
+        """The token ids of a response of several turns to a prompt, turn by turn."""
 
 
 class ByteEncoder:
-    """UTF-8 bytes as token ids, and END: for runs without a model."""
+    """Uses UTF-8 bytes as token ids, and END after a response. It serves runs without a model."""
 
     chats = False
     longest = 1
 
-    def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
-        return [list(_plain(item).encode()) for item in worded]
+    def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
+        """The bytes of each prompt; messages are written one on a line, with their roles."""
+        return [list(_plain(item).encode()) for item in wordings]
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
+        """The bytes of each response, and END."""
         return [[*text.encode(), END] for text in texts]
 
-    def turns(self, worded: str | list[Message], response: Sequence[Message]) -> list[Turn]:
-        found: list[Turn] = []
-        for told, said in divided(response):
-            found += [(list(f"\n{_plain(told)}".encode()), False)] if found else []
-            found.append((self.responses([said])[0], True))
-        return found
+    def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
+        """The bytes of the assistant's turns and of what stands between them."""
+        turns: list[Turn] = []
+        for context, reply in divided(response):
+            turns += [(list(f"\n{_plain(context)}".encode()), False)] if turns else []
+            turns.append((self.responses([reply])[0], True))
+        return turns
 
 
-def _plain(worded: str | list[Message]) -> str:
-    if isinstance(worded, str):
-        return worded
-    return "".join(f"{message['role']}: {message['content']}\n" for message in worded) + "assistant: "
+def _plain(wording: str | list[Message]) -> str:
+    if isinstance(wording, str):
+        return wording
+    return "".join(f"{message['role']}: {message['content']}\n" for message in wording) + "assistant: "
 
 
 class TokenizerEncoder:
-    """The tokenizer of a model folder."""
+    """The tokenizer of a model folder. Raises PlanError where it cannot be loaded."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -115,43 +121,46 @@ class TokenizerEncoder:
 
     @cached_property
     def longest(self) -> int:
+        """The most characters that one token stands for."""
         return max(map(len, self.tokenizer.get_vocab()))
 
-    def prompts(self, worded: Sequence[str | list[Message]]) -> list[list[int]]:
-        """Plain text gets the tokenizer's own first tokens (BOS); a chat template writes its own."""
-        chats = {index: item for index, item in enumerate(worded) if not isinstance(item, str)}
-        plain = {index: item for index, item in enumerate(worded) if isinstance(item, str)}
+    def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
+        """The token ids of each prompt. Plain text gets the tokenizer's first tokens (BOS); a chat template writes its own. Raises
+        PlanError."""
+        chats = {index: item for index, item in enumerate(wordings) if not isinstance(item, str)}
+        plain = {index: item for index, item in enumerate(wordings) if isinstance(item, str)}
         ids = dict(zip(chats, self._encode(self._chats(list(chats.values())), False), strict=True))
         ids |= zip(plain, map(self._open_ended, self._encode(list(plain.values()), True)), strict=True)
-        return [ids[index] for index in range(len(worded))]
+        return [ids[index] for index in range(len(wordings))]
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each response, with the end-of-sequence token."""
         end = self.tokenizer.eos_token_id
         if end is None:
             raise PlanError.of("tokenizer-eos", f"the tokenizer of {self.folder} has no end-of-sequence token", expected="an eos_token",
                                remedy="set eos_token in its tokenizer_config.json")
         return [[*ids, end] for ids in self._encode(texts, False)]
 
-    def turns(self, worded: str | list[Message], response: Sequence[Message]) -> list[Turn]:
+    def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """Between what the assistant says stands what the chat template writes there, tokenised by itself, as while a model samples.
         Raises PlanError for prompts that are no chat, and for a template that writes earlier turns otherwise once there are later ones.
         """
-        if isinstance(worded, str):
+        if isinstance(wording, str):
             raise PlanError.of("turns-chat", "a response of several turns needs a chat template", found="prompts that are plain text",
                                expected="a model whose tokenizer has one", remedy="set chat = true, or map the completion to a text")
-        found: list[Turn] = []
-        messages, (before,) = list(worded), self._chats([worded])
-        for told, said in divided(response):
-            if found:
-                (after,) = self._chats([[*messages, *told]])
+        turns: list[Turn] = []
+        messages, (before,) = list(wording), self._chats([wording])
+        for context, reply in divided(response):
+            if turns:
+                (after,) = self._chats([[*messages, *context]])
                 if not after.startswith(before):
                     raise self._rewrites(before, after)
                 between = after[len(before) :].removeprefix(self.tokenizer.eos_token)
-                found.append((self._encode([between], False)[0], False))
-                messages, before = [*messages, *told], after
-            found.append((self.responses([said])[0], True))
-            messages, before = [*messages, {"role": "assistant", "content": said}], before + said
-        return found
+                turns.append((self._encode([between], False)[0], False))
+                messages, before = [*messages, *context], after
+            turns.append((self.responses([reply])[0], True))
+            messages, before = [*messages, {"role": "assistant", "content": reply}], before + reply
+        return turns
 
     def _rewrites(self, before: str, after: str) -> PlanError:
         same = len(os.path.commonprefix([before, after]))
@@ -169,7 +178,7 @@ class TokenizerEncoder:
                                found=repr(str(texts[0])[:60]), expected="texts that it can encode") from error
 
     def _open_ended(self, ids: list[int]) -> list[int]:
-        """Without the end-of-sequence token that some tokenizers put after a text: the response is still to come."""
+        """The ids without the end-of-sequence token that some tokenizers put after a text, since the response is still to come."""
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
 
     def _chats(self, conversations: list[list[Message]]) -> list[str]:

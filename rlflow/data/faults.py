@@ -1,4 +1,4 @@
-"""Records that cannot be used: which, why, and how that is said."""
+"""Records that cannot be used: which they are, why, and the messages about them."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from rlflow.data.turns import joined
 from rlflow.errors import Place, PlanError, Problem
 
 Cause = Literal["unreadable", "empty", "wording", "too_long"]
-CAUSES: Mapping[Cause, str] = {  # in the order in which they are told
+CAUSES: Mapping[Cause, str] = {  # cause → words, in the order of messages
     "unreadable": "unreadable", "empty": "without a prompt", "wording": "refused by the tokenizer or its chat template",
     "too_long": "too long",
 }
-CHARACTERS = 2**20  # of the records that are encoded at once
-SHOWN = 3  # faults that are told in full
-PLACES = 8  # places that are named of each cause
+CHARACTERS = 2**20  # most characters of records that are encoded at once
+SHOWN = 3  # most faults that an error describes in full
+PLACES = 8  # most places that a message names for each cause
 
 
 @dataclass(frozen=True)
 class Room:
-    """Tokens that a prompt may have at most, and that a row of the data may have, prompt and response together; None where there is no
-    limit. why: where the limits come from."""
+    """The most tokens that a model can take; None where there is no limit."""
 
-    prompt: int | None = None
-    row: int | None = None
-    why: str = ""
+    prompt: int | None = None  # tokens of a prompt
+    row: int | None = None  # tokens of a prompt and its response together
+    why: str = ""  # where the limits come from, as the end of a message
 
     def __str__(self) -> str:
         limits = {"a prompt": self.prompt, "a prompt and its response": self.row}
-        return ", ".join(f"at most {limit} tokens of {what}" for what, limit in limits.items() if limit is not None) + self.why
+        return ", ".join(f"at most {limit} tokens of {subject}" for subject, limit in limits.items() if limit is not None) + self.why
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a record. ``tokens``: of one that is too long its length, at least."""
+    """A fault of a record."""
 
     cause: Cause
     problem: Problem
-    tokens: int = 0
+    tokens: int = 0  # of a record that is too long, a length that it has at least
 
     @property
     def place(self) -> Place | None:
+        """File and line of the record; None for a record that came from no file."""
         return self.problem.place
 
     def __str__(self) -> str:
@@ -54,26 +54,28 @@ class Fault:
 def faults(
     records: Sequence[Record], index: Sequence[int], encoder: Encoder, wording: Wording, room: Room, name: str
 ) -> dict[int, Fault]:
-    """Those of the records at ``index`` that no model can be given. All are encoded at once where that goes well."""
+    """Record → its fault, for those of the records at ``index`` that cannot be given to a model.
+
+    Records are encoded together; one by one only where that fails. ``name``: the data set, for messages."""
     judge = _Judge(encoder, wording, room, name)
-    found: dict[int, Fault] = {}
+    by_record: dict[int, Fault] = {}
     for part in _parts(records, index):
         if not judge.all_sound([records[i] for i in part]):
-            found |= {i: fault for i in part if (fault := judge(records[i], i)) is not None}
-    return found
+            by_record |= {i: fault for i in part if (fault := judge(records[i], i)) is not None}
+    return by_record
 
 
 def _parts(records: Sequence[Record], index: Sequence[int]) -> Iterator[list[int]]:
-    """Records whose texts together are not too long to be encoded at once, or one that is."""
+    """The records in parts of at most CHARACTERS characters, or of one longer record."""
     part: list[int] = []
     size = 0
     for i in index:
-        own = _characters(records[i])
-        if part and size + own > CHARACTERS:
+        length = _characters(records[i])
+        if part and size + length > CHARACTERS:
             yield part
             part, size = [], 0
         part.append(i)
-        size += own
+        size += length
     if part:
         yield part
 
@@ -86,13 +88,13 @@ def _over(count: int, limit: int | None) -> bool:
     return limit is not None and count > limit
 
 
-def _length(said: str | Sequence[Message]) -> int:
-    return len(said) if isinstance(said, str) else sum(len(message["content"]) for message in said)
+def _length(text: str | Sequence[Message]) -> int:
+    return len(text) if isinstance(text, str) else sum(len(message["content"]) for message in text)
 
 
 @dataclass(frozen=True)
 class _Judge:
-    """Says of a record what is wrong with it."""
+    """Finds what is wrong with a record, for one data set and model."""
 
     encoder: Encoder
     wording: Wording
@@ -100,7 +102,7 @@ class _Judge:
     name: str
 
     def all_sound(self, records: Sequence[Record]) -> bool:
-        """Whether nothing is wrong with any; False where that is not known so quickly."""
+        """Whether nothing is wrong with any of the records. False also where it takes a closer look to know."""
         if any(self._empty(record) or self._surely_longer(record) for record in records):
             return False
         try:
@@ -125,26 +127,27 @@ class _Judge:
         return self._too_long(record, number, longest, f"a prompt of {prompt} tokens" + (" and its response" if record.responses else ""))
 
     def _empty(self, record: Record) -> bool:
-        """Whether a record asks nothing. One with responses may begin with nothing but the tokenizer's first token."""
+        """Whether a record has no question. A record with responses needs none."""
         return not record.responses and not record.question.strip()
 
     def _lengths(self, records: Sequence[Record]) -> list[tuple[int, int]]:
-        """Of each record the tokens of its prompt, and of it with its longest response."""
-        worded = [self.wording.of(record) for record in records]
-        texts = iter(self.encoder.responses([said for record in records for said in record.responses if isinstance(said, str)]))
-        found = []
-        for record, ask, prompt in zip(records, worded, self.encoder.prompts(worded), strict=True):
-            rows = [next(texts) if isinstance(said, str) else joined(self.encoder.turns(ask, said))[0] for said in record.responses]
-            found.append((len(prompt), len(prompt) + max(map(len, rows), default=0)))
-        return found
+        """The tokens of each record's prompt, and of its prompt with its longest response."""
+        wordings = [self.wording.of(record) for record in records]
+        texts = iter(self.encoder.responses([response for record in records for response in record.responses if isinstance(response, str)]))
+        lengths = []
+        for record, wording, prompt in zip(records, wordings, self.encoder.prompts(wordings), strict=True):
+            rows = [next(texts) if isinstance(response, str) else joined(self.encoder.turns(wording, response))[0]
+                    for response in record.responses]
+            lengths.append((len(prompt), len(prompt) + max(map(len, rows), default=0)))
+        return lengths
 
     def _fits(self, prompt: int, longest: int) -> bool:
-        """Whether there is a prompt, and room for it and its longest response."""
+        """Whether the prompt has tokens, and it and its longest response fit the room."""
         return prompt > 0 and not _over(prompt, self.room.prompt) and not _over(longest, self.room.row)
 
     def _surely_longer(self, record: Record) -> int:
-        """A number of tokens that the record has at least, where that alone is too many: tokens stand for a limited number of characters.
-        0 where it takes encoding to know."""
+        """A number of tokens that the record has at least, if that is already too many; else 0. It follows from the characters, since a
+        token stands for a limited number of them."""
         prompt = _length(record.prompt)
         row = prompt + max((_length(response) for response in record.responses), default=0)
         if not _over(prompt, self.room.prompt) and not _over(row, self.room.row):
@@ -160,31 +163,31 @@ class _Judge:
         return Fault(cause, Problem("data-record", f"{self._which(record, number)}{message}", record.place, found=found, expected=expected))
 
     def _which(self, record: Record, number: int) -> str:
-        """What names a record that stands in no file."""
+        """The beginning of a message that names a record which stands in no file."""
         return "" if record.place else f"record {number + 1} of {self.name}: "
 
 
-def counted(found: Iterable[Fault]) -> dict[Cause, list[Fault]]:
-    """Faults by cause."""
-    found = list(found)
-    return {cause: own for cause in CAUSES if (own := [fault for fault in found if fault.cause == cause])}
+def counted(faults: Iterable[Fault]) -> dict[Cause, list[Fault]]:
+    """Cause → its faults, in the order of CAUSES."""
+    faults = list(faults)
+    return {cause: of_cause for cause in CAUSES if (of_cause := [fault for fault in faults if fault.cause == cause])}
 
 
-def spoken(found: Iterable[Fault]) -> str:
-    """How many there are of each cause, where, and the longest."""
-    return "; ".join(_spoken(cause, own) for cause, own in counted(found).items())
+def spoken(faults: Iterable[Fault]) -> str:
+    """A text about faults: how many records each cause has, where they are, and how long the longest is."""
+    return "; ".join(_spoken(cause, of_cause) for cause, of_cause in counted(faults).items())
 
 
-def _spoken(cause: Cause, own: Sequence[Fault]) -> str:
-    longest = f", the longest of {max(fault.tokens for fault in own)} tokens" if cause == "too_long" else ""
-    places = [str(fault.place) for fault in own if fault.place]
-    more = ", …" if len(places) > PLACES else ""
-    where = f" ({', '.join(_short(places[:PLACES]))}{more})" if places else ""
-    return f"{len(own)} {CAUSES[cause]}{longest}{where}"
+def _spoken(cause: Cause, of_cause: Sequence[Fault]) -> str:
+    longest = f", the longest of {max(fault.tokens for fault in of_cause)} tokens" if cause == "too_long" else ""
+    places = [str(fault.place) for fault in of_cause if fault.place]
+    ellipsis = ", …" if len(places) > PLACES else ""
+    where = f" ({', '.join(_short(places[:PLACES]))}{ellipsis})" if places else ""
+    return f"{len(of_cause)} {CAUSES[cause]}{longest}{where}"
 
 
 def _short(places: Sequence[str]) -> Iterator[str]:
-    """Places of one file after another; of those after the first of a file the line alone."""
+    """The places as text; after the first place of a file, the line numbers alone."""
     before = ""
     for place in places:
         path, _, line = place.rpartition(":")
@@ -192,14 +195,15 @@ def _short(places: Sequence[str]) -> Iterator[str]:
         before = path
 
 
-def refused(name: str, found: Sequence[Fault], judged: int, room: Room) -> PlanError:
-    """The error for data with such records: the first few in full, then all in a line. ``judged``: how many records were."""
-    too_long = any(fault.cause == "too_long" for fault in found)
+def refused(name: str, faults: Sequence[Fault], judged: int, room: Room) -> PlanError:
+    """The error for data with faulty records: the first few in full, then all of them in a line. ``judged``: how many records were looked
+    at."""
+    too_long = any(fault.cause == "too_long" for fault in faults)
     shorter = f", --data.max_prompt {room.prompt} drops what is too long" if too_long and room.prompt else ""
-    kinds: dict[str, Problem] = {}
-    for fault in found:
-        kinds.setdefault(fault.problem.message, fault.problem)
-    told = Problem("data-records", f"{len(found)} of {judged} records of {name} cannot be used", found=spoken(found),
+    by_message: dict[str, Problem] = {}
+    for fault in faults:
+        by_message.setdefault(fault.problem.message, fault.problem)
+    summary = Problem("data-records", f"{len(faults)} of {judged} records of {name} cannot be used", found=spoken(faults),
                    expected=str(room) if too_long else "records that every model of the run can be given",
                    remedy=f"correct them; or --bad-records skip leaves them out and counts them{shorter}")
-    return PlanError(*[*kinds.values()][:SHOWN], told)
+    return PlanError(*[*by_message.values()][:SHOWN], summary)

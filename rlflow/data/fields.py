@@ -1,4 +1,4 @@
-"""From the fields of a file to records of one shape: prompts, completions or pairs. Says which field was taken for what."""
+"""From the fields of a file to records of one shape: prompts, completions or pairs."""
 
 from __future__ import annotations
 
@@ -22,80 +22,83 @@ TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "boo
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One question, and what the data says of it. ``responses`` are a completion, or (chosen, rejected); messages where one has several
-    turns, of which the first and the last are the assistant's. ``place``: where it stands in a file."""
+    """One question with what the data has for it."""
 
     prompt: str | tuple[Message, ...]
-    answer: str | None = None
-    responses: tuple[Response, ...] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)
-    place: Place | None = field(default=None, compare=False)
+    answer: str | None = None  # the right answer
+    responses: tuple[Response, ...] = ()  # a completion, or (chosen, rejected); messages begin and end with the assistant's
+    more: Mapping[str, Any] = field(default_factory=dict)  # declared column → value
+    place: Place | None = field(default=None, compare=False)  # where the record stands in a file
 
     @property
     def question(self) -> str:
-        """The prompt as text."""
+        """The prompt as one text."""
         return as_text(self.prompt)
 
 
-def as_text(said: Response) -> str:
-    """Messages are joined, each under its role; one message alone is its content."""
-    if isinstance(said, str):
-        return said
-    if len(said) == 1:
-        return said[0]["content"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in said)
+def as_text(content: Response) -> str:
+    """A text as it is; messages joined, each under its role; one message alone as its content."""
+    if isinstance(content, str):
+        return content
+    if len(content) == 1:
+        return content[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in content)
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """Which field of the file each name is read from, and the declared columns with their kinds."""
+    """How records are read from the fields of a file."""
 
-    fields: Mapping[str, str]
-    columns: Mapping[str, Kind]
+    fields: Mapping[str, str]  # rlflow's name → the file's field
+    columns: Mapping[str, Kind]  # declared columns
 
     @property
     def shape(self) -> Shape:
+        """Whether the records are prompts alone, prompts with completions, or pairs of responses."""
         return "completions" if "completion" in self.fields else "pairs" if "chosen" in self.fields else "prompts"
 
     @property
     def responses(self) -> tuple[str, ...]:
+        """rlflow's names of the responses of a record."""
         return {"prompts": (), "completions": ("completion",), "pairs": ("chosen", "rejected")}[self.shape]
 
     def record(self, raw: Raw) -> Record:
+        """The record of one line or row of the file. Raises PlanError where a field is missing or of a wrong type."""
         answer = _text(raw, self.fields["answer"]) if "answer" in self.fields else None
         responses = tuple(_response(raw, self.fields[name], "prompt" in self.fields) for name in self.responses)
-        more = {name: _declared(raw, self.fields[name], kind) for name, kind in self.columns.items()}
-        return Record(self._prompt(raw), answer, responses, more, raw.place)
+        declared = {name: _declared(raw, self.fields[name], kind) for name, kind in self.columns.items()}
+        return Record(self._prompt(raw), answer, responses, declared, raw.place)
 
     def _prompt(self, raw: Raw) -> str | tuple[Message, ...]:
         if "prompt" in self.fields:
             return _prompt(_value(raw, self.fields["prompt"]), raw, self.fields["prompt"])
-        first, *others = [_value(raw, self.fields[name])[:-1] for name in self.responses]  # whole conversations hold their prompt
-        if any(other != first for other in others):
+        first, *other_prompts = [_value(raw, self.fields[name])[:-1] for name in self.responses]  # whole conversations hold their prompt
+        if any(prompt != first for prompt in other_prompts):
             raise _bad_field(raw, "chosen and rejected answer different conversations", "one prompt for both")
         return _prompt(first, raw, self.responses[0])
 
 
-def mapped(first: Raw, wanted: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
-    """Decide from the first record which field each name is read from. ``wanted`` maps a name to a field, or to None for none."""
-    known = dict.fromkeys([*FIELDS, *columns])
-    for name in wanted:
-        if name not in known:
-            raise PlanError.of("data-fields", f"'{name}' is no column of the data", place=first.place, expected=listed(known),
-                               nearest=nearest(name, known), remedy="map rlflow's name to the file's: prompt=question")
-    found = {name: _field(first, name, wanted) for name in known}
-    fields = {name: where for name, where in found.items() if where is not None}
+def mapped(first: Raw, chosen: Mapping[str, str | None], columns: Mapping[str, Kind]) -> Mapped:
+    """Decide by the first record which field each name is read from. ``chosen``: name → field as the user maps it, None for no field.
+    Raises PlanError."""
+    names = dict.fromkeys([*FIELDS, *columns])
+    for name in chosen:
+        if name not in names:
+            raise PlanError.of("data-fields", f"'{name}' is no column of the data", place=first.place, expected=listed(names),
+                               nearest=nearest(name, names), remedy="map rlflow's name to the file's: prompt=question")
+    sources = {name: _field(first, name, chosen) for name in names}
+    fields = {name: source for name, source in sources.items() if source is not None}
     _check_shape(first, fields, columns)
     return Mapped(fields, columns)
 
 
-def _field(first: Raw, name: str, wanted: Mapping[str, str | None]) -> str | None:
-    if name in wanted:
-        where = wanted[name]
-        if where and not _has(first, where):
-            raise _missing_field(first, where, f"the field for '{name}'", column=name)
-        return where or None
-    return next((other for other in (name, *OTHER_NAMES.get(name, ())) if _has(first, other)), None)
+def _field(first: Raw, name: str, chosen: Mapping[str, str | None]) -> str | None:
+    if name in chosen:
+        source = chosen[name]
+        if source and not _has(first, source):
+            raise _missing_field(first, source, f"the field for '{name}'", column=name)
+        return source or None
+    return next((candidate for candidate in (name, *OTHER_NAMES.get(name, ())) if _has(first, candidate)), None)
 
 
 def _check_shape(first: Raw, fields: Mapping[str, str], columns: Mapping[str, Kind]) -> None:
@@ -125,7 +128,7 @@ def _has(raw: Raw, name: str) -> bool:
 
 
 def _value(raw: Raw, name: str) -> Any:
-    """The field, or one inside another by a dotted name (reward_model.ground_truth)."""
+    """The value of a field, or of one inside another by a dotted name (reward_model.ground_truth). Raises PlanError where it is missing."""
     if name in raw.fields:
         return raw.fields[name]
     value: Any = raw.fields
@@ -150,7 +153,8 @@ def _is_message(value: Any) -> bool:
 
 
 def _response(raw: Raw, name: str, prompted: bool) -> Response:
-    """A text; messages that the assistant begins where the prompt stands elsewhere; of other conversations what the assistant says last."""
+    """The response in a field: a text, or messages. Messages that the assistant begins are kept where the prompt stands in another field;
+    of any other conversation the assistant's last message is the response."""
     value = _value(raw, name)
     if isinstance(value, str):
         return _unicode(value, raw, name)
@@ -161,7 +165,7 @@ def _response(raw: Raw, name: str, prompted: bool) -> Response:
 
 
 def _text(raw: Raw, name: str) -> str:
-    """The field as text: numbers as they print, lists and objects as JSON."""
+    """The value of a field as text: numbers as they print, lists and objects as JSON."""
     value = _value(raw, name)
     if value is None:
         raise _bad_field(raw, f"the field '{name}' is null", "a text or a number")
@@ -178,7 +182,7 @@ def _declared(raw: Raw, name: str, kind: Kind) -> Any:
 
 
 def _too_large(value: Any, family: str) -> bool:
-    """Whether an int of JSON, which has no limit, is more than a number of the family holds."""
+    """Whether an integer, which JSON does not limit, is too large for a dtype of the family."""
     if not isinstance(value, int):
         return False
     return not (-(2**63) <= value < 2**63 if family == "int" else -(2**127) < value < 2**127)
@@ -193,8 +197,8 @@ def _unicode(text: str, raw: Raw, name: str) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
-    return f"{type(value).__name__} {shown[:80]}{'…' if len(shown) > 80 else ''}"
+    text = repr(value)
+    return f"{type(value).__name__} {text[:80]}{'…' if len(text) > 80 else ''}"
 
 
 def _bad_field(raw: Raw, message: str, expected: str) -> PlanError:

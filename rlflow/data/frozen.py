@@ -1,4 +1,4 @@
-"""Python values as JSON can hold them, and back again unchanged: tuples, sets and keys that are not text are marked."""
+"""Python values in the types of JSON, and back without change. Tuples, sets, and mappings with keys that are not text are marked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlflow.errors import PlanError
 
 
 def frozen(value: Any) -> Any:
-    """The value in the types of JSON; ``thawed`` gives an equal one back."""
+    """The value in the types of JSON; ``thawed`` gives an equal value back. Raises PlanError for a type that is not supported."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list):
@@ -27,7 +27,7 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(value: Any) -> Any:
-    """What ``frozen`` was given."""
+    """The value from which ``frozen`` made this one."""
     if isinstance(value, list):
         return [thawed(item) for item in value]
     if not isinstance(value, dict):

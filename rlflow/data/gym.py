@@ -20,19 +20,20 @@ COLUMNS: dict[str, Kind] = {"entry": text}
 
 
 def scorer(task: str, parameters: Mapping[str, Any]) -> ScorerSpec:
-    """The task's ``score_answer``, which reads the whole entry of a row."""
+    """The scorer of a reasoning-gym task: its ``score_answer``, which reads the whole entry of a row."""
     settings = {"task": task, "parameters": {**parameters, "size": 1, "seed": 0}}
     return ScorerSpec("reasoning_gym", ("completion", "entry"), (), settings)
 
 
 def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[list[Record], int]:
-    """Draw ``size`` items; the same question is kept once. Gives the records and how many were doubles."""
-    made = _make(task, {"size": SIZE, "seed": seed, **parameters})
+    """Draw questions of a task by a seed, as many as ``parameters["size"]`` says. Gives (records, how many repeated questions were
+    dropped). Raises PlanError for an unknown task or parameter."""
+    entries = _make(task, {"size": SIZE, "seed": seed, **parameters})
     records: dict[str, Record] = {}
-    for index in range(len(made)):
-        record = _record(made[index])
+    for index in range(len(entries)):
+        record = _record(entries[index])
         records.setdefault(record.question, record)
-    return list(records.values()), len(made) - len(records)
+    return list(records.values()), len(entries) - len(records)
 
 
 def _record(entry: Mapping[str, Any]) -> Record:
@@ -49,10 +50,10 @@ def _make(task: str, parameters: Mapping[str, Any]) -> Any:
     kind, config = tasks[task]
     _check_names(task, parameters, [field.name for field in dataclasses.fields(config)])
     try:
-        chosen = config(**parameters)
-        if hasattr(chosen, "validate"):
-            chosen.validate()
-        return kind(config=chosen)
+        settings = config(**parameters)
+        if hasattr(settings, "validate"):
+            settings.validate()
+        return kind(config=settings)
     except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses values
         raise PlanError.of("task-parameter", f"reasoning-gym refuses the parameters of '{task}': {error or type(error).__name__}",
                            found=str(dict(parameters)), expected=f"values for {config.__name__}") from error

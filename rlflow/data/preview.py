@@ -75,12 +75,13 @@ class Preview:
     rows: tuple[Row, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The preview as plain values."""
         return asdict(self)
 
 
 def preview(data: Dataset, rows: int) -> Preview:
-    """What ``data`` becomes; all records are encoded once. ``rows``: how many records to show in full, from the first."""
+    """Preview ``data`` as a run would read them. All records are encoded once. ``rows``: the number of records to show in full, from the
+    first."""
     faults = {**data.faulty(range(len(data)))}
     usable = [index for index in range(len(data)) if index not in faults]
     prompts, responses = _lengths(data, usable)

@@ -1,4 +1,4 @@
-"""Prompts: a cursor over a data set. Its order and its rows follow from seed, epoch and position alone, so it resumes exactly."""
+"""Prompts: a cursor over a data set. Order and rows follow from seed, epoch and position alone, so that a run resumes exactly."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rlflow.errors import PlanError
 if TYPE_CHECKING:
     from rlflow.batch import Batch
 
-TOGETHER = 512  # records that are checked at once
+TOGETHER = 512  # records that ``check`` looks at in one step
 
 
 class Prompts:
-    """Serves the records of a data set without end: a new order in each epoch, a new position for each row of the stream. A record that
-    cannot be used is passed over: its position has no row. Whether a record can be used follows from the data alone, so a resumed cursor
-    passes over the same ones."""
+    """Serves the records of a data set without end: a new order in each epoch, a new position in the stream for each record. A record that
+    cannot be used is passed over, and its position has no row. Whether it can be used follows from the data alone, so that a resumed cursor
+    passes over the same records. Raises PlanError for an empty data set."""
 
     def __init__(self, data: Dataset, seed: int = 0) -> None:
         if not len(data):
             raise PlanError.of("data-empty", f"{data.name} has no records to draw from", expected="one record or more")
         self.data, self.seed, self.position = data, seed, 0
         self.faults: dict[int, Fault] = {}
-        self._judged = bytearray(len(data))  # of each record whether it is known to be usable or not
+        self._judged = bytearray(len(data))  # for each record whether it was looked at
         self._untold: deque[Fault] = deque()
         self._order: tuple[int, np.ndarray] | None = None
 
@@ -38,27 +38,28 @@ class Prompts:
 
     @property
     def epoch(self) -> int:
+        """How many times the data set was gone through."""
         return self.position // len(self)
 
     def take(self, count: int) -> Batch:
-        """The next ``count`` records that can be used (of pairs: 2 × ``count`` rows), going on into the next epoch where one ends. Raises
-        PlanError where a whole epoch has none."""
-        taken: list[tuple[int, int]] = []
+        """The next ``count`` records that can be used, as rows (two for a pair). Goes on into the next epoch where one ends. Raises
+        PlanError where a whole epoch has no usable record."""
+        pairs: list[tuple[int, int]] = []
         position, since = self.position, self.position
-        while len(taken) < count:
-            ahead = [(place, self._record(place)) for place in range(position, position + count - len(taken))]
+        while len(pairs) < count:
+            ahead = [(place, self._record(place)) for place in range(position, position + count - len(pairs))]
             self._untold += self._judge([record for _, record in ahead])
             position += len(ahead)
-            if sound := [pair for pair in ahead if pair[1] not in self.faults]:
-                taken, since = taken + sound, position
+            if usable := [pair for pair in ahead if pair[1] not in self.faults]:
+                pairs, since = pairs + usable, position
             elif position - since >= 2 * len(self):  # as many as may stand between two draws of one record
                 raise refused(self.data.name, list(self.faults.values()), len(self), self.data.room)
         self.position = position
-        return self.data.batch([record for _, record in taken], at=[place for place, _ in taken])
+        return self.data.batch([record for _, record in pairs], at=[place for place, _ in pairs])
 
     def check(self, seconds: float) -> int:
-        """Look for records that cannot be used, in the order of the data, for about so long. Gives how many records are judged by then;
-        those that cannot be used are in ``faults``."""
+        """Look for unusable records, in the order of the data, for about so many seconds. Gives how many records were looked at so far; the
+        unusable ones are in ``faults``."""
         limit = time.monotonic() + seconds
         for start in range(0, len(self), TOGETHER):
             if time.monotonic() > limit:
@@ -67,24 +68,24 @@ class Prompts:
         return sum(self._judged)
 
     def untold(self) -> Iterator[Fault]:
-        """Faults of records that were drawn since this was last asked, each once."""
+        """The faults of records that were drawn since the last call, each once."""
         while self._untold:
             yield self._untold.popleft()
 
     def left_out(self, since: Mapping[str, int | str]) -> dict[str, float]:
-        """Metrics: how many records were passed over since a ``state``, by cause."""
+        """Metrics: cause → how many records were passed over since a ``state``."""
         if not self.faults:
             return {}
         first = self._position(since)
-        found = Counter(fault.cause for place in range(first, self.position) if (fault := self.faults.get(self._record(place))))
-        return {f"data/left_out_{cause}": float(count) for cause, count in sorted(found.items())}
+        causes = Counter(fault.cause for place in range(first, self.position) if (fault := self.faults.get(self._record(place))))
+        return {f"data/left_out_{cause}": float(count) for cause, count in sorted(causes.items())}
 
     def state(self) -> dict[str, int | str]:
-        """What ``load`` needs to go on from here."""
+        """The cursor's state, from which ``load`` goes on."""
         return {"epoch": self.epoch, "cursor": self.position % len(self), "seed": self.seed, "digest": self.data.digest}
 
     def load(self, state: Mapping[str, int | str]) -> None:
-        """Go on from a ``state``. Raises PlanError where the data or the seed is another."""
+        """Go on from a ``state``. Raises PlanError where the data or the seed differ from those of the state."""
         now = self.state()
         for name in ("digest", "seed"):
             if state[name] != now[name]:
@@ -102,16 +103,16 @@ class Prompts:
         return int(self._order[1][place])
 
     def _judge(self, index: Iterable[int]) -> list[Fault]:
-        """Judge records that were not yet judged; what is wrong with them."""
+        """Look at those of the records that were not looked at yet. Gives their faults."""
         new = [record for record in dict.fromkeys(index) if not self._judged[record]]
-        found = self.data.faulty(new)
-        self.faults |= found
+        faults = self.data.faulty(new)
+        self.faults |= faults
         for record in new:
             self._judged[record] = 1
-        return list(found.values())
+        return list(faults.values())
 
 
 def _order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """A shuffle of 0 … count-1. Raw bits are the one stream that numpy promises never to change."""
+    """A shuffle of 0 … count-1, int64 [count]. It sorts raw bits, the one stream that numpy promises never to change."""
     bits = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(count)
     return np.argsort(bits, kind="stable")

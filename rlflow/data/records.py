@@ -1,4 +1,4 @@
-"""Records of a file or folder: JSONL, Parquet, or a Hugging Face dataset folder. Each is a mapping with the place it came from."""
+"""Reads the records of a file or folder: JSONL, Parquet, or a Hugging Face dataset folder. Each record is a mapping with its place."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One record as the file has it. The line of a Parquet file or dataset folder is the row's number, from 1."""
+    """One record as the file has it. In a Parquet file or dataset folder the line of its place is the row's number, from 1."""
 
     fields: Mapping[str, Any]
     place: Place
 
 
 def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
-    """All records of a file or a folder, and what is wrong with lines that hold none; ``part`` names the split of a folder that has
-    several. Raises PlanError where nothing can be read."""
+    """(records, problems) of a file or folder; a problem is a line that holds no record. ``part``: the split of a folder that has several.
+    Raises PlanError where nothing can be read."""
     if not path.exists():
         raise no_such_file(path)
-    found = list(_folder(path, part) if path.is_dir() else _file(path))
-    if not found:
+    items = list(_folder(path, part) if path.is_dir() else _file(path))
+    if not items:
         raise PlanError.of("data-empty", f"{path} holds no records", expected="one record or more")
-    return [item for item in found if isinstance(item, Raw)], [item for item in found if isinstance(item, Problem)]
+    return [item for item in items if isinstance(item, Raw)], [item for item in items if isinstance(item, Problem)]
 
 
 def _file(path: Path) -> Iterator[Raw | Problem]:
@@ -87,20 +87,20 @@ def _hidden(path: Path) -> bool:
 
 
 def _of_part(path: Path, files: list[Path], part: str | None) -> list[Path]:
-    """The files of one split of one configuration: of ``part``, else of ``train`` where files are named for splits."""
-    named = [file for file in files if _split_of(file)]
-    chosen = [file for file in files if _split_of(file) == (part or "train")] if part or named else files
-    if not chosen:
-        raise _no_part(path, part or "train", {_split_of(file) for file in named})
-    folders = sorted({str(file.parent) for file in chosen})
-    if len(folders) > 1 and named:
+    """The files of one split of one configuration: the split ``part``, or "train" where files are named after splits, else all."""
+    split_files = [file for file in files if _split_of(file)]
+    part_files = [file for file in files if _split_of(file) == (part or "train")] if part or split_files else files
+    if not part_files:
+        raise _no_part(path, part or "train", {_split_of(file) for file in split_files})
+    folders = sorted({str(file.parent) for file in part_files})
+    if len(folders) > 1 and split_files:
         raise PlanError.of("data-folder", f"{path} holds several configurations", found=listed(folders),
                            expected="one configuration", remedy=f"name one, such as {folders[0]}")
-    return chosen
+    return part_files
 
 
 def _split_of(file: Path) -> str:
-    """The split that the file's name opens with (train-00000-of-00001.parquet), or an empty string."""
+    """The split with which the file's name begins (train-00000-of-00001.parquet), or an empty string."""
     stem = file.stem.partition("-")[0]
     return stem if stem in SPLITS else ""
 
@@ -127,7 +127,7 @@ def _no_part(path: Path, part: str, parts: Iterable[str]) -> PlanError:
 
 
 def no_such_file(path: Path) -> PlanError:
-    """The error for a path that is not there, with the file that was probably meant."""
+    """The error for a path that does not exist, with the file that was probably meant."""
     siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     return PlanError.of("data-missing", f"no such data: {path}", found=f"{path.parent} holds {listed(sorted(siblings))}",
                         expected="a .jsonl or .parquet file, a Hugging Face dataset folder, or the name of a reasoning-gym task",

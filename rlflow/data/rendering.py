@@ -1,11 +1,11 @@
-"""A program that renders chat templates, which are programs of a model's author: with limits, so that none lasts or grows for ever.
+"""A program that renders chat templates. These are programs of a model's author, so it limits their time, memory and output.
 
-It is started by its file and imports of rlflow what puts up walls alone. Each line of standard input is a JSON object with ``template``,
-``variables``, ``seconds`` of processor time, and ``conversations``, each as its messages and how many characters they may become. To each
-it answers with a line, ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it wants too much. When
-the time for all of them is over, the kernel ends the process.
+It is started by its file and imports nothing of rlflow but the walls of `rlflow.isolation`. Each line of standard input is a JSON object
+with ``template``, ``variables``, ``seconds`` of processor time, and ``conversations``: a list of (messages, most characters of their text).
+It answers each conversation with a line: ``{"text": …}``, ``{"error": …}`` where the template refuses it, or ``{"limit": …}`` where it
+takes too much. When the time for all conversations is over, the kernel kills the process.
 
-Templates see what they see in transformers 5: the same sandbox, filters and functions, so that they render the same text.
+Templates have the sandbox, filters and functions of transformers 5, so that they render the same text.
 """
 
 import json
@@ -25,16 +25,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlflow.isolation import limits, walls
 
-MEMORY = 1 << 30  # bytes of this process
+MEMORY = 1 << 30  # most bytes of this process
 LIMITS = {resource.RLIMIT_AS: MEMORY, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0, resource.RLIMIT_CORE: 0}
 
 
 class Generation(Extension):
-    """``{% generation %}`` marks what the assistant says; what is inside is rendered as it stands."""
+    """The tag ``{% generation %}``, which marks the assistant's text; its content is rendered as it stands."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> Node:
+        """The node of the tag, as jinja2 asks for it."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
@@ -44,19 +45,23 @@ class Generation(Extension):
 
 
 def refuse(message: str) -> None:
+    """``raise_exception`` of templates. Raises TemplateError."""
     raise TemplateError(message)
 
 
 def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    """The filter ``tojson`` of templates, which does not escape HTML as jinja2's own does."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def now(form: str) -> str:
+    """``strftime_now`` of templates: the local time in this form."""
     return datetime.now().strftime(form)
 
 
 @lru_cache(maxsize=8)
 def compiled(text: str) -> Template:
+    """The template of a text, in a sandbox."""
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     sandbox.filters["tojson"] = to_json
     sandbox.globals |= {"raise_exception": refuse, "strftime_now": now}
@@ -64,7 +69,7 @@ def compiled(text: str) -> Template:
 
 
 def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
-    """The line for one conversation."""
+    """The line that answers one conversation."""
     try:
         return json.dumps(rendered(request, messages, longest)).encode()
     except MemoryError:
@@ -83,15 +88,16 @@ def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[st
 
 
 def limit() -> None:
-    """Take from this process what no template needs, as far as the kernel knows such limits."""
+    """Limit this process to what templates need, as far as the kernel has such limits."""
     limits.take(LIMITS)
     walls.around_templates()
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # who started this may have it ignored or blocked
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore or block it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
 
 
 def main() -> None:
-    compiled("{{ messages | tojson }}").render(messages=[{}])  # what is imported late is imported now
+    """Answer requests until standard input ends."""
+    compiled("{{ messages | tojson }}").render(messages=[{}])  # jinja2 imports modules when it first renders: before the walls stand
     limit()
     for line in sys.stdin.buffer:
         request = json.loads(line)

@@ -17,7 +17,7 @@ from rlflow.data.turns import joined
 
 
 def kinds(like: Record, declared: Mapping[str, Kind]) -> dict[str, Kind]:
-    """The columns that ``batch`` gives for such records."""
+    """Name → kind of the columns that ``batch`` gives for records like this one."""
     names = ["prompt", *(["answer"] if like.answer is not None else []), "prompt_tokens"]
     names += ["completion", "tokens", "mask", "finish"] if like.responses else []
     names += ["group", "chosen"] if len(like.responses) == 2 else []
@@ -27,37 +27,39 @@ def kinds(like: Record, declared: Mapping[str, Kind]) -> dict[str, Kind]:
 def batch(
     records: Sequence[Record], like: Record, positions: Sequence[int], encoder: Encoder, wording: Wording, declared: Mapping[str, Kind]
 ) -> Batch:
-    """The records as rows, each at its position of the data stream. ``like`` says which columns no records have."""
-    each = max(len(like.responses), 1)
-    repeated = [record for record in records for _ in range(each)]
-    worded = [wording.of(record) for record in records]
-    prompts = encoder.prompts(worded)
+    """The records as rows, each at its position of the data stream. ``like``: a record of the same shape, which gives the columns where
+    there are no records."""
+    copies = max(len(like.responses), 1)
+    repeated = [record for record in records for _ in range(copies)]
+    wordings = [wording.of(record) for record in records]
+    prompts = encoder.prompts(wordings)
     data = {"prompt": _text([record.question for record in repeated])}
     if like.answer is not None:
         data["answer"] = _text([record.answer or "" for record in repeated])
-    data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids in prompts for _ in range(each)])
+    data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids in prompts for _ in range(copies)])
     data |= {name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()}
-    axis = _axis(positions, pairs=each == 2)
-    return Batch(axis, data | dict(_responses(records, worded, encoder, axis) if like.responses else ()))
+    axis = _axis(positions, pairs=copies == 2)
+    return Batch(axis, data | dict(_responses(records, wordings, encoder, axis) if like.responses else ()))
 
 
 def _axis(positions: Sequence[int], pairs: bool) -> Axis:
-    each = 2 if pairs else 1
-    position = torch.tensor(positions, dtype=torch.int64).repeat_interleave(each)
-    return Axis(torch.stack([position, torch.arange(each).repeat(len(positions))], 1), grouped=pairs)
+    copies = 2 if pairs else 1
+    position = torch.tensor(positions, dtype=torch.int64).repeat_interleave(copies)
+    return Axis(torch.stack([position, torch.arange(copies).repeat(len(positions))], 1), grouped=pairs)
 
 
 def _responses(
-    records: Sequence[Record], worded: Sequence[str | list[Message]], encoder: Encoder, axis: Axis
+    records: Sequence[Record], wordings: Sequence[str | list[Message]], encoder: Encoder, axis: Axis
 ) -> Iterator[tuple[str, Data]]:
-    asked = [(prompt, response) for prompt, record in zip(worded, records, strict=True) for response in record.responses]
-    plain = iter(encoder.responses([response for _, response in asked if isinstance(response, str)]))
-    rows = [joined([(next(plain), True)] if isinstance(response, str) else encoder.turns(prompt, response)) for prompt, response in asked]
+    exchanges = [(prompt, response) for prompt, record in zip(wordings, records, strict=True) for response in record.responses]
+    plain = iter(encoder.responses([response for _, response in exchanges if isinstance(response, str)]))
+    rows = [joined([(next(plain), True)] if isinstance(response, str) else encoder.turns(prompt, response))
+            for prompt, response in exchanges]
     tokens = _ragged("tokens", [ids for ids, _ in rows])
-    yield "completion", _text([as_text(response) for _, response in asked])
+    yield "completion", _text([as_text(response) for _, response in exchanges])
     yield "tokens", tokens
     yield "mask", Data(TABLE["mask"].kind, torch.tensor([counts for _, mask in rows for counts in mask], dtype=torch.bool), tokens.lengths)
-    yield "finish", _text(["stop"] * len(asked))
+    yield "finish", _text(["stop"] * len(exchanges))
     if axis.grouped:
         yield "group", Data(TABLE["group"].kind, axis.keys[:, 0].clone())
         yield "chosen", Data(TABLE["chosen"].kind, axis.keys[:, 1] == 0)
@@ -81,7 +83,7 @@ def _declared(kind: Kind, values: Sequence[Any]) -> Data:
 
 
 def _settled(kind: Kind) -> Kind:
-    """The kind with its dtype: numbers without one are float32."""
+    """The kind with a dtype; numbers without one are float32."""
     if kind.level is Level.TEXT or kind.dtype in {str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}:
         return kind
     dtype = DTYPES.get(kind.family or "float", torch.float32)

@@ -1,4 +1,4 @@
-"""The data set's own scorer, as plain data: a process that has none of the data can rebuild it."""
+"""The scorer of a row as plain data, from which a process without the data set can build it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """What judges a row. kind: how (match, math, reasoning_gym, function); reads: the row columns it needs; optional: those it
-    takes where they are there; settings: all else, of plain values."""
+    """The description of a scorer of rows, from which a process makes it."""
 
-    kind: str
-    reads: tuple[str, ...] = ("completion", "answer")
-    optional: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    kind: str  # match, math, reasoning_gym or function
+    reads: tuple[str, ...] = ("completion", "answer")  # row columns that it needs
+    optional: tuple[str, ...] = ()  # row columns that it takes where a batch has them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of its kind, plain values
 
     @cached_property
     def packed(self) -> dict[str, Any]:
+        """Kind and settings, from which a worker process builds the scorer."""
         return {"kind": self.kind, "settings": dict(self.settings)}
 
     @cached_property
     def key(self) -> str:
-        """A digest of kind and settings: a process loads each scorer once."""
+        """16 hex digits of a SHA-256 over kind and settings, by which a process knows a scorer that it has loaded."""
         return hashlib.sha256(msgpack.packb(self.packed, unicode_errors="surrogatepass")).hexdigest()[:16]
 
 
@@ -38,10 +38,12 @@ MATCH = ScorerSpec("match")
 
 
 class Judged(Protocol):
-    """What rewards need to know of a data set: its columns, and its own scorer."""
+    """The parts of a data set that rewards need."""
 
     @property
-    def columns(self) -> Mapping[str, Kind]: ...
+    def columns(self) -> Mapping[str, Kind]:
+        """Name → kind of the columns of its rows."""
 
     @property
-    def scorer(self) -> ScorerSpec | None: ...
+    def scorer(self) -> ScorerSpec | None:
+        """The scorer of the reward ``task``; None where the data has none."""

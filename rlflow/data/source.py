@@ -1,4 +1,4 @@
-"""open_data: from what a user names as data to a data set."""
+"""open_data: makes a data set of the file, folder or task that a user names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlflow.data import gym, records
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.data.faults import Fault, Room, refused
-from rlflow.data.fields import Mapped, Record, mapped
+from rlflow.data.fields import FIELDS, Mapped, Record, mapped
 from rlflow.data.records import Raw
-from rlflow.errors import PlanError, Problem
+from rlflow.errors import PlanError, Problem, listed, nearest
 
 STEP = 1024  # records that are encoded at once
-TRIED = 1000  # records of which one must suit the settings
+TRIED = 1000  # records of which at least one must suit the settings
 
 
 def open_data(
@@ -51,7 +51,8 @@ def open_data(
         _unused({"fields": fields, "split": split}, f"{name} is a reasoning-gym task")
         data = _drawn(name.removeprefix(gym.PREFIX), task or {}, columns or {}, seed)
     else:
-        _unused({"task": task}, f"{name} is a file or a folder")
+        if task:
+            raise _no_setting(next(iter(task)), name)
         data = _read(Path(name), fields or {}, columns or {}, split, bad)
     dataset = Dataset(**data, encoder=encoder, wording=wording)
     _check_wording(dataset)
@@ -73,13 +74,19 @@ def _unused(settings: Mapping[str, object], why: str) -> None:
             raise PlanError.of("data-setting", f"'{name}' has no effect: {why}", found=f"{name} = {value}", expected=f"no '{name}'")
 
 
+def _no_setting(setting: str, name: str) -> PlanError:
+    known = [*FIELDS, "chat", "system", "template", "max_prompt", "split"]
+    return PlanError.of("data-setting", f"'{setting}' has no effect: {name} is a file or a folder", found=f"--data.{setting}",
+                        expected=f"one of {listed(known)}, or a column that the flow declares", nearest=nearest(setting, known))
+
+
 def _drawn(task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind], seed: int) -> dict[str, Any]:
     for name in columns:
         if name not in gym.COLUMNS:
             raise PlanError.of("data-field", f"the reasoning-gym task '{task}' gives no column '{name}'", found="prompt, answer, entry",
                                expected=f"data with a field '{name}'")
-    drawn, doubles = gym.draw(task, parameters, seed)
-    return {"name": task, "records": drawn, "declared": gym.COLUMNS, "task": gym.scorer(task, parameters), "doubles": doubles}
+    questions, doubles = gym.draw(task, parameters, seed)
+    return {"name": task, "records": questions, "declared": gym.COLUMNS, "task": gym.scorer(task, parameters), "doubles": doubles}
 
 
 def _read(
@@ -87,27 +94,28 @@ def _read(
 ) -> dict[str, Any]:
     raw, problems = records.read(path, split)
     mapping = _mapping(raw, fields, columns, bad) if raw else None
-    kept: list[Record] = []
+    usable: list[Record] = []
     for item in raw if mapping else ():
         try:
-            kept.append(mapping.record(item))  # type: ignore[union-attr]
+            usable.append(mapping.record(item))  # type: ignore[union-attr]
         except PlanError as error:
             problems += error.problems
     faults = [Fault("unreadable", problem) for problem in sorted(problems, key=_line)]
     if faults and (bad == "stop" or mapping is None):
-        raise refused(str(path), faults, len(kept) + len(faults), Room())
-    return {"name": str(path), "records": kept, "declared": columns, "fields": mapping.fields if mapping else {}, "faults": tuple(faults),
+        raise refused(str(path), faults, len(usable) + len(faults), Room())
+    return {"name": str(path), "records": usable, "declared": columns, "fields": mapping.fields if mapping else {}, "faults": tuple(faults),
             "unread": _unread(raw, mapping.fields) if mapping else ()}
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Fields of the first record that no name is read from; of one that holds others the whole."""
-    read = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
-    return tuple(str(name) for name in raw[0].fields if name not in read)
+    """Fields of the first record that no name is read from. A field of which one part is read counts as read."""
+    needed = {field.partition(".")[0] if field not in raw[0].fields else field for field in fields.values()}
+    return tuple(str(name) for name in raw[0].fields if name not in needed)
 
 
 def _mapping(raw: Sequence[Raw], fields: Mapping[str, str | None], columns: Mapping[str, Kind], bad: Literal["stop", "skip"]) -> Mapped:
-    """What the fields are, by the first record; where bad ones are left out, by the first that has what is needed."""
+    """The mapping of fields by the first record, or, where bad records are left out, by the first record that has all that is needed.
+    Raises PlanError."""
     errors: list[PlanError] = []
     for item in raw:
         try:
@@ -124,8 +132,7 @@ def _line(problem: Problem) -> tuple[str, int]:
 
 
 def _check_wording(data: Dataset) -> None:
-    """Tell of settings that the prompts cannot follow before anything runs, by the first record that they suit. Raises PlanError where
-    they suit none."""
+    """Raises PlanError for settings that suit none of the first TRIED records, so that a run ends before anything is computed."""
     errors: list[PlanError] = []
     for record in data.records[:TRIED]:
         try:
@@ -138,12 +145,12 @@ def _check_wording(data: Dataset) -> None:
 
 
 def _short_enough(data: Dataset, limit: int) -> Dataset:
-    """Without prompts that are longer. What cannot be encoded stays, to be told with all else that cannot be used."""
-    judged = replace(data, room=Room(limit))
+    """The data set without prompts of more than ``limit`` tokens. Records that cannot be encoded stay, to be reported with other faults."""
+    limited = replace(data, room=Room(limit))
     long: dict[int, int] = {}
     for start in range(0, len(data), STEP):
-        found = judged.faulty(range(start, min(start + STEP, len(data))))
-        long |= {i: fault.tokens for i, fault in found.items() if fault.cause == "too_long"}
+        faults = limited.faulty(range(start, min(start + STEP, len(data))))
+        long |= {i: fault.tokens for i, fault in faults.items() if fault.cause == "too_long"}
     if long and len(long) == len(data):
         raise PlanError.of("data-empty", f"every prompt of {data.name} is longer than max_prompt", found=f"max_prompt = {limit}",
                            expected=f"at least {min(long.values())}, the length of its shortest prompt")

@@ -1,5 +1,5 @@
-"""Responses of several turns: the tokens of what the assistant says count, and what it is told in between (a tool's output, a user) is a
-hole of the mask."""
+"""Responses of several turns. Tokens of the assistant's turns are in the mask; tokens of messages between them, of a tool or a user, are
+not."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Turn = tuple[list[int], bool]  # token ids, and whether the policy chose them
 
 
 def joined(turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
-    """One row of tokens and its mask."""
-    return [token for ids, _ in turns for token in ids], [chosen for ids, chosen in turns for _ in ids]
+    """(token ids, mask) of all turns together, one entry for each token."""
+    return [token for ids, _ in turns for token in ids], [by_policy for ids, by_policy in turns for _ in ids]
 
 
 def divided(messages: Sequence[Message]) -> list[tuple[list[Message], str]]:
-    """Each thing that the assistant says, and the messages since what it said before."""
-    found: list[tuple[list[Message], str]] = []
-    told: list[Message] = []
+    """Divide messages into turns. For each message of the assistant: (messages since the assistant's one before, its text)."""
+    exchanges: list[tuple[list[Message], str]] = []
+    context: list[Message] = []
     for message in messages:
         if message["role"] == "assistant":
-            found.append((told, message["content"]))
-            told = []
+            exchanges.append((context, message["content"]))
+            context = []
         else:
-            told.append(message)
-    return found
+            context.append(message)
+    return exchanges

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from rlflow.axis import Axis
+from rlflow.batch import Batch
 from rlflow.graph.lineage import sources
 from rlflow.graph.model import Graph, Node, Op
 
 
 class Fate(StrEnum):
-    """What became of a row."""
+    """The end that a sampled row came to."""
 
     TRAINED = "trained"  # by the update that is named; of several by the first of the role that sampled the row
     READ = "read only"  # for a baseline, a judge, a stage: no update was given it
@@ -41,18 +42,19 @@ class End(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Of rows: how many groups they are, how many they are, and their tokens."""
+    """Numbers of groups, rows and tokens."""
 
     groups: int = 0
     rows: int = 0
     tokens: int = 0
 
     def plus(self, other: Count) -> Count:
+        """The sum of two counts."""
         return Count(*(a + b for a, b in zip(self, other, strict=True)))
 
     @staticmethod
     def of(axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None) -> Count:
-        """Of the rows of an axis with ``lengths`` tokens each, or of those that are ``chosen``."""
+        """Count the rows of an axis. ``lengths``: tokens of each row, int64 [rows]; ``chosen``: bool [rows], which rows count."""
         where = torch.ones(len(axis), dtype=torch.bool) if chosen is None else chosen
         groups = len(torch.unique(axis.slots[where]))
         return Count(groups, int(where.sum()), int(lengths[where].sum()) if lengths is not None else 0)
@@ -67,6 +69,7 @@ class Account:
     ends: dict[tuple[str, End], Count] = field(default_factory=dict)
 
     def sample(self, source: str, count: Count) -> None:
+        """Note rows that a node has sampled."""
         self.sampled[source] = self.sampled.get(source, Count()).plus(count)
 
     def open(self, source: str, count: Count) -> None:
@@ -74,10 +77,12 @@ class Account:
         self.opened[source] = self.opened.get(source, Count()).plus(count)
 
     def end(self, source: str, end: End, count: Count) -> None:
+        """Note the end of rows that ``source`` sampled."""
         if count.rows:
             self.ends[source, end] = self.ends.get((source, end), Count()).plus(count)
 
     def add(self, other: Account) -> None:
+        """Add the counts of another account."""
         for source, count in other.sampled.items():
             self.sample(source, count)
         for source, count in other.opened.items():
@@ -92,12 +97,12 @@ class Account:
         return Count(*(whole - sum(count[i] for count in known) for i, whole in enumerate(total)))
 
     def of(self, fate: Fate, node: str = "") -> Count:
-        """What had a fate, at one node or anywhere."""
-        found = Count()
+        """The count of rows that had a fate, at one node or, without a node, anywhere."""
+        total = Count()
         for (_, end), count in self.ends.items():
             if end.fate is fate and node in ("", end.node):
-                found = found.plus(count)
-        return found
+                total = total.plus(count)
+        return total
 
     @property
     def closes(self) -> bool:
@@ -131,8 +136,9 @@ WITH_GROUP = -1  # a row that is left out because another of its group is
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """Of each row that an update was given: 0 where it learned from it, WITH_GROUP, or which of ``columns``, counted from 1, is not
-    finite there. waits: whether the update itself was not due yet; stepped: whether it took any step."""
+    """The outcome of each row of an update, int64 [rows]: 0 where the update learned from it, WITH_GROUP, or the number of the column
+    among ``columns``, counted from 1, that is not finite there. waits: whether the update was not due yet; stepped: whether it took any
+    step."""
 
     broken: Tensor
     columns: tuple[str, ...]
@@ -141,16 +147,18 @@ class UpdateRows:
 
     @property
     def left_out(self) -> int:
+        """The number of rows that the update did not learn from."""
         return int((self.broken != 0).sum())
 
 
 class RowOrigins(NamedTuple):
-    """Of each row of an axis: the node that sampled it (-1: none) and its row there."""
+    """The node that sampled each row of an axis (-1: none), and the row's place there. Both int64 [rows]."""
 
     node: Tensor
     row: Tensor
 
     def take(self, index: Tensor) -> RowOrigins:
+        """The origins of some of the rows."""
         return RowOrigins(self.node[index], self.row[index])
 
 
@@ -166,13 +174,16 @@ class Ledger:
         self.updates: dict[int, UpdateRows] = {}
         self._lengths: dict[int, Tensor] = {}
 
-    def sampled(self, node: Node, lengths: Tensor | None) -> None:
-        """A node gave rows with tokens."""
-        if lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
-            self._lengths[node.id] = lengths
+    def sampled(self, node: Node, rows: Batch) -> None:
+        """A node gave rows with tokens, or a `repeat` prompts, which have none."""
+        tokens = rows.data.get("tokens")
+        if tokens is not None and tokens.lengths is not None and node.op in (Op.DATA, Op.GENERATE, Op.REPEAT):
+            self._lengths[node.id] = tokens.lengths
+        elif node.op is Op.REPEAT:
+            self._lengths[node.id] = torch.zeros(len(rows), dtype=torch.int64)
 
     def account(self) -> Account:
-        """Of all rows but those that a `repeat` body returns, which the `repeat` accounts for."""
+        """The account of all rows, without rows that a `repeat` body returns: the `repeat` accounts for these."""
         found, returned = Account(), sources(self.graph.axes, self.graph.rows) if self.graph.results and not self.graph.roles else set()
         fates = {i: _Fates(len(lengths)) for i, lengths in self._lengths.items()}
         for node in self.graph.nodes:
@@ -230,7 +241,7 @@ class Ledger:
             fate.set(origins.row[where & (origins.node == source)], end, rank(source))
 
     def origins(self, axis: int) -> RowOrigins:
-        """Where the rows of an axis were sampled."""
+        """The origins of the rows of an axis."""
         entry, real = self.graph.axes[axis], self.axes[axis]
         if entry.parts:
             parts = [self.origins(part) for part in entry.parts]
@@ -243,14 +254,15 @@ class Ledger:
 
 
 class _Fates:
-    """Of each row of a source the number of its end among ``ends``, and how much that counts."""
+    """The end of each row of a source, as its number among ``ends``, and the rank of that end. An end of a higher rank replaces one of a
+    lower rank."""
 
     def __init__(self, rows: int) -> None:
         self.ends = [End(Fate.READ)]
         self.end, self.rank = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:
-        """Rows end so, where nothing that counts as much was decided before."""
+        """Set the end of rows for which no end of this rank or a higher one is set."""
         rows = rows[self.rank[rows] < rank]
         if end not in self.ends:
             self.ends.append(end)

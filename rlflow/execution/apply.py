@@ -41,7 +41,8 @@ def apply_stage(
 
 
 def merge_pieces(stage: Stage, outputs: list[Batch], batch: Batch) -> Batch:
-    """What a mode of the author's own makes of the pieces' results. Raises ValueError where rows or columns are missing."""
+    """Merge the results of pieces by the ``merge`` function of a registered dispatch mode. Raises ValueError where rows or columns are
+    missing."""
     assert stage.dispatch.merge is not None
     whole = stage.dispatch.merge(outputs, batch)
     if len(whole) != len(batch) or set(whole.data) != set(stage.gives):
@@ -154,12 +155,12 @@ def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
     """Into the table's dtype within a family (float64 stays: it is asked for); never from one family to another."""
-    found = _kind_of(kind.level, tensor.dtype)
-    if kind.family is not None and found.family != kind.family:
-        raise ValueError(f"column '{name}': found dtype {found.dtype}, expected {kind.dtype}")
-    if found.dtype == "float64" or found.family not in DTYPES:
+    actual = _kind_of(kind.level, tensor.dtype)
+    if kind.family is not None and actual.family != kind.family:
+        raise ValueError(f"column '{name}': found dtype {actual.dtype}, expected {kind.dtype}")
+    if actual.dtype == "float64" or actual.family not in DTYPES:
         return tensor
-    dtype = DTYPES[found.family or ""]
+    dtype = DTYPES[actual.family or ""]
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
@@ -205,7 +206,7 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
 
 
 def ending(error: BaseException) -> str:
-    """What a stage raised that is no Exception, such as SystemExit, with the line that raised it."""
+    """A text about an exception of a stage that is no Exception, such as SystemExit, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_ROOT)] or frames
     where = f" (raised by {Place(own[-1].filename, own[-1].lineno or 1)})" if own else ""

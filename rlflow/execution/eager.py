@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,24 +11,27 @@ from rlflow.author import scope, verbs
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
 from rlflow.author.scope import symbolic
-from rlflow.author.signature import REQUIRED, Signature
+from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
-from rlflow.columns import fits
+from rlflow.columns import Kind, fits, row, text
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import Account
 from rlflow.execution.apply import apply_stage, failing
-from rlflow.execution.engine import Engine, Metrics, model_reads, reads
+from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
+from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
 from rlflow.execution.tally import PartialMetrics, settled
 from rlflow.execution.threads import alone
 from rlflow.trace import rules
+from rlflow.trace.tracer import LEFT_BEHIND
 
 
 class Bare:
     """The scope outside any flow: stages run at once, without chance, roles or state."""
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+        """Run a stage outside a flow, in this process."""
         if stage.on is not None:
             raise FlowError(Problem("stage-role", f"stage '{stage.name}' runs on the role '{stage.on}'", call_place(), stage.place,
                                     found="no flow around it", expected="a call inside a flow that has the role",
@@ -39,8 +42,23 @@ class Bare:
         return renamed(f"stage '{stage.name}'", result, gives)
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
+        """Refuse `repeat` outside a flow."""
         raise FlowError(Problem("repeat-outside", "repeat needs the data cursor of a run", call_place(), found="no flow around it",
                                 expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
+
+    def ask(self, batch: Any, column: str) -> Any:
+        """Refuse `ask` outside a flow."""
+        raise FlowError(Problem("ask-outside", "ask needs the tokenizers of a run", call_place(), found="no flow around it",
+                                expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
+
+    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
+        """Keep rows by a column."""
+        rows = real("choose", batch)
+        return rows.rows(chosen_rows(rows[column], rows.axis, settings))
+
+    def concat(self, batches: Sequence[Any]) -> Batch:
+        """Join rows of several batches."""
+        return joined_rows([real("concat", batch) for batch in batches])
 
 
 def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Batch, dict[str, Any]]:
@@ -51,6 +69,11 @@ def prepared(stage: Stage, batch: Any, state: Mapping[str, Any], settings: Mappi
         batch = Batch(batch.axis, batch.data | dict(state))
     suits(what, stage.signature, batch, place, stage.place)
     return reads(stage.signature.column_names, batch), checked(what, stage.signature, settings, ("generator",))
+
+
+def _reading(column: str, kind: Kind) -> Signature:
+    """The signature of a function that reads one column."""
+    return Signature((ColumnParameter(column, kind, False),), {}, False)
 
 
 def real(what: str, batch: Any) -> Batch:
@@ -84,8 +107,9 @@ def checked(what: str, signature: Signature, given: Mapping[str, Any], skip: tup
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
-    if made := [name for name in gives or batch.data if name in rules.OF_THE_DATA]:
-        raise FlowError(*(rules.gives_prompt(what, name, call_place(), None) for name in made))
+    """The result of a call with its columns under the names of ``gives``. Raises FlowError where these do not fit."""
+    if forbidden := [name for name in gives or batch.data if name in rules.OF_THE_DATA]:
+        raise FlowError(*(rules.gives_prompt(what, name, call_place(), None) for name in forbidden))
     if gives is None:
         return batch
     if len(gives) != len(batch.data) or len(set(gives)) != len(gives):
@@ -100,6 +124,7 @@ class Session:
     engine: Engine
     metrics: Metrics = field(default_factory=dict)
     calls: int = 0
+    within: bool = False  # a body of `repeat`
     _names: dict[str, int] = field(default_factory=dict)
 
     def next_call(self, name: str) -> tuple[int, str]:
@@ -109,9 +134,11 @@ class Session:
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
 
     def log(self, node: str, metrics: PartialMetrics) -> None:
+        """Keep metrics under the node's name."""
         self.metrics |= settled(metrics, f"{node}/")
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
+        """Run a stage on a batch."""
         call, node = self.next_call(stage.name)
         state = self.engine.state_batch(batch).data if self.engine.state else {}
         inputs, settings = prepared(stage, batch, state, settings)
@@ -122,7 +149,38 @@ class Session:
         self.engine.state |= {name: float(result.data[name].value) for name in result.data if name in self.engine.state}
         return result
 
+    def ask(self, batch: Any, column: str) -> Batch:
+        """Make a prompt of every row. Rows are encoded when a role samples from them, since before that it is not known whose tokenizer
+        to use."""
+        place, batch = call_place(), real("ask", batch)
+        _, node = self.next_call("ask")
+        suits("ask", _reading(column, text), batch, place, None)
+        with failing(node, self.engine.iteration, batch, place):
+            rows, metrics = self.engine.ask(Batch(batch.axis, {"text": batch.data[column]}), (), CallOptions(node=node))
+        self.log(node, metrics)
+        along = {name: data for name, data in batch.data.items() if name not in LEFT_BEHIND and not data.ragged}
+        return Batch(rows.axis, {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data)
+
+    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
+        """Keep rows by a column. Raises SkipIteration where none is left outside a `repeat`."""
+        place, batch = call_place(), real("choose", batch)
+        _, node = self.next_call("choose")
+        suits("choose", _reading(column, row if settings["count"] else row("bool")), batch, place, None)
+        rows, metrics = self.engine.choose(Batch(batch.axis, {"by": batch.data[column]}), settings)
+        self.log(node, metrics)
+        if not len(rows) and not self.within:
+            raise SkipIteration(f"{node} left none of {len(batch)} rows")
+        assert rows.axis.index is not None
+        return Batch(rows.axis, {name: data.take(rows.axis.index, batch.axis) for name, data in batch.data.items()})
+
+    def concat(self, batches: Sequence[Any]) -> Batch:
+        """Join rows of several batches."""
+        parts = [real("concat", batch) for batch in batches]
+        self.next_call("concat")
+        return joined_rows(parts)
+
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Batch:
+        """Call ``body`` on fresh prompts until enough groups are kept."""
         place, name = call_place(), getattr(body, "__name__", "body")
         bound = verbs.bind("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
         prompts = real("repeat", prompts)
@@ -130,10 +188,14 @@ class Session:
 
         def run_body(batch: Batch) -> Batch:
             self.calls, self._names = start, dict(names)  # each try is the same calls on other rows
-            result = body(batch)
+            self.within = True
+            try:
+                result = body(batch)
+            finally:
+                self.within = False
             if not isinstance(result, Batch):
                 raise FlowError(rules.body_result(name, result, place, definition_place(body)))
-            if "keep" not in result:
+            if "keep" not in result and result.axis.grouped:
                 raise FlowError(rules.no_keep(name, list(result.data), place, definition_place(body)))
             return result
 
@@ -161,6 +223,7 @@ class Role:
         return (session, *session.next_call(f"{self._name}.{verb}" if verb else self._name))
 
     def generate(self, prompts: Batch, **settings: Any) -> Batch:
+        """Sample rows from prompts."""
         _, call, node = self._call("generate")
         bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
         bound = verbs.resampled(bound, self._engine.sampling, f"{self._name}.generate", node)
@@ -173,10 +236,12 @@ class Role:
         return Batch(rows.axis, carried | rows.data)
 
     def logprobs(self, batch: Batch, *, gives: str | tuple[str, ...] = "logprobs") -> Batch:
+        """Score rows with the role's trainer: log-probabilities, and entropies where ``gives`` names two columns."""
         names = (gives,) if isinstance(gives, str) else tuple(gives)
         return self._forward("logprobs", ("logprobs", "entropy")[: max(len(names), 1)], names, batch, "temperature")
 
     def values(self, batch: Batch, *, gives: str | tuple[str, ...] = "values") -> Batch:
+        """Estimate values of rows with the role's trainer."""
         return self._forward("values", ("values",), (gives,) if isinstance(gives, str) else tuple(gives), batch)
 
     def _forward(self, verb: str, want: tuple[str, ...], gives: tuple[str, ...], batch: Batch, *optional: str) -> Batch:
@@ -193,6 +258,7 @@ class Role:
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
     def update(self, batch: Batch, loss: Loss, **settings: Any) -> None:
+        """Train the role on rows."""
         session, call, node = self._call("update")
         if not isinstance(loss, Loss):
             raise FlowError(rules.not_a_loss(node, loss, call_place()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -21,6 +22,7 @@ from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution.account import WITH_GROUP, Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
+from rlflow.execution.lineage import chosen_rows, joined_rows
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
 from rlflow.memory.mover import MemoryMover
@@ -87,6 +89,22 @@ class Chunks:
     names: tuple[str, ...]
 
 
+Encode = Callable[[tuple[str, ...], Sequence[str]], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How rows that are asked become prompts: token ids of texts for the models of some roles, and the longest that may be asked."""
+
+    encode: Encode
+    longest: float = math.inf
+
+
+def as_bytes(roles: tuple[str, ...], texts: Sequence[str]) -> list[list[int]]:
+    """UTF-8 bytes as token ids: for runs without a model."""
+    return [list(text.encode()) for text in texts]
+
+
 @dataclass
 class Engine:
     """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data; ``weights`` by role, from
@@ -103,6 +121,7 @@ class Engine:
     weights: Mapping[str, Any] = field(default_factory=dict)
     keeper: MemoryMover = field(default_factory=MemoryMover)
     dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
+    asking: Asking = field(default_factory=lambda: Asking(as_bytes))
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by call, what an eager flow's `generate` takes from the run
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
@@ -112,6 +131,7 @@ class Engine:
         return later
 
     def seed_of(self, call: int) -> int:
+        """The seed of the n-th call of this iteration."""
         return derived(self.seed, self.iteration, call)
 
     def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE) -> Batch:
@@ -119,7 +139,7 @@ class Engine:
         return self.sample(role, prompts, Sampling(**settings), self.seed_of(call), terms)
 
     def sample(self, role: str, prompts: Batch, sampling: Sampling, seed: int, terms: CallOptions = HERE) -> Batch:
-        """The same from a seed, with the newest weights."""
+        """Sample rows from prompts with the newest weights. Equal seeds give equal rows."""
         model = self._synchronised(role)
         assert model.generator is not None
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
@@ -129,37 +149,38 @@ class Engine:
     def chunks(
         self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, into: Chunks, terms: CallOptions = HERE
     ) -> Iterator[Batch]:
-        """What ``generate`` gives, in chunks as rows end, and at last all of it."""
+        """Sample as ``generate`` does, and give rows in chunks as they end, and all rows at last."""
         yield from self.sample_chunks(role, prompts, Sampling(**settings), self.seed_of(call), into, terms)
 
     def sample_chunks(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
     ) -> Iterator[Batch]:
-        """The same from a seed. A chunk's axis was taken from that of all rows."""
+        """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of all rows."""
         model = self._synchronised(role)
         assert model.generator is not None
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         generate = model.generator.generate_chunks  # type: ignore[attr-defined]
-        made: list[Batch] = []
+        pieces: list[Batch] = []
         for chunk in generate(prompts.select("prompt_tokens"), sampling, seeds, into.count):
-            made.append(chunk)
+            pieces.append(chunk)
             yield chunk.select(*into.names)
-        if len(made) != into.count:
-            raise ValueError(f"found {len(made)} chunks of the rows that were sampled, expected {into.count}")
-        rows = self.in_order(made)
+        if len(pieces) != into.count:
+            raise ValueError(f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}")
+        rows = self.in_order(pieces)
         yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
     def in_order(self, pieces: Sequence[Batch]) -> Batch:
         """Batches of rows that were taken from one axis, together all of its, over that axis. Raises ValueError where one is lost or there
         twice."""
         axis = pieces[0].axis.parent
-        taken = torch.cat([piece.axis.index for piece in pieces if piece.axis.index is not None])
-        if axis is None or not torch.equal(taken.sort().values, torch.arange(len(axis))):
-            raise ValueError(f"found {len(taken)} rows in {len(pieces)} chunks, expected each of {len(axis or ())} once")
+        index = torch.cat([piece.axis.index for piece in pieces if piece.axis.index is not None])
+        if axis is None or not torch.equal(index.sort().values, torch.arange(len(axis))):
+            raise ValueError(f"found {len(index)} rows in {len(pieces)} chunks, expected each of {len(axis or ())} once")
         joined = self.joined([piece for piece in pieces if len(piece)] or [pieces[0]])
-        return Batch(axis, joined.rows(taken.argsort()).data)
+        return Batch(axis, joined.rows(index.argsort()).data)
 
     def forward(self, role: str, want: tuple[str, ...], batch: Batch, terms: CallOptions = HERE) -> Batch:
+        """Run a role's trainer forward over rows. ``want``: quantities, such as logprobs."""
         model, trainer = self.models[role], self.models[role].trainer
         assert trainer is not None
         self.keeper.settle(computing(role))
@@ -200,6 +221,7 @@ class Engine:
     def stage(
         self, stage: Stage, batch: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE
     ) -> tuple[Batch, PartialMetrics]:
+        """Run a stage on rows. Gives its columns, and the sums of its metrics."""
         trainer = self.models[stage.on].trainer if stage.on else None
         if stage.on:
             self.keeper.settle(learning(stage.on))
@@ -210,7 +232,7 @@ class Engine:
         return batch
 
     def held(self, batch: Batch, pool: str | None) -> Batch:
-        """The same rows, there until this engine's iteration has ended."""
+        """The rows, kept until the iteration of this engine has ended."""
         return batch
 
     def frozen(self, role: str) -> Any:
@@ -230,6 +252,7 @@ class Engine:
         return Batch.concat(batches)
 
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
+        """Summarise the recorded columns of an iteration."""
         return summarise(records)
 
     def fetch(self, batch: Batch) -> Batch:
@@ -237,8 +260,8 @@ class Engine:
         return batch
 
     def moved(self) -> dict[str, Any]:
-        """What there is to say, since this was last asked, of weights that went from trainers to generators, and of parts of models that
-        left a rank's memory and came back."""
+        """Metrics since the last call: weights that went from trainers to generators, and parts of models that left a rank's memory and
+        came back."""
         return self.keeper.told()
 
     def _synchronised(self, role: str) -> Model:
@@ -265,6 +288,35 @@ class Engine:
         """A number of the state as a column."""
         return Data(Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype))
 
+    def ask(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+        """A prompt for each row's ``text``, for models of the roles: ``prompt`` and ``prompt_tokens`` over an axis of their own, without
+        those that are too long."""
+        rows = self.encoded(batch, roles, terms)
+        lengths = rows.data["prompt_tokens"].lengths
+        assert lengths is not None
+        short = (lengths <= self.asking.longest).nonzero()[:, 0]
+        axis = batch.axis.ask(short)
+        asked = Batch(axis, {name: data.take(short, batch.axis) for name, data in rows.data.items()})
+        return asked, {"too_long": PartialMetric.sum(float(len(batch) - len(short)))}
+
+    def encoded(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> Batch:
+        """``prompt`` and ``prompt_tokens`` of each row's ``text``."""
+        ids = self.asking.encode(roles, batch["text"])
+        flat = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
+        lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
+        tokens = Data(Kind(Level.PROMPT, "int64"), flat, lengths)
+        return Batch(batch.axis, {"prompt": batch.data["text"], "prompt_tokens": tokens})
+
+    def choose(self, batch: Batch, settings: Mapping[str, Any]) -> tuple[Batch, PartialMetrics]:
+        """The rows that the column ``by`` chooses, without columns."""
+        by = self.fetch(batch)["by"]
+        index = chosen_rows(by, batch.axis, settings)
+        return Batch(batch.axis.take(index), {}), {"dropped": PartialMetric.sum(float(len(batch) - len(index)))}
+
+    def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
+        """The rows of all parts, which have the same columns."""
+        return joined_rows(parts)
+
     def repeat(
         self, body: Callable[[Batch], Batch], prompts: Batch, groups: int, tries: int, account: Account, names: tuple[str, str]
     ) -> tuple[Batch, PartialMetrics]:
@@ -287,7 +339,7 @@ class Engine:
         kept, count, tried = list(opening), sum(batch.axis.groups for batch in opening), 0
         while count < groups and (prompts := next(draws, None)) is not None:
             rows = body(prompts)
-            keep = self.fetch(rows.select("keep"))["keep"].bool()
+            keep = self.fetch(rows.select("keep"))["keep"].bool() if "keep" in rows else torch.ones(len(rows), dtype=torch.bool)
             tried += 1
             account.sample(names[1], count_of(rows))
             account.end(names[1], End(Fate.LEFT_OUT, names[0], "not kept"), count_of(rows, ~keep))
@@ -299,21 +351,22 @@ class Engine:
 
 
 def count_of(rows: Batch, where: Tensor | None = None) -> Count:
-    """Of the rows of a batch, or some of them, with their sampled tokens."""
+    """Count rows of a batch with their sampled tokens. ``where``: bool [rows], which rows count."""
     return Count.of(rows.axis, rows.data["tokens"].lengths if "tokens" in rows else None, where)
 
 
 def repeat_metrics(account: Account, names: tuple[str, str], tried: int, groups: int) -> dict[str, PartialMetric]:
-    """What a `repeat` says of its groups, from the account. Those beyond ``groups`` are surplus, dropped or carried on."""
+    """Metrics of a `repeat` from the account. Groups beyond ``groups`` are surplus, dropped or carried on."""
     node, source = names
-    seen, dropped = account.sampled.get(source, Count()).groups, account.of(Fate.LEFT_OUT, node).groups
+    sampled, dropped = account.sampled.get(source, Count()).groups, account.of(Fate.LEFT_OUT, node).groups
     beyond = account.of(Fate.SURPLUS, node).groups + account.of(Fate.CARRIED, node).groups
     opened = account.opened.get(source, Count()).groups - account.of(Fate.STALE, node).groups
-    return known({"tries": float(tried), "kept": float(seen + opened - dropped - beyond), "seen": float(seen), "surplus": float(beyond)})
+    kept = sampled + opened - dropped - beyond
+    return known({"tries": float(tried), "kept": float(kept), "seen": float(sampled), "surplus": float(beyond)})
 
 
 def whole(rows: Batch, count: int, names: tuple[str, ...]) -> Batch:
-    """What a backend answered. Raises ValueError where rows or columns are missing."""
+    """The batch that a backend gave, checked. Raises ValueError where rows or columns are missing."""
     missing = [name for name in names if name not in rows]
     if len(rows) != count or missing:
         also = f" with {listed(missing)}" if missing else ""
@@ -327,5 +380,5 @@ def reads(names: tuple[str, ...], batch: Batch) -> Batch:
 
 
 def model_reads(batch: Batch, *optional: str) -> Batch:
-    """What a model reads: prompt_tokens and tokens, and the optional columns where present."""
+    """The columns that a model reads: prompt_tokens, tokens, and the optional columns that are present."""
     return batch.select(*verbs.MODEL_READS, *(name for name in optional if name in batch))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
+from rlflow.axis import Axis
 from rlflow.batch import Batch, Data, spread
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import SkipIteration, StageError, Stopped
@@ -34,8 +35,8 @@ from rlflow.watchdog.kin import here_alone
 
 @dataclass
 class Outcome:
-    """What an iteration gave: metrics by ``node/name``, when each node ran and, on pools, each rank, the columns that the run records, and
-    the account of all rows."""
+    """The outcome of an iteration: metrics by ``node/name``, the spans in which each node and, on pools, each rank ran, the columns that
+    the run records, and the account of all rows."""
 
     metrics: Metrics = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
@@ -48,8 +49,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was done ahead for an iteration: its prompts, the rows of the nodes that sample or repeat, and what these have to say.
-    ``skipped``: why the iteration has nothing to train on, where it has not."""
+    """Rows that were sampled ahead for an iteration: its prompts, the rows of nodes that sample or repeat, and their metrics.
+    ``skipped``: the reason why the iteration has nothing to train on; empty where it has rows."""
 
     prompts: Batch
     rows: Mapping[int, Batch] = field(default_factory=dict)
@@ -97,9 +98,21 @@ class Executor:
             skip.account = outcome.account
             raise
 
+    def run_ahead(
+        self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data], ready: Mapping[int, Batch], wanted: Collection[int]
+    ) -> dict[int, Batch]:
+        """A part of a plan; what the ``wanted`` nodes gave. Raises SkipIteration where there is nothing to train on."""
+        run = _Run(self, plan, prompts, outcome, state, ready, wanted=wanted)
+        try:
+            run.until_finished()
+        except SkipIteration:
+            outcome.account.add(run.ledger.account())
+            raise
+        return run.taken
+
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
         """The body of a repeat, once; what it returns."""
-        run = _Run(self, plan, prompts, outcome, state)
+        run = _Run(self, plan, prompts, outcome, state, body=True)
         run.until_finished()
         assert run.results is not None
         return run.results
@@ -110,10 +123,11 @@ class _Run:
 
     def __init__(
         self, executor: Executor, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data],
-        ready: Mapping[int, Batch] = MappingProxyType({}),
+        ready: Mapping[int, Batch] = MappingProxyType({}), body: bool = False, wanted: Collection[int] = (),
     ) -> None:
         self.executor, self.plan, self.prompts, self.outcome, self.state = executor, plan, prompts, outcome, state
-        self.ready = ready
+        self.ready, self.body, self.wanted = ready, body, wanted
+        self.taken: dict[int, Batch] = {}
         self.engine = executor.engine
         self.store = Store()
         self.ledger = Ledger(plan.graph, self.store.axes)
@@ -190,7 +204,7 @@ class _Run:
         return job
 
     def _span(self, unit: int) -> None:
-        """What it did ends here, or what it did up to here."""
+        """Note that the span of a unit ends now. A unit that gives chunks calls it after each chunk."""
         start, end = self._since[unit], time.monotonic()
         self._since[unit] = end
         self.outcome.spans.append(Span(self.plan.node(unit).name, self.plan.lane[unit], start, end, self.plan.names_before(unit)))
@@ -223,8 +237,14 @@ class _Run:
 
     def _inputs(self, unit: int) -> Batch:
         if unit in self.plan.pieces:
-            return self._pieces.gather(self.store, self.plan.pieces[unit])
-        return self.store.gather(self.plan, self.plan.graph.nodes[unit])
+            return self._pieces.gather(self.store, self.plan.pieces[unit], self._fetch)
+        node = self.plan.graph.nodes[unit]
+        if node.op is Op.CONCAT:
+            return Batch(self.store.axes[node.axis], {})
+        return self.store.gather(self.plan, node, self._fetch)
+
+    def _fetch(self, data: Data, axis: Axis) -> Data:
+        return self.engine.fetch(Batch(axis, {"column": data})).data["column"]
 
     def _perform(self, unit: int) -> None:
         """Run one node, or piece, and keep what it gives."""
@@ -242,7 +262,7 @@ class _Run:
             result, metrics = self._pieces.joined(self.engine, node)
             self.outcome.metrics |= settled(metrics, f"{node.name}/")
         else:
-            batch = self.store.gather(self.plan, node)
+            batch = self._inputs(unit)
             with failing(node.name, self.engine.iteration, batch, node.place):
                 result, metrics = PERFORM[node.op](self, node, batch)
                 if result is not None and len(result) != len(self.store.axes.get(node.rows_axis, result.axis)):
@@ -250,8 +270,7 @@ class _Run:
             self.outcome.metrics |= settled(metrics, f"{node.name}/")
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
-            tokens = result.data.get("tokens")
-            self.ledger.sampled(node, None if tokens is None else tokens.lengths)
+            self.ledger.sampled(node, result)
 
     def _perform_piece(self, unit: int, node: Node) -> None:
         """A chunk without rows is no work, but for the first: it says which columns there are."""
@@ -261,7 +280,10 @@ class _Run:
                 self._pieces.put(piece, *PERFORM[node.op](self, node, batch))
 
     def _record(self) -> None:
-        """Take what outlives the run: recorded columns, results of a body, the state's last values."""
+        """Take what outlives the run: recorded columns, results of a body, the state's last values; of a run that is ahead just rows."""
+        if self.wanted:
+            self.taken = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
+            return
         graph, columns = self.plan.graph, self.store.columns
         for column in sorted(self.plan.held_to_end, key=lambda c: c.node):
             if column in columns:
@@ -272,16 +294,22 @@ class _Run:
         if graph.results:
             self._take_results()
 
+    def _given(self, node: Node) -> Batch:
+        """The columns of a node that are kept."""
+        sources = {output.name: output.source for output in node.outputs}
+        data = {sources[name]: self.store.columns[Column(node.id, name)] for name in self.plan.keeps(node)}
+        return Batch(self.store.axes[node.rows_axis], data)
+
     def _take_results(self) -> None:
-        graph, found = self.plan.graph, {}
-        kept = [item for item in graph.results if item.column in self.store.columns]
-        if not kept:
+        graph, batches = self.plan.graph, {}
+        inputs = [item for item in graph.results if item.column in self.store.columns]
+        if not inputs:
             return
         rows = self.store.axes[graph.rows]
-        for item in kept:
+        for item in inputs:
             own = self.store.axes[graph.nodes[item.column.node].rows_axis]
-            found[item.parameter] = spread(item.parameter, self.store.columns[item.column], own, rows)
-        self.results = Batch(rows, found)
+            batches[item.parameter] = spread(item.parameter, self.store.columns[item.column], own, rows, self._fetch)
+        self.results = Batch(rows, batches)
 
     # -- node kinds ----------------------------------------------------------------------------------------------------------
 
@@ -335,6 +363,20 @@ class _Run:
             if Column(node.id, output.name) in {slot.final for slot in self.plan.graph.state}:
                 result.data[output.source] = self.engine.state_data(float(result.data[output.source].value))
 
+    def ask(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+        return self.engine.ask(batch, self._settings(node)["roles"], self._terms(node, batch))
+
+    def choose(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+        """Raises SkipIteration where nothing is left; a `repeat` then goes on with other prompts."""
+        rows, metrics = self.engine.choose(batch, self._settings(node))
+        if not len(rows) and not self.body:
+            self.store.put(node, rows, ())
+            raise SkipIteration(f"{node.name} left none of {len(batch)} rows")
+        return rows, metrics
+
+    def concat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+        return self.engine.concat(self.store.parts(self.plan, node, self._fetch), self._terms(node)), {}
+
     def repeat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         body = self.plan.bodies[node.id]
         names = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
@@ -356,4 +398,7 @@ PERFORM: dict[Op, Callable[[_Run, Node, Batch], tuple[Batch | None, PartialMetri
     Op.UPDATE: _Run.update,
     Op.STAGE: _Run.stage,
     Op.REPEAT: _Run.repeat,
+    Op.ASK: _Run.ask,
+    Op.CHOOSE: _Run.choose,
+    Op.CONCAT: _Run.concat,
 }

@@ -36,23 +36,23 @@ def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
     if "mask" not in records:
         return {}
     axis, mask = records["mask"].axis, records["mask"].data["mask"].value
-    found = {name: records[name] for name in TOKENS[1:] if name in records and records[name].axis is axis}
-    return {name: batch.data[name].value[mask].double() for name, batch in found.items()}
+    columns = {name: records[name] for name in TOKENS[1:] if name in records and records[name].axis is axis}
+    return {name: batch.data[name].value[mask].double() for name, batch in columns.items()}
 
 
 def _policy(flat: Mapping[str, Tensor]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if "logprobs" in flat:
-        found["policy/entropy"] = _mean(flat.get("entropy", -flat["logprobs"]))
+        metrics["policy/entropy"] = _mean(flat.get("entropy", -flat["logprobs"]))
         if "ref_logprobs" in flat:
-            found["policy/kl_reference"] = _mean(kl(flat["logprobs"], flat["ref_logprobs"], "k3"))
+            metrics["policy/kl_reference"] = _mean(kl(flat["logprobs"], flat["ref_logprobs"], "k3"))
         if "sampled_logprobs" in flat:
-            found["policy/kl_sampler"] = _mean(kl(flat["logprobs"], flat["sampled_logprobs"], "k3"))
+            metrics["policy/kl_sampler"] = _mean(kl(flat["logprobs"], flat["sampled_logprobs"], "k3"))
             apart = (flat["logprobs"] - flat["sampled_logprobs"]).abs()
-            found["policy/mismatch_max"] = float(apart.max()) if len(apart) else 0.0
-            found["policy/mismatch_mean"] = _mean(apart)
-            found["policy/mismatch_factor"] = _mean(apart.exp()) if len(apart) else 1.0
-    return found
+            metrics["policy/mismatch_max"] = float(apart.max()) if len(apart) else 0.0
+            metrics["policy/mismatch_mean"] = _mean(apart)
+            metrics["policy/mismatch_factor"] = _mean(apart.exp()) if len(apart) else 1.0
+    return metrics
 
 
 def _critic(flat: Mapping[str, Tensor]) -> dict[str, float]:
@@ -67,27 +67,27 @@ def _scores(records: Mapping[str, Batch]) -> dict[str, float]:
         return {}
     batch = records["scores"]
     scores, slots, groups = batch["scores"].double(), batch.axis.slots, batch.axis.groups
-    found = {"reward/missing_rate": float(scores.isnan().double().mean())}
+    metrics = {"reward/missing_rate": float(scores.isnan().double().mean())}
     if batch.axis.grouped and groups < len(batch):
         high = torch.full((groups,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(-torch.inf), "amax")
         low = torch.full((groups,), torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(torch.inf), "amin")
-        found["reward/flat_groups"] = float((high <= low).double().mean())
-    return found
+        metrics["reward/flat_groups"] = float((high <= low).double().mean())
+    return metrics
 
 
 def _responses(records: Mapping[str, Batch]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if "tokens" in records and len(records["tokens"]):
         lengths = records["tokens"].data["tokens"].lengths
         assert lengths is not None
-        found["response/length"] = float(lengths.double().mean())
+        metrics["response/length"] = float(lengths.double().mean())
     if "finish" in records and len(records["finish"]):
         finish = records["finish"]["finish"]
-        found["response/truncated"] = sum(reason == "length" for reason in finish) / len(finish)
-    return found
+        metrics["response/truncated"] = sum(reason == "length" for reason in finish) / len(finish)
+    return metrics
 
 
 def _mean(values: Tensor) -> float:
     """Mean of what is finite, 0 of nothing."""
-    kept = values[values.isfinite()]
-    return float(kept.mean()) if len(kept) else 0.0
+    finite = values[values.isfinite()]
+    return float(finite.mean()) if len(finite) else 0.0

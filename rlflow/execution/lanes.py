@@ -38,6 +38,7 @@ class Lanes:
             self._open(lane)
 
     def submit(self, lane: str, job: Job) -> None:
+        """Run a job in a thread of the lane, after the jobs that it already has. A lane without a limit starts a thread for each job."""
         run = contextvars.copy_context().run
         if lane in self._queues:
             self._queues[lane].put(lambda: run(job))
@@ -45,7 +46,7 @@ class Lanes:
             threading.Thread(target=run, args=(job,), name=lane, daemon=True).start()
 
     def do(self, lane: str, call: Callable[[], T]) -> T:
-        """What the call gives or raises, once it has run in a thread of the lane."""
+        """Run a call in a thread of the lane, and wait. Gives or raises what the call does."""
         done: Future[T] = Future()
 
         def job() -> None:

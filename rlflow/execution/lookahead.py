@@ -9,10 +9,12 @@ the data of one begin and what it opens with follow from the one before.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+import torch
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch
@@ -23,6 +25,7 @@ from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, counted, divided, groups_of
 from rlflow.execution.tally import known, settled
+from rlflow.graph.lineage import ahead_of_training
 from rlflow.graph.model import Node, Op
 from rlflow.plan import Plan
 from rlflow.spans import Span
@@ -32,13 +35,16 @@ CLOSING_SECONDS = 5.0  # how long a call of what is being sampled may take to en
 
 
 class Stream(Protocol):
-    """Where prompts come from, in order; it can be put back."""
+    """A source of prompts in a fixed order, whose position can be saved and set."""
 
-    def take(self, count: int) -> Batch: ...
+    def take(self, count: int) -> Batch:
+        """The next ``count`` prompts."""
 
-    def state(self) -> Mapping[str, Any]: ...
+    def state(self) -> Mapping[str, Any]:
+        """The position, as plain values."""
 
-    def load(self, state: Mapping[str, Any]) -> None: ...
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that ``state`` gave."""
 
     def left_out(self, since: Mapping[str, Any]) -> Mapping[str, float]:
         """Metrics: what was passed over since a state."""
@@ -69,7 +75,9 @@ class Ahead:
 
     def __post_init__(self) -> None:
         live = [self.plan.graph.nodes[i] for i in self.plan.live]
-        self.nodes = [node for node in live if node.op in (Op.GENERATE, Op.REPEAT)]
+        ahead = ahead_of_training(self.plan.graph)
+        self.nodes = [node for node in live if node.id in ahead]
+        self.chain = part_of(self.plan, ahead) if any(node.op not in (Op.GENERATE, Op.REPEAT) for node in self.nodes) else None
         self.roles = sorted({str(node.role) for node in sampling(self.plan)})
         self.surplus = {node.id: Surplus() for node in live if node.op is Op.REPEAT}
         self.depth = 1 if self.surplus else self.staleness
@@ -102,7 +110,7 @@ class Ahead:
         self.queue.pop(iteration, None)
 
     def close(self) -> None:
-        """What is being sampled ends with its present call; nothing else begins."""
+        """Stop sampling: a call under way ends, and no other begins."""
         self._bodies.stopping = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         wait([entry for entry in self.queue.values() if entry.running()], CLOSING_SECONDS)
@@ -123,17 +131,28 @@ class Ahead:
         try:
             for node in self.nodes:
                 start = time.monotonic()
-                if node.op is Op.GENERATE:
+                if node.op is Op.REPEAT:
+                    rows[node.id] = self._repeat(engine, node, prompts, (made, oldest), outcome)
+                elif self.chain is None:
                     settings, terms = self.plan.program.settings[node.name], CallOptions(None, node.timeout, node=node.name)
                     rows[node.id] = engine.generate(str(node.role), prompts.given(), settings, node.call, terms)
                 else:
-                    rows[node.id] = self._repeat(engine, node, prompts, (made, oldest), outcome)
+                    continue
                 outcome.spans.append(Span(node.name, self.plan.lane[node.id], start, time.monotonic()))
+            if self.chain is not None:
+                rows |= self._chained(engine, prompts, outcome, rows)
         except SkipIteration as skip:
             return SampledIteration(cursor, Sampled(prompts.so_far(), skipped=str(skip), account=outcome.account))
         given = prompts.given() if self.always_reads else prompts.so_far()
         outcome.metrics |= self.stream.left_out(cursor)
         return SampledIteration(cursor, Sampled(given, rows, outcome.metrics, tuple(outcome.spans), account=outcome.account))
+
+    def _chained(self, engine: Engine, prompts: _Prompts, outcome: Outcome, repeated: Mapping[int, Batch]) -> dict[int, Batch]:
+        """Run the nodes that sample from sampled rows, and all nodes between them. Repeats have run before."""
+        assert self.chain is not None
+        given = prompts.given() if self.always_reads else prompts.so_far()
+        wanted = [node.id for node in self.nodes if node.id not in repeated]
+        return self._bodies.run_ahead(self.chain, given, outcome, engine.state_batch(given).data, repeated, wanted)
 
     def _repeat(self, engine: Engine, node: Node, prompts: _Prompts, bounds: tuple[Versions, Versions], outcome: Outcome) -> Batch:
         """Kept groups of the body, after those that earlier iterations have left. Raises SkipIteration where there is none."""
@@ -164,21 +183,28 @@ class Ahead:
     # -- checkpoints -------------------------------------------------------------------------------------------------------------
 
     def saved(self, iteration: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What is there for ``iteration`` and those after it: plain values, with ``cursor``, where the data of ``iteration`` begin, and
-        rows as files by name. Waits for what is being sampled."""
+        """The rows that are there for ``iteration`` and later ones: plain values, with ``cursor`` (the position in the data at which
+        ``iteration`` begins), and rows as files by name. Waits for rows that are being sampled."""
         entries = {number: entry.result() for number, entry in sorted(self.queue.items()) if number >= iteration}
-        rows = {f"{number}.{node}": batch for number, entry in entries.items() for node, batch in entry.sampled.rows.items()}
+        rows = {f"{number}.{node}": batch for number, entry in entries.items() for node, batch in entry.sampled.rows.items()
+                if batch.data}
         rows |= {f"surplus.{node}.{i}": piece.rows for node, left in self.surplus.items() for i, piece in enumerate(left.pieces)}
         stream = dict(self.stream.state())
         state = {
             "cursor": dict(next(iter(entries.values())).cursor) if entries else stream,
             "stream": stream,
             "next": max(entries, default=iteration - 1) + 1,
-            "entries": {str(number): _plain(entry) for number, entry in entries.items()},
+            "entries": {str(number): _plain(entry) | {"index": self._indices(entry)} for number, entry in entries.items()},
             "began": {str(number): dict(versions) for number, versions in self.began.items()},
             "surplus": {str(node): [dict(piece.made) for piece in left.pieces] for node, left in self.surplus.items()},
         }
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
+
+    def _indices(self, entry: SampledIteration) -> dict[str, list[int]]:
+        """The rows that each choosing or asking node took, by node."""
+        found = {node.id: entry.sampled.rows[node.id].axis.index for node in self.nodes
+                 if node.op in (Op.CHOOSE, Op.ASK) and node.id in entry.sampled.rows}  # fmt: skip
+        return {str(i): index.tolist() for i, index in found.items() if index is not None}
 
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Go on from what ``saved`` gave."""
@@ -197,15 +223,39 @@ class Ahead:
         self.stream.load(entry["cursor"])
         engine, rows = self.engine.at(number), {}
         prompts = engine.spread(self.stream.take(entry["prompts"]), self.home)
+        axes = {node.axis: prompts.axis for node in self.plan.graph.nodes if node.op is Op.DATA}
         for node in self.nodes if not entry["skipped"] else ():
-            axis = self._axis(node, prompts)
-            rows[node.id] = engine.unpacked(files[f"{number}.{node.id}"], axis, self.plan.home.get(node.id))
+            axis = self._axis(node, axes, entry["index"])
+            packed = files.get(f"{number}.{node.id}")
+            if packed is not None:
+                rows[node.id] = engine.unpacked(packed, axis, self.plan.home.get(node.id))
+            elif axis is not None:
+                rows[node.id] = Batch(axis, {})
+            axes[node.rows_axis] = rows[node.id].axis
         return SampledIteration(entry["cursor"], Sampled(prompts, rows, dict(entry["metrics"]), skipped=entry["skipped"],
                                                         account=Account.from_json(entry["account"])))
 
-    def _axis(self, node: Node, prompts: Batch) -> Axis | None:
-        """The rows that a node samples from the prompts; None for a repeat, whose rows are its own."""
-        return prompts.axis.repeat(Sampling(**self.plan.program.settings[node.name]).samples) if node.op is Op.GENERATE else None
+    def _axis(self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[int]]) -> Axis | None:
+        """The rows of a node; None for a repeat, whose rows are its own. ``index``: by node the rows that were chosen, or asked."""
+        match node.op:
+            case Op.REPEAT:
+                return None
+            case Op.GENERATE:
+                return axes[node.axis].repeat(Sampling(**self.plan.program.settings[node.name]).samples)
+            case Op.CHOOSE:
+                return axes[node.axis].take(torch.tensor(index[str(node.id)], dtype=torch.int64))
+            case Op.ASK:
+                return axes[node.axis].ask(torch.tensor(index[str(node.id)], dtype=torch.int64))
+            case Op.CONCAT:
+                return Axis.join([axes[part] for part in self.plan.graph.axes[node.rows_axis].parts])
+        return axes[node.axis]
+
+
+def part_of(plan: Plan, nodes: Collection[int]) -> Plan:
+    """The plan of some nodes, with the data and the state, that keeps what the whole plan keeps of them."""
+    live = tuple(i for i in plan.live if i in nodes or plan.graph.nodes[i].op in (Op.DATA, Op.STATE))
+    columns = frozenset(column for column in plan.kept if column.node in live)
+    return replace(plan, live=live, kept=columns, held_to_end=columns, chunks={}, pieces={}, turns={}, ahead={})
 
 
 class _Prompts:
@@ -221,11 +271,11 @@ class _Prompts:
         return self._given
 
     def so_far(self) -> Batch:
-        """Those given, none where nothing has read them."""
+        """The prompts that were drawn; an empty batch where no node has read any."""
         return self._take(0) if self._given is None else self._given
 
     def draws(self, tries: int) -> Iterator[Batch]:
-        """What a repeat runs on."""
+        """Fresh prompts for each try of a `repeat`."""
         for number in range(tries):
             yield self._take(self._ahead.prompts) if number else self.given()
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 
 from rlflow.axis import Axis
-from rlflow.batch import Batch, Data, spread
+from rlflow.batch import Batch, Data
 from rlflow.execution.engine import Chunks, Engine
-from rlflow.execution.store import Store
+from rlflow.execution.store import Fetch, Store
 from rlflow.execution.tally import PartialMetrics, merged
 from rlflow.graph.model import Node
 from rlflow.plan import Piece, Plan
 
 
 class Pieces:
-    """Those of one run of a plan. Nodes put from their threads. A chunk goes when its last piece is done."""
+    """The pieces of one run of a plan. Threads of nodes put results into it. A chunk is dropped when its last piece is done."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -37,23 +37,23 @@ class Pieces:
             self._chunks[source.id, number], self._unread[source.id, number] = rows, readers
 
     def axis(self, piece: Piece) -> Axis:
+        """The axis of the chunk that a piece reads."""
         return self._chunks[piece.source, piece.chunk].axis
 
-    def gather(self, store: Store, piece: Piece) -> Batch:
-        """What the piece reads: the chunk's columns, and others spread over its rows."""
+    def gather(self, store: Store, piece: Piece, fetch: Fetch) -> Batch:
+        """The batch that a piece reads: columns of its chunk, and other columns taken for the chunk's rows."""
         nodes, chunk = self._plan.graph.nodes, self._chunks[piece.source, piece.chunk]
-        found: dict[str, Data] = {}
+        columns: dict[str, Data] = {}
         for item in nodes[piece.node].inputs:
             source = nodes[item.column.node]
             if source.id == piece.source:
-                found[item.parameter] = chunk.data[source.output(item.column.name).source]
+                columns[item.parameter] = chunk.data[source.output(item.column.name).source]
             else:
-                data = store.columns[item.column]
-                found[item.parameter] = spread(item.parameter, data, store.axes[source.rows_axis], chunk.axis)
-        return Batch(chunk.axis, found)
+                columns[item.parameter] = store.over(self._plan, item, chunk.axis, fetch)
+        return Batch(chunk.axis, columns)
 
     def put(self, piece: Piece, result: Batch | None, metrics: PartialMetrics) -> None:
-        """What a piece gave. Raises ValueError where rows are missing."""
+        """Store the result of a piece. Raises ValueError where rows are missing."""
         chunk = self.axis(piece)
         if result is None or len(result) != len(chunk):
             raise ValueError(f"found {len(result or ())} rows, expected {len(chunk)}")
@@ -64,7 +64,7 @@ class Pieces:
                 del self._chunks[piece.source, piece.chunk]
 
     def joined(self, engine: Engine, node: Node) -> tuple[Batch, PartialMetrics]:
-        """What all pieces of a node gave, over all rows and in their order, and its metrics."""
-        made = self._made.pop(node.id)
-        parts = [made[number] for number in sorted(made)]
+        """Join the results of all pieces of a node, over all rows in their order, with its metrics."""
+        results = self._made.pop(node.id)
+        parts = [results[number] for number in sorted(results)]
         return engine.in_order([rows for rows, _ in parts]), merged([metrics for _, metrics in parts])

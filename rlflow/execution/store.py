@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data, spread
-from rlflow.graph.model import Column, Node
+from rlflow.graph.model import Column, Input, Node
 from rlflow.plan import Plan
+
+Fetch = Callable[[Data, Axis], Data]  # brings a column here
 
 
 class Store:
@@ -36,21 +38,33 @@ class Store:
             self.peak_bytes = max(self.peak_bytes, self._bytes)
 
     def free(self, columns: Iterable[Column]) -> None:
+        """Drop columns that no node reads any more."""
         with self._lock:
-            gone = [self.columns.pop(column) for column in columns if column in self.columns]
-            self._bytes -= sum(data.nbytes for data in gone)
+            dropped = [self.columns.pop(column) for column in columns if column in self.columns]
+            self._bytes -= sum(data.nbytes for data in dropped)
 
     def close(self) -> None:
+        """Drop all columns. Columns that come later are dropped too."""
         with self._lock:
             self._closed = True
             self.columns.clear()
 
-    def gather(self, plan: Plan, node: Node) -> Batch:
+    def gather(self, plan: Plan, node: Node, fetch: Fetch) -> Batch:
         """The node's inputs under its parameters' names, spread over its rows."""
         axis = self.axes[node.axis]
-        found: dict[str, Data] = {}
-        for item in node.inputs:
-            data, own = self.columns[item.column], self.axes[plan.graph.nodes[item.column.node].rows_axis]
-            found[item.parameter] = spread(item.parameter, data, own, axis)
-        return Batch(axis, found)
+        return Batch(axis, {item.parameter: self.over(plan, item, axis, fetch) for item in node.inputs})
+
+    def parts(self, plan: Plan, node: Node, fetch: Fetch) -> list[Batch]:
+        """The batches that a joining node reads: of each part the columns that are read of the whole, over the part's rows."""
+        needed, batches = set(plan.keeps(node)), []
+        for number, part in enumerate(plan.graph.axes[node.rows_axis].parts):
+            axis, mark = self.axes[part], f"{number}."
+            items = {item.parameter.removeprefix(mark): item for item in node.inputs if item.parameter.startswith(mark)}
+            batches.append(Batch(axis, {name: self.over(plan, item, axis, fetch) for name, item in items.items() if name in needed}))
+        return batches
+
+    def over(self, plan: Plan, item: Input, axis: Axis, fetch: Fetch) -> Data:
+        """A column over some rows."""
+        own = self.axes[plan.graph.nodes[item.column.node].rows_axis]
+        return spread(item.parameter, self.columns[item.column], own, axis, fetch)
 

@@ -29,7 +29,7 @@ class IterationSummary:
 
 
 def summarise(records: Mapping[str, Batch]) -> IterationSummary:
-    """Of the columns that an iteration recorded."""
+    """Summarise the columns that an iteration recorded: health of the policy, scores and responses."""
     scored = len(records["scores"]) if "scores" in records else 0
     return IterationSummary(health(records), sample_rows(records, SAMPLES), broken_rows(records), scored)
 
@@ -43,7 +43,7 @@ def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]
     rows: list[dict[str, Any]] = [{} for _ in range(min(limit, len(axis)))]
     for name, batch in texts.items():
         index = batch.axis.rows_of(axis)
-        if index is None:
+        if index is None or bool((index < 0).any()):
             continue
         values = batch[name]
         for row, where in zip(rows, index.tolist(), strict=False):
@@ -54,12 +54,12 @@ def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]
 
 def broken_rows(records: Mapping[str, Batch]) -> list[str]:
     """Rows with a value that is not finite, as ``position.sample``."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for name in WATCHED:
         if name in records:
             batch = records[name]
-            found |= {f"{position}.{sample}": None for position, sample in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
-    return list(found)
+            names |= {".".join(map(str, path)): None for path in batch.axis.keys[_bad_rows(batch, name, records)].tolist()}
+    return list(names)
 
 
 def _bad_rows(batch: Batch, name: str, records: Mapping[str, Batch]) -> torch.Tensor:

@@ -34,15 +34,16 @@ class Surplus:
 
 
 def groups_of(pieces: Iterable[SurplusGroups]) -> int:
+    """The number of groups in all pieces."""
     return sum(piece.rows.axis.groups for piece in pieces)
 
 
 def counted(pieces: Iterable[SurplusGroups]) -> Count:
     """Groups, rows and tokens of some pieces."""
-    found = Count()
+    total = Count()
     for piece in pieces:
-        found = found.plus(count_of(piece.rows))
-    return found
+        total = total.plus(count_of(piece.rows))
+    return total
 
 
 def divided(pieces: Iterable[SurplusGroups], groups: int) -> tuple[list[SurplusGroups], list[SurplusGroups]]:

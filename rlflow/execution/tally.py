@@ -17,7 +17,7 @@ Kind = Literal["mean", "max", "sum"]
 
 @dataclass(frozen=True)
 class PartialMetric:
-    """Of ``count`` values: their sum and the highest, and which of mean, maximum or sum is the metric."""
+    """The sum and the highest of ``count`` values, and which of mean, maximum or sum the metric is."""
 
     total: Fraction | float
     count: int
@@ -70,12 +70,12 @@ def exact_sum(values: Tensor) -> Fraction | float:
 
 
 def merged(parts: Sequence[PartialMetrics]) -> dict[str, PartialMetric]:
-    """Those of all ranks as one."""
-    found: dict[str, PartialMetric] = {}
+    """Merge the metrics of all ranks."""
+    metrics: dict[str, PartialMetric] = {}
     for part in parts:
         for name, tally in part.items():
-            found[name] = found[name] + tally if name in found else tally
-    return found
+            metrics[name] = metrics[name] + tally if name in metrics else tally
+    return metrics
 
 
 def settled(tallies: PartialMetrics, prefix: str = "") -> dict[str, float]:

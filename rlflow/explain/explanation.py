@@ -33,7 +33,7 @@ class Commits:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one iteration would be, in numbers."""
+    """The numbers of one iteration of a plan."""
 
     graph: Graph  # the graph at these settings
     placement: Placement | None  # None in one process

@@ -17,8 +17,8 @@ OTHER_TEXT = 32  # bytes of a text that is neither prompt nor completion, such a
 
 @dataclass(frozen=True)
 class Assumed:
-    """What nothing but a run can tell. prompts: those of an iteration; prompt_tokens: of each; response_tokens: of responses that come
-    with the data. Sampled responses count as long as their max_tokens."""
+    """Assumptions about sizes that only a run shows. prompts: of an iteration; prompt_tokens: of each prompt; response_tokens: of
+    responses that come with the data. Sampled responses count as long as their max_tokens."""
 
     prompts: int
     prompt_tokens: int = TYPICAL[Level.PROMPT]

@@ -56,8 +56,8 @@ def _sampled(footprint: ModelFootprint, ranks: int) -> WeightLayout:
 
 
 def ways(footprint: ModelFootprint, ranks: int) -> Choices | None:
-    """What trainer and sampler on the same ranks can do so that fewer bytes move; None where nothing moves, or by no plan. Weights that lie
-    whole or in parts of flattened tensors, or are cut by tensor parallelism first, leave the choice to the sampler."""
+    """The choices of trainer and sampler on the same ranks that could make fewer bytes move; None where nothing moves, or not by a plan.
+    Weights that lie whole, or in parts of flattened tensors, or that tensor parallelism cuts first, leave the choice to the sampler."""
     if not _movable(footprint) or "weights" not in footprint.divided:
         return None
     assert footprint.facts is not None
@@ -69,8 +69,9 @@ def ways(footprint: ModelFootprint, ranks: int) -> Choices | None:
 
 
 def least(footprint: ModelFootprint, ranks: int, matches: bool, order: str) -> tuple[tuple[tuple[str, int], ...], bool]:
-    """Of these the least: the tensors that the trainer should shard along another dimension than the first, and which, and whether the
-    order of the sampler's ranks should be outer. matches: whether the trainer can; order: inner, outer, or auto for either."""
+    """Choose the way that moves the fewest bytes: the tensors that the trainer should shard along another dimension than the first, with
+    that dimension, and whether the order of the sampler's ranks should be outer. matches: whether the trainer can; order: inner, outer,
+    or auto for either."""
     layouts = ways(footprint, ranks)
     if layouts is None:
         return (), order == "outer"

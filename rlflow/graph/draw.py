@@ -51,6 +51,7 @@ def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
 
 
 def mermaid(graph: Graph) -> str:
+    """Draw a graph as a Mermaid flowchart, as Markdown pages show it. Edges that others imply are left out."""
     lines = ["flowchart TD"]
     for node in graph.nodes:
         opening, closing = SHAPES.get(node.op, ("[", "]"))
@@ -64,6 +65,7 @@ def _quoted(label: str) -> str:
 
 
 def dot(graph: Graph) -> str:
+    """Draw a graph in Graphviz's DOT language. Edges that others imply are left out."""
     lines = [f"digraph {_dotted(graph.name)} {{", "  node [shape=box];"]
     lines += [f"  n{node.id} [label={_dotted(node.name)}];" for node in graph.nodes]
     lines += [f"  n{a.id} -> n{b.id} [label={_dotted(label)}];" for a, b, label in _reduced(graph)]

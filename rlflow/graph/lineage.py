@@ -52,45 +52,45 @@ def _values(axes: Axes, steps: Sequence[int], by_group: bool) -> int:
     counted = sampled[1:] if by_group else sampled  # a group is what was sampled last from one row
     if any(axes[step].step == "joined" or axes[step].step == "cut" for step in steps):
         return 0
-    found = 1
+    values = 1
     for step in counted:
-        found *= axes[step].samples
-    return found
+        values *= axes[step].samples
+    return values
 
 
 def sources(axes: Axes, axis: int) -> set[int]:
     """The axes that the rows of an axis are rows of as they are: itself, and what they were chosen from or joined of."""
-    found, step = {axis}, axes[axis]
+    reached, step = {axis}, axes[axis]
     if step.step == "chosen" and step.parent is not None:
-        found |= sources(axes, step.parent)
+        reached |= sources(axes, step.parent)
     for part in step.parts:
-        found |= sources(axes, part)
-    return found
+        reached |= sources(axes, part)
+    return reached
 
 
 def expected_rows(graph: Graph, prompts: int, repeats: Literal["groups", "prompts"] = "groups") -> dict[int, int]:
     """The rows of each axis, at most, for so many prompts. A `repeat` counts as one that keeps all the groups that it wants, or one for
     each prompt."""
     makers = {node.makes: node for node in graph.nodes if node.makes is not None}
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for number, axis in enumerate(graph.axes):
         maker = makers.get(number)
         if maker is not None and maker.op is Op.REPEAT:
-            found[number] = (_setting(maker, "groups") if repeats == "groups" else prompts) * max(axis.samples, 1)
+            counts[number] = (_setting(maker, "groups") if repeats == "groups" else prompts) * max(axis.samples, 1)
         else:
-            found[number] = _rows(graph, axis, maker, found, prompts)
-    return found
+            counts[number] = _rows(graph, axis, maker, counts, prompts)
+    return counts
 
 
-def _rows(graph: Graph, axis: RowAxis, maker: Node | None, found: Mapping[int, int], prompts: int) -> int:
+def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, int], prompts: int) -> int:
     if axis.parts:
-        return sum(found[part] for part in axis.parts)
+        return sum(counts[part] for part in axis.parts)
     if axis.parent is None:
         return prompts * (2 if axis.grouped else 1)  # data of pairs: two rows a record
     if axis.step == "chosen" and maker is not None and (count := _setting(maker, "count", 0)):
-        groups = expected_groups(graph, axis.parent, found) if dict(maker.settings)["per"] == "group" else 1
-        return min(found[axis.parent], count * groups)
-    return found[axis.parent] * max(axis.samples, 1)
+        groups = expected_groups(graph, axis.parent, counts) if dict(maker.settings)["per"] == "group" else 1
+        return min(counts[axis.parent], count * groups)
+    return counts[axis.parent] * max(axis.samples, 1)
 
 
 def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
@@ -107,3 +107,14 @@ def expected_groups(graph: Graph, axis: int, rows: Mapping[int, int]) -> int:
 def _setting(node: Node, name: str, absent: int = 1) -> int:
     """A whole number among the settings of a node."""
     return int(str(dict(node.settings).get(name) or absent))
+
+
+def ahead_of_training(graph: Graph) -> set[int]:
+    """The nodes that sample, and what they sample from, but for the data: what runs ahead of training."""
+    makers = {node.rows_axis: node.id for node in reversed(graph.nodes) if node.makes is not None or node.op is Op.DATA}
+    ahead: set[int] = set()
+    for node in reversed(graph.nodes):
+        if node.op in (Op.GENERATE, Op.REPEAT) or node.id in ahead:
+            ahead |= {node.id, makers.get(node.axis, node.id), *(item.column.node for item in node.inputs)}
+            ahead |= {makers[part] for part in (graph.axes[node.rows_axis].parts if node.op is Op.CONCAT else ())}
+    return {i for i in ahead if graph.nodes[i].op not in (Op.DATA, Op.STATE)}

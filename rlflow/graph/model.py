@@ -20,7 +20,7 @@ Value = bool | int | float | str | None | tuple[str, ...]
 
 
 class Op(StrEnum):
-    """What a node does. DATA and STATE are where columns come from; the others run something."""
+    """Kinds of nodes. DATA and STATE are where columns come from; the other kinds run something."""
 
     DATA = "data"
     STATE = "state"
@@ -118,6 +118,7 @@ class Node:
         return frozenset(own | {role for node in (self.body.nodes if self.body else ()) for role in node.reads})
 
     def output(self, name: str) -> Output:
+        """The output of this name. Raises StopIteration where the node has none."""
         return next(output for output in self.outputs if output.name == name)
 
 
@@ -126,7 +127,7 @@ HALVES = ("trainer", "generator")  # of a role: what learns and computes with it
 
 @dataclass(frozen=True)
 class RoleUse:
-    """What a role is used for: trained, its head, whether it samples, whether it is called as a reward."""
+    """How a flow uses a role: trained or not, its head, whether it samples, whether it is called as a reward."""
 
     name: str
     trained: bool = False
@@ -165,26 +166,28 @@ class Graph:
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
+        """The nodes by their names."""
         return {node.name: node for node in self.nodes}
 
     @cached_property
     def order(self) -> nx.DiGraph:
-        """Nodes by id; an edge for each reason to wait: ``columns`` read, or ``weights`` of a role. A node that reads nothing still
-        waits for whatever makes its rows."""
+        """Nodes by id; an edge for each reason to wait: ``columns`` read, or ``weights`` of a role. A node that reads nothing of its
+        own rows still waits for whatever makes them."""
         graph = nx.DiGraph()
         graph.add_nodes_from(node.id for node in self.nodes)
         makers = {node.rows_axis: node.id for node in reversed(self.nodes) if node.makes is not None or node.op is Op.DATA}
         for node in self.nodes:
             for item in node.inputs:
                 _edge(graph, item.column.node, node.id, "columns", item.parameter)
-            if not node.inputs and makers.get(node.axis, node.id) != node.id and node.op is not Op.STATE:
+            here = any(self.nodes[item.column.node].rows_axis == node.axis for item in node.inputs)
+            if not here and makers.get(node.axis, node.id) != node.id and node.op is not Op.STATE:
                 _edge(graph, makers[node.axis], node.id, "columns", "rows")
         for before, after, role in weight_order(self.nodes):
             _edge(graph, before, after, "weights", role)
         return graph
 
     def readers(self) -> dict[Column, list[int]]:
-        """For each column that is read, the nodes that read it."""
+        """The ids of the nodes that read each column. Columns that nothing reads are absent."""
         readers: dict[Column, list[int]] = {}
         for node in self.nodes:
             for item in node.inputs:

@@ -18,15 +18,16 @@ LATER = {"step": "sampled", "parts": ()}  # fields of an axis that are left out 
 
 
 def pack(graph: Graph) -> bytes:
+    """Write a graph as MessagePack bytes. ``unpack`` reads them."""
     return bytes(msgpack.packb({"format": "rlflow-graph", "version": VERSION, "graph": _plain(graph)}))
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
     """The graph as plain values. An axis whose rows were sampled says no more than it did when there were no others, so that graphs of
     that time keep their identity."""
-    found = dataclasses.asdict(graph)
-    _shortened(found)
-    return found
+    fields = dataclasses.asdict(graph)
+    _shortened(fields)
+    return fields
 
 
 def _shortened(graph: dict[str, Any]) -> None:
@@ -59,13 +60,13 @@ def unpack(data: bytes) -> Graph:
 
 def _consistent(graph: Graph) -> None:
     """Raises ValueError where a reference leads nowhere, or to a node that does not come before."""
-    given: set[Column] = set()
+    available: set[Column] = set()
     for number, node in enumerate(graph.nodes):
-        if node.id != number or not {item.column for item in node.inputs} <= given:
+        if node.id != number or not {item.column for item in node.inputs} <= available:
             raise ValueError(f"node {node.name!r} reads what no node before it gives")
         if not all(0 <= axis < len(graph.axes) for axis in (node.axis, node.rows_axis)):
             raise ValueError(f"node {node.name!r} has rows that the graph has not")
-        given |= {Column(number, output.name) for output in node.outputs}
+        available |= {Column(number, output.name) for output in node.outputs}
         if node.body is not None:
             _consistent(node.body)
     if len(graph.by_name) != len(graph.nodes):
@@ -75,7 +76,7 @@ def _consistent(graph: Graph) -> None:
             raise ValueError("rows of rows that the graph has not")
     if graph.axes and not 0 <= graph.rows < len(graph.axes):
         raise ValueError("rows of rows that the graph has not")
-    if not {item.column for item in graph.results} | {slot.final for slot in graph.state} <= given:
+    if not {item.column for item in graph.results} | {slot.final for slot in graph.state} <= available:
         raise ValueError("a result that no node gives")
 
 

@@ -1,8 +1,8 @@
-"""Walls that a process asks the kernel to put around itself, and that neither it nor what it starts can take away (Linux).
+"""Walls that a process asks the kernel to put around it, and that neither it nor its children can take away (Linux).
 
 Seccomp (Linux 3.5) refuses calls of the kernel by their number, here on x86-64 and ARM64. Landlock (Linux 5.13) refuses changes of files
 outside of named folders and looks into other processes, from Linux 6.12 on signals to them too. Both need no rights of the user. A wall
-that the kernel lacks is left out: ``rlflow.isolation.probe`` says which stand. The standard library alone.
+that the kernel lacks is left out; ``rlflow.isolation.probe`` says which ones work. The standard library alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, MODE_FILTER = 22, 38, 2
 
 # -- seccomp: the names of calls, and their numbers on each architecture that is known -------------------------------------------------
 
-NETWORK = ("socket", "io_uring_setup")  # the second could make sockets too
+NETWORK = ("socket", "io_uring_setup")  # io_uring could make sockets too
 PROGRAMS = ("execve", "execveat")
 FORKS = ("fork", "vfork")
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
@@ -54,7 +54,7 @@ NUMBERS = {
         "lremovexattr": 15, "fremovexattr": 16,
     },
 }  # fmt: skip
-ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as the kernel tells them in linux/audit.h
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_… in linux/audit.h
 X32 = 0x40000000  # from here on numbers of x86-64 are those of another table
 CLONE_THREAD = 0x00010000
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # bytes into what the kernel shows of a call
@@ -63,8 +63,8 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 def refuse(calls: Iterable[str], forks: bool = True) -> bool:
-    """Have these calls fail in this thread and in all that it starts; without ``forks`` also those that start processes. Whether they
-    will. It needs ``no_new_privileges``."""
+    """Have these system calls fail in this thread and in all that it starts. ``forks``: whether it may still start processes. Gives whether
+    the kernel has put up the wall. Call ``no_new_privileges`` first."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in NUMBERS:
         return False
@@ -75,7 +75,7 @@ def refuse(calls: Iterable[str], forks: bool = True) -> bool:
 
 
 def _filter(machine: str, calls: Iterable[str], forks: bool) -> Iterable[bytes]:
-    """Instructions. ``socket`` fails as without permission, by which a reader tells it from other faults."""
+    """The filter's instructions. ``socket`` fails with EACCES, which tells it from other faults."""
     numbers = NUMBERS[machine]
     yield _step(LOAD, ARCHITECTURE)
     yield _step(EQUALS, ARCHITECTURES[machine], 1, 0)
@@ -99,7 +99,7 @@ def _filter(machine: str, calls: Iterable[str], forks: bool) -> Iterable[bytes]:
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
-    """``yes`` and ``no``: instructions to leave out after a comparison."""
+    """An instruction. ``yes`` and ``no``: how many instructions to skip after a comparison that holds, or does not."""
     return struct.pack("HBBI", code, yes, no, value)
 
 
@@ -115,13 +115,13 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def landlock_version() -> int:
-    """0 where the kernel has none."""
+    """The version of Landlock that the kernel has; 0 where it has none."""
     return max(0, int(_libc().syscall(CREATE_RULESET, None, 0, 1))) if sys.platform == "linux" else 0
 
 
 def only_change(paths: Iterable[str]) -> bool:
-    """Allow this thread and all that it starts to change files there and below alone, and to look into no process but those that are under
-    the same walls. Whether it holds. It needs ``no_new_privileges``."""
+    """Let this thread and all that it starts change files at ``paths`` and below them only, and look into no process but those behind the
+    same walls. Gives whether the kernel has put up the wall. Call ``no_new_privileges`` first."""
     version = landlock_version()
     if not version:
         return False
@@ -149,22 +149,24 @@ def _allow(rules: int, path: str, handled: int) -> None:
 
 
 def no_new_privileges() -> bool:
-    """No program that this process starts has more rights than it, setuid ones included. Whether it holds."""
+    """Give no program that this process starts more rights than it has, not even a setuid one. Gives whether the kernel has done so."""
     return sys.platform == "linux" and int(_libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) == 0
 
 
-OF_FILES, OF_USERS = 0b00000110, 0b11111111  # capabilities: to read and write whatever others own; those, and to change owner and user
+OF_FILES = 0b00000110  # capabilities to read and write files of any owner
+OF_USERS = 0b11111111  # these, and to change owners and users
 CAPABILITY_VERSION = 0x20080522
 
 
-def keep_capabilities(kept: int) -> bool:
-    """Give up all rights of root but ``kept``, a bit each, if this process has them. Root may look into all processes else."""
+def keep_capabilities(allowed: int) -> bool:
+    """Give up all capabilities (the single rights of root) but those of ``allowed``, one bit each. With them a process of root could look
+    into all others. Gives whether the kernel has done so."""
     if sys.platform != "linux":
         return False
     header, data = struct.pack("Ii", CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
     if _libc().capget(header, data) != 0:
         return False
-    low = [each & kept for each in struct.unpack("6I", data.raw)[:3]]  # the upper halves have none of these
+    low = [word & allowed for word in struct.unpack("6I", data.raw)[:3]]  # the upper halves have none of these
     return int(_libc().capset(header, struct.pack("6I", *low, 0, 0, 0))) == 0
 
 

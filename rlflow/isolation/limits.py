@@ -13,19 +13,20 @@ KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED",
 BEGINNINGS, ENDINGS = ("LC_",), ("_NUM_THREADS",)
 
 
-def environment(folder: str, more: Iterable[str] = ()) -> dict[str, str]:
-    """Of this process's environment what names no secret: paths, language, threads, and ``more``. What programs keep at home or in
-    temporary folders goes to ``folder``."""
+def environment(folder: str, extra: Iterable[str] = ()) -> dict[str, str]:
+    """The environment for a process that handles untrusted text: of this process's variables those that hold no secret (paths, language,
+    threads) and those named in ``extra``. HOME and TMPDIR are ``folder``."""
     names = [name for name in os.environ if name in KEPT or name.startswith(BEGINNINGS) or name.endswith(ENDINGS)]
-    found = {name: os.environ[name] for name in (*names, *more) if name in os.environ}
-    if "PYTHONPATH" in found:  # the process has another working folder
-        found["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in found["PYTHONPATH"].split(os.pathsep) if path)
+    variables = {name: os.environ[name] for name in (*names, *extra) if name in os.environ}
+    if "PYTHONPATH" in variables:  # the process has another working folder
+        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in variables["PYTHONPATH"].split(os.pathsep) if path)
     packages = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}  # they lie at the real home
-    return {"HOME": folder, "TMPDIR": folder, **packages, **found}
+    return {"HOME": folder, "TMPDIR": folder, **packages, **variables}
 
 
 def take(limits: Mapping[int, int]) -> None:
-    """Bound what this process may use for ever, as far as the kernel knows such limits."""
+    """Set resource limits of this process, soft and hard, so that it cannot raise them again. ``limits``: a constant RLIMIT_… → its limit.
+    Limits that the kernel lacks are left out."""
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         with contextlib.suppress(ValueError, OSError):
@@ -33,7 +34,8 @@ def take(limits: Mapping[int, int]) -> None:
 
 
 def threads() -> int:
-    """Threads of this user's processes, which the kernel counts where it limits processes."""
+    """The number of threads of this user's processes, which the kernel counts for RLIMIT_NPROC. It reads /proc itself, since a process
+    behind walls imports no more than it needs."""
     total, user = 0, os.getuid()
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if entry.isdigit():

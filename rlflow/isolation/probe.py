@@ -1,6 +1,6 @@
-"""Which walls stand on this machine, found out by a process that puts them up and runs against them.
+"""Finds out which walls work on this machine: a process puts them up and tries to get through each.
 
-Run as ``python -m rlflow.isolation.probe``, it prints what was refused, as JSON.
+Run as ``python -m rlflow.isolation.probe FOLDER``, it prints what was refused, as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from rlflow.isolation import limits, walls
 
 SECONDS = 60.0
-WALLS = {  # each wall, and what has it
+WALLS = {  # wall → the feature of the kernel that it needs
     "network": "seccomp", "programs": "seccomp", "signals": "seccomp", "files": "Landlock, from Linux 5.13", "processes": "Landlock",
     "limits": "resource limits",
 }  # fmt: skip
@@ -28,19 +28,20 @@ WALLS = {  # each wall, and what has it
 
 @functools.cache
 def missing() -> tuple[str, ...]:
-    """The walls around scorers that do not stand here; none where they are isolated."""
+    """The walls around scorers that do not work on this machine; empty where scorers are isolated."""
     with tempfile.TemporaryDirectory(prefix="rlflow-probe-") as folder:
         command = [sys.executable, "-P", "-m", "rlflow.isolation.probe", folder]
         try:
-            done = subprocess.run(command, capture_output=True, env=limits.environment(folder), timeout=SECONDS, stdin=subprocess.DEVNULL)
-            refused = json.loads(done.stdout)
+            process = subprocess.run(command, capture_output=True, env=limits.environment(folder), timeout=SECONDS,
+                                     stdin=subprocess.DEVNULL)  # fmt: skip
+            refused = json.loads(process.stdout)
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return tuple(WALLS)
     return tuple(name for name in WALLS if name not in refused)
 
 
 def lines() -> list[str]:
-    """What holds here, in words."""
+    """A line for each wall: whether it works on this machine."""
     lacks = missing()
     stand = [f"{name}: {'walled off' if name not in lacks else f'open: this machine has no {WALLS[name]}'}" for name in WALLS]
     return [*stand, "tasks whose scorers evaluate text " + ("need --unsafe-scorers" if lacks else "can be used")]
@@ -55,10 +56,11 @@ def _refused(action: Callable[[], object]) -> bool:
 
 
 def main() -> None:
+    """Put up the walls of scorers, try what each refuses, and print the names of those that refused."""
     folder = sys.argv[1]
-    own = os.path.join(folder, "own")
-    os.mkdir(own)
-    walls.around_scorers(own)
+    writable = os.path.join(folder, "own")
+    os.mkdir(writable)
+    walls.around_scorers(writable)
     attempts: dict[str, Callable[[], object]] = {
         "network": lambda: socket.socket().close(),
         "programs": lambda: os.posix_spawn("/bin/true", ["true"], {}),
@@ -66,10 +68,10 @@ def main() -> None:
         "files": lambda: os.mkdir(os.path.join(folder, "made")),
         "processes": Path(f"/proc/{os.getppid()}/environ").read_bytes,
     }
-    found = [name for name, attempt in attempts.items() if _refused(attempt)]
+    refused = [name for name, attempt in attempts.items() if _refused(attempt)]
     with contextlib.suppress(ValueError):
-        found += ["limits"] if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 else []
-    print(json.dumps(found))
+        refused += ["limits"] if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 else []
+    print(json.dumps(refused))
 
 
 if __name__ == "__main__":

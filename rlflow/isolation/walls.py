@@ -1,4 +1,4 @@
-"""The walls around each kind of process that handles untrusted text, put up by the process itself before it reads any."""
+"""The walls around each kind of process that handles untrusted text. A process puts them up itself before it reads any such text."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from rlflow.isolation import kernel, limits
 
 GPUS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
-CACHE = 16 << 20  # bytes of a file that a scorer's libraries keep
-FILE = 16 << 30  # bytes of a file that a user's reward writes
-FILES = 4096  # that a process has open
-PROCESSES = 4096  # that a process may start beyond what its user has; the kernel counts root's for nothing
+CACHE = 16 << 20  # most bytes of a file that a scorer's libraries write
+FILE = 16 << 30  # most bytes of a file that a user's reward writes
+FILES = 4096  # most files that a process has open
+PROCESSES = 4096  # most processes beyond those that the user has already; the kernel does not count root's
 SHARE = 0.75  # of the machine's memory that a user's reward may take
 
 
 def around_scorers(folder: str) -> None:
-    """For scorers that come with rlflow and its libraries: they compute. No network, no program, no change of a file outside of ``folder``,
-    no way to other processes. Forks are left, by which answers are judged apart."""
+    """Put up the walls around a process of scorers that come with rlflow and its libraries, which only compute: no network, no program, no
+    change of a file outside of ``folder``, no access to other processes. It may fork, since some answers are scored in a child."""
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_FILES)
     kernel.only_change([folder, "/dev/null"])
@@ -29,13 +29,13 @@ def around_scorers(folder: str) -> None:
 
 
 def around_answers() -> None:
-    """For a child of such a process that judges a few answers: nor may it write a file, start a process, or raise its limits again."""
+    """Put up further walls in a child of such a process that scores a few answers: it may not write a file, fork, or change its limits."""
     limits.take({resource.RLIMIT_FSIZE: 0})
     kernel.refuse(("prlimit64",), forks=False)
 
 
 def around_templates() -> None:
-    """For the program that renders chat templates: neither network, programs, other processes nor any change of a file."""
+    """Put up the walls around the program that renders chat templates: no network, program, fork, other process or change of a file."""
     kernel.no_new_privileges()
     kernel.keep_capabilities(0)
     kernel.only_change(["/dev/null"])
@@ -43,8 +43,8 @@ def around_templates() -> None:
 
 
 def around_rewards(folders: Sequence[str], network: bool, memory: int | None) -> None:
-    """For users' rewards: they may start programs, change files in ``folders`` alone, and reach the network where ``network`` says so.
-    memory: bytes of a process, or a share of the machine's."""
+    """Put up the walls around a process of users' rewards: it may start programs, change files in ``folders`` only, and reach the network
+    if ``network`` holds. ``memory``: the most bytes of a process; None: a share of the machine's memory."""
     kernel.no_new_privileges()
     kernel.keep_capabilities(kernel.OF_USERS)
     if "/" not in folders:

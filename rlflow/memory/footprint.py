@@ -22,8 +22,8 @@ def footprint(role: BoundRole, dtype: str, placement: Placement | None = None) -
         return ModelFootprint(None)
     placed = placement is not None and name in placement.trainers
     ranks = placement.pools[placement.trainers[name]] if placement is not None and placed else 1
-    dims = placement.lies(name, "trainer").dims if placement is not None and placed else ()
-    outer = placement is not None and placement.lies(name, "generator").outer
+    dims = placement.parallelism(name, "trainer").dims if placement is not None and placed else ()
+    outer = placement is not None and placement.parallelism(name, "generator").outer
     return ModelFootprint(facts(role.folder), role.use.head, role.use.trained, dtype, trainer.settings.lora if role.use.trained else 0,
                           trainer.settings.lora_targets == "attention", generator.can.batch_tokens, ranks, trainer.can.divided,
                           generator.can.tensor, generator.can.cache_bytes, trainer.can.copied, trainer.can.flat, trainer.can.tensor, dims,

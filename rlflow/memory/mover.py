@@ -12,18 +12,20 @@ from rlflow.memory.schedule import MemorySchedule, MemoryStep, ModelPart, Parts
 class Half(Protocol):
     """A trainer or a generator."""
 
-    def sleep(self, *parts: str) -> None: ...
+    def sleep(self, *parts: str) -> None:
+        """Put these parts away."""
 
-    def wake(self, *parts: str) -> None: ...
+    def wake(self, *parts: str) -> None:
+        """Bring these parts back."""
 
 
 class MemoryMover:
-    """Of one process. With no course, or one in which everything fits, everything stays.
+    """Moves parts of models out of the memory of one process and back, as a schedule says. Without a schedule, or with one in which
+    everything fits, nothing ever moves.
 
-    What is called follows the course of an iteration; between two iterations, or where a rank had no rows, a call may come out of turn. It
-    then gets what the next moment of its kind has, and the course goes on from there: only differences are moved, so that an iteration
-    takes the moves that were planned, and none of them ever exceeds the limit.
-    """
+    Calls follow the schedule of an iteration; between two iterations, or where a rank had no rows, a call may come out of turn. It then
+    gets what the next step of its kind has, and the schedule goes on from there: only differences are moved, so that an iteration takes the
+    moves that were planned, and none of them ever exceeds the limit."""
 
     def __init__(self, course: MemorySchedule | None = None) -> None:
         self.course = course if course is not None and course.moving else None
@@ -34,16 +36,16 @@ class MemoryMover:
 
     @staticmethod
     def of(courses: Iterable[MemorySchedule]) -> MemoryMover:
-        """Of a run in one process, which has one course at most."""
+        """The mover of a run in one process, which has one schedule at most."""
         return MemoryMover(next(iter(courses), None))
 
-    def loaded(self, role: str, half: str, made: Half) -> None:
+    def loaded(self, role: str, half: str, model: Half) -> None:
         """A half of a role is there: what of it can be elsewhere goes until something needs it. Raises PlanError where there is no room."""
         mine = [part for part in (self.course.sizes if self.course else ()) if (part.role, part.half) == (role, half)]
         if mine:
-            self._halves[role, half] = made
+            self._halves[role, half] = model
             try:
-                made.sleep(*(part.what for part in mine))
+                model.sleep(*(part.what for part in mine))
             except OSError as error:
                 raise PlanError.of("memory-away", f"what the {half} of role '{role}' holds cannot be put away", found=str(error),
                                    expected="room for all that is not in memory at once",
@@ -60,12 +62,12 @@ class MemoryMover:
         self._move(course, target - self.there, away=False)
 
     def told(self) -> dict[str, float]:
-        """Moves and their bytes since this was last asked; nothing where nothing ever moves."""
+        """Moves and their bytes since the last call, as metrics; nothing where nothing ever moves."""
         if self.course is None:
             return {}
-        found = {"residency/moves": float(self._moves), "residency/bytes": float(self._bytes)}
+        metrics = {"residency/moves": float(self._moves), "residency/bytes": float(self._bytes)}
         self._moves = self._bytes = 0
-        return found
+        return metrics
 
     def _passing(self, course: MemorySchedule) -> set[ModelPart]:
         return {part for moment in (*course.moments, *course.beside) for part in moment.passing}
@@ -82,7 +84,8 @@ class MemoryMover:
         return self._beside(course, next((moment for moment in course.beside if moment.needs == movable), MemoryStep("", movable)))
 
     def _beside(self, course: MemorySchedule, moment: MemoryStep) -> set[ModelPart]:
-        """For what is no part of an iteration: what it needs, and of the rest what is there and fits, the next to be used first."""
+        """The parts to keep for work outside an iteration: those that it needs, and of the others those that are there and fit, the next
+        to be used first."""
         target = set(moment.needs)
         for part in sorted(self.there - target, key=lambda part: (self._next(course, part), part)):
             if course.held(moment, {*target, part}) <= course.limit:

@@ -1,8 +1,9 @@
-"""Residency: which parts of models lie in a rank's memory at which moment. The fewest moves that fit; nothing is moved here.
+"""Memory schedules: which parts of models are in a rank's memory during which step of an iteration, with the fewest moves that fit. Nothing
+is moved here.
 
-An iteration is a course of moments that comes round again and again. Between two moments that need it, a part either stays where it is
-and takes its bytes, or is put away after the first and brought back before the second, which is a move each. To keep it for a while and
-then put it away saves nothing, so that a course is decided by which of these gaps are kept. The search for them is exact.
+An iteration is a row of steps that is repeated. Between two steps that need it, a part either stays in memory and takes its bytes, or is
+moved out after the first and back before the second. To keep it for a while and then move it out saves nothing, so that a schedule is
+decided by which of these gaps are kept. The search for them is exact.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from rlflow.errors import PlanError, Problem
 
 @dataclass(frozen=True, order=True)
 class ModelPart:
-    """A part of what a half of a role holds on a rank. what: weights, gradient, optimizer or cache."""
+    """A part of what a half of a role holds in the memory of a rank."""
 
     role: str
-    half: str
-    what: str
+    half: str  # trainer or generator; reward for a reward model of its own folder
+    what: str  # weights, gradient, optimizer or cache
 
     def __str__(self) -> str:
         return f"{self.role}.{self.half} {self.what}"
@@ -34,77 +35,73 @@ Parts = frozenset[ModelPart]
 
 
 def parts(role: str, half: str, *what: str) -> Parts:
+    """The parts of these kinds of a half: weights, gradient, optimizer or cache."""
     return frozenset(ModelPart(role, half, each) for each in what)
 
 
 def computing(role: str) -> Parts:
-    """What a forward pass of a role's trainer needs, a file of its weights too."""
+    """The parts that a forward pass of a role's trainer needs; writing a file of its weights needs the same."""
     return parts(role, "trainer", "weights")
 
 
 def copying(role: str) -> Parts:
-    """What a copy of all that training changes needs."""
+    """The parts that a copy of everything that training changes needs."""
     return parts(role, "trainer", "weights", "optimizer")
 
 
 def learning(role: str) -> Parts:
-    """What an update needs."""
+    """The parts that an update needs."""
     return parts(role, "trainer", "weights", "optimizer", "gradient")
 
 
 def sampling(role: str) -> Parts:
-    """What its generator needs to sample, or to score."""
+    """The parts that a role's generator needs to sample, or to score."""
     return parts(role, "generator", "weights", "cache")
 
 
 def syncing(role: str) -> Parts:
-    """What weights need that go from the trainer to the generator."""
+    """The parts that a transfer of weights from the trainer to the generator needs."""
     return parts(role, "trainer", "weights") | parts(role, "generator", "weights")
 
 
 @dataclass(frozen=True)
 class MemoryStep:
-    """What computes with parts: a node, or a part of one. needs: parts that have to be there and could be elsewhere. passing: parts that
-    are there just as long, by their bytes."""
+    """A step of an iteration that computes with parts of models: a node, or a part of one."""
 
-    step: str
-    needs: Parts
-    passing: Mapping[ModelPart, int] = field(default_factory=dict)
+    step: str  # its name
+    needs: Parts  # that must be in memory during the step, and could be elsewhere at other times
+    passing: Mapping[ModelPart, int] = field(default_factory=dict)  # part → bytes that are in memory during the step alone
 
 
 @dataclass(frozen=True)
 class Move:
-    """Before a moment. ``away`` frees bytes of each rank; else they are taken again."""
+    """A part of a model that is moved out of memory, or back, before a step."""
 
-    before: str
+    before: str  # name of the step
     part: ModelPart
-    bytes: int
-    away: bool
+    bytes: int  # of each rank
+    away: bool  # whether they are freed; else they are taken again
 
 
 @dataclass(frozen=True)
 class MemorySchedule:
-    """What happens on each rank of a pool in an iteration, and what is there meanwhile.
-
-    sizes: bytes of the parts that can be elsewhere; fixed: of those that cannot. limit: bytes that a rank may hold. awake: for each moment
-    the parts of ``sizes`` that are there. beside: moments that come now and then, between two iterations.
-    """
+    """The steps of an iteration on each rank of a pool, and which parts of models are in memory during each."""
 
     pool: str
-    moments: tuple[MemoryStep, ...]
-    sizes: Mapping[ModelPart, int]
-    fixed: Mapping[ModelPart, int]
-    limit: int
-    awake: tuple[Parts, ...] = ()
-    beside: tuple[MemoryStep, ...] = ()
+    moments: tuple[MemoryStep, ...]  # in their order; after the last one the first comes again
+    sizes: Mapping[ModelPart, int]  # bytes on a rank of the parts that can be elsewhere
+    fixed: Mapping[ModelPart, int]  # bytes on a rank of the parts that cannot
+    limit: int  # bytes that a rank may hold
+    awake: tuple[Parts, ...] = ()  # for each step the parts of ``sizes`` that are in memory
+    beside: tuple[MemoryStep, ...] = ()  # steps that come now and then, between two iterations
 
     def held(self, moment: MemoryStep, awake: Iterable[ModelPart]) -> int:
-        """Bytes on a rank at a moment with these parts there."""
+        """Bytes on a rank during a step, with these parts of ``sizes`` in memory."""
         return sum(self.fixed.values()) + sum(moment.passing.values()) + sum(self.sizes[part] for part in awake)
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """Of one iteration, in order: before each moment first what goes, then what comes."""
+        """The moves of one iteration, in order: before each step first what goes, then what comes."""
         return tuple(move for at in range(len(self.moments)) for move in self._moves(at))
 
     def _moves(self, at: int) -> Iterator[Move]:
@@ -119,7 +116,7 @@ class MemorySchedule:
 
     @property
     def peak_without(self) -> int:
-        """The same if nothing ever moved."""
+        """The most bytes that a rank would hold if nothing ever moved."""
         return max((self.held(moment, self.sizes) for moment in (*self.moments, *self.beside)), default=0)
 
     @property
@@ -133,11 +130,11 @@ class MemorySchedule:
 
 @dataclass(frozen=True)
 class Gap:
-    """Moments, by number, through which a part is not needed. unused: no moment needs it, so that it may stay away for free."""
+    """Steps in a row during which a part is not needed."""
 
     part: ModelPart
-    over: frozenset[int]
-    unused: bool = False
+    over: frozenset[int]  # the steps, by number
+    unused: bool = False  # whether no step needs the part at all, so that it may stay away for free
 
 
 def gaps(course: MemorySchedule) -> Iterator[Gap]:
@@ -156,8 +153,8 @@ Cost = tuple[int, int, int]  # moves in an iteration, their bytes, unused parts 
 
 
 def fewest(course: MemorySchedule) -> tuple[Parts, ...]:
-    """For each moment the parts that are there, so that the iteration takes the fewest moves and, of these, the fewest bytes. Every moment
-    must fit by itself."""
+    """Choose the parts that are in memory at each moment so that the iteration takes the fewest moves and, of such choices, moves the
+    fewest bytes. Every moment must fit by itself."""
     count, all_gaps = len(course.moments), list(gaps(course))
     room = [course.limit - course.held(moment, moment.needs) for moment in course.moments]
     kept = set(all_gaps) - _dropped(course, all_gaps, room)
@@ -189,8 +186,8 @@ def _search(
         on: dict[frozenset[Gap], Way] = {}
         for cost, dropped in sorted(ways.values(), key=lambda way: way[0])[:few]:
             there = [gap for gap in tight[at] if gap not in dropped]
-            for gone in _least(course, there, sum(course.sizes[gap.part] for gap in there) - room[at]):
-                way = _plus(course, cost, gone), dropped.union(gone)
+            for freed in _least(course, there, sum(course.sizes[gap.part] for gap in there) - room[at]):
+                way = _plus(course, cost, freed), dropped.union(freed)
                 key = way[1] & later
                 if way[0] <= most and (key not in on or way[0] < on[key][0]):
                     on[key] = way
@@ -208,9 +205,9 @@ def _least(course: MemorySchedule, there: list[Gap], excess: int) -> Iterator[tu
                 yield tuple(there[i] for i in chosen)
 
 
-def _plus(course: MemorySchedule, cost: Cost, gone: tuple[Gap, ...]) -> Cost:
-    moved = [course.sizes[gap.part] for gap in gone if not gap.unused]
-    return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(gone) - len(moved)
+def _plus(course: MemorySchedule, cost: Cost, freed: tuple[Gap, ...]) -> Cost:
+    moved = [course.sizes[gap.part] for gap in freed if not gap.unused]
+    return cost[0] + 2 * len(moved), cost[1] + 2 * sum(moved), cost[2] + len(freed) - len(moved)
 
 
 # -- what does not fit, and that the rest does ---------------------------------------------------------------------------------------
@@ -230,13 +227,13 @@ def _too_large(course: MemorySchedule, moment: MemoryStep, excess: int) -> Probl
     at_once = {part: course.sizes[part] for part in moment.needs} | dict(moment.passing)
     parts = ", ".join(f"{part} {decimal(size)}" for part, size in sorted(at_once.items()))
     always = [f"always {part} {decimal(size)}" for part, size in sorted(course.fixed.items())]
-    found = ", and ".join([parts, *always] if parts else always)
-    held = at_once | dict(course.fixed)
-    largest = max(held, key=lambda part: held[part])
+    parts_text = ", and ".join([parts, *always] if parts else always)
+    sizes = at_once | dict(course.fixed)
+    largest = max(sizes, key=lambda part: sizes[part])
     less = (f"a smaller cache (--{largest.role}.batch_tokens, --{largest.role}.kv_cache_memory_bytes)" if largest.what == "cache"
             else f"more ranks with a trainer that divides what it holds (--{largest.role}.trainer fsdp)")  # fmt: skip
     return Problem("memory", f"{moment.step} does not fit into a rank's memory on {course.pool}: {decimal(excess)} too much",
-                   found=found, expected=f"at most {decimal(course.limit)} at once (--memory)",
+                   found=parts_text, expected=f"at most {decimal(course.limit)} at once (--memory)",
                    remedy=f"--memory {course.limit + excess}; or {less}, or another pool for a half")
 
 
@@ -249,10 +246,10 @@ def prove(course: MemorySchedule) -> int:
         moment = course.moments[at]
         for move in course._moves(at):
             (there.discard if move.away else there.add)(move.part)
-        held = course.held(moment, there)
-        if moment.needs - there or held > course.limit:
+        size = course.held(moment, there)
+        if moment.needs - there or size > course.limit:
             raise PlanError.of("memory-proof", f"the planned moves do not hold at {moment.step} on {course.pool}",
-                               found=f"{decimal(held)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
+                               found=f"{decimal(size)}; missing {', '.join(map(str, sorted(moment.needs - there))) or 'nothing'}",
                                expected=f"all that it needs within {decimal(course.limit)}", remedy="leave --memory out, and report this")
-        most = max(most, held)
+        most = max(most, size)
     return most

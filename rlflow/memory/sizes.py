@@ -18,24 +18,25 @@ ALIASES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hid
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """Something in the memory of each rank of a pool. bytes: None where they cannot be told from the folder."""
+    """Something in the memory of each rank of a pool."""
 
     pool: str
     role: str
-    half: str
-    what: str
-    bytes: int | None
+    half: str  # trainer, generator, or reward
+    what: str  # such as weights, or optimizer
+    bytes: int | None  # None where they cannot be told from the model's folder
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model folder: its config (of the text model, where it has several) and the shape of each weight by name, tied ones once."""
+    """The configuration of a model folder, and the shapes of its weights."""
 
-    config: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
+    config: Mapping[str, Any]  # of the text model, where the folder has several
+    shapes: Mapping[str, tuple[int, ...]]  # weight → shape; of tied weights one
 
     @staticmethod
     def of(folder: Path) -> ModelFacts:
+        """Read the configuration and the headers of the safetensors in a model folder. Raises OSError and ValueError."""
         config = json.loads((folder / "config.json").read_text())
         shapes = dict(_shapes(folder))
         if config.get("tie_word_embeddings", True) and len(shapes) > 1:
@@ -49,6 +50,7 @@ class ModelFacts:
 
     @property
     def hidden(self) -> int:
+        """Width of the hidden states; 0 where the configuration does not say."""
         return int(self._number("hidden_size") or 0)
 
     @property
@@ -71,8 +73,8 @@ class ModelFacts:
         return 2 * layers * (self._number("num_key_value_heads") or heads) * (self._number("head_dim") or hidden // heads)
 
     def _number(self, name: str) -> int | None:
-        found = self.config.get(name, self.config.get(ALIASES.get(name, name)))
-        return found if isinstance(found, int) else None
+        value = self.config.get(name, self.config.get(ALIASES.get(name, name)))
+        return value if isinstance(value, int) else None
 
 
 def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -86,34 +88,29 @@ def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class ModelFootprint:
-    """How a role's halves keep a model: its folder's facts (None: no folder), the head, whether it is trained, the arithmetic's dtype,
-    the rank of adapters (0: none) and whether they are beside attention alone, and the generator's tokens of cache (0: not known).
+    """The memory that the halves of a role take for a model, on each of their ranks."""
 
-    shares, divided: over how many ranks the trainer divides what. flat: as parts of flattened tensors; tensor: after as many ranks have cut
-    them for tensor parallelism; dims: those that it cuts along another dimension than the first. copied: whether its optimizer has a
-    float32 copy of its own of what learns. sampler_shares: over how many the generator divides its weights, and outer whether these
-    are not adjacent ranks; cache_bytes: of its cache, where that is set in bytes (0: it is not)."""
-
-    facts: ModelFacts | None
+    facts: ModelFacts | None  # None: no folder, nothing is known
     head: str = "logprobs"
     trained: bool = False
-    dtype: str = "float32"
-    lora: int = 0
-    attention: bool = False
-    batch_tokens: int = 0
-    shares: int = 1
+    dtype: str = "float32"  # of the arithmetic
+    lora: int = 0  # rank of adapters; 0: none
+    attention: bool = False  # whether adapters are beside attention alone
+    batch_tokens: int = 0  # tokens of the generator's cache; 0: not known
+    shares: int = 1  # ranks over which the trainer divides the parts in ``divided``
     divided: tuple[str, ...] = ()
-    sampler_shares: int = 1
-    cache_bytes: int = 0
-    copied: bool = False
-    flat: bool = False
-    tensor: int = 1
-    dims: tuple[tuple[str, int], ...] = ()
-    outer: bool = False
+    sampler_shares: int = 1  # ranks over which the generator divides its weights
+    cache_bytes: int = 0  # of the generator's cache, where a setting says so; 0: none does
+    copied: bool = False  # whether the optimizer has a float32 copy of its own of what learns
+    flat: bool = False  # whether the trainer divides flattened tensors
+    tensor: int = 1  # ranks that cut the trainer's tensors for tensor parallelism, before they are divided
+    dims: tuple[tuple[str, int], ...] = ()  # (tensor, dimension) of tensors that are cut along another dimension than the first
+    outer: bool = False  # whether the ranks that share a generator are not adjacent
 
     @property
     def weight_bytes(self) -> int | None:
-        """Of the weights as a trainer holds them: in float32 where bfloat16 ones are trained, adapters beside them apart."""
+        """Bytes of the weights as a trainer holds them: in float32 where bfloat16 ones are trained; adapters beside them do not
+        count."""
         master = self.trained and not self.lora and self.dtype == "bfloat16"
         return None if self._weights is None else self._weights * (4 if master else FLOAT[self.dtype])
 
@@ -133,7 +130,7 @@ class ModelFootprint:
 
     @property
     def learning_bytes(self) -> int | None:
-        """Of all that learns: as long as the gradient, and as each moment of AdamW."""
+        """Bytes of everything that learns; the gradient has as many, and so has each moment of AdamW."""
         if self.facts is None or self._weights is None:
             return None
         if self.lora:
@@ -146,7 +143,7 @@ class ModelFootprint:
 
     @property
     def commit_bytes(self) -> int | None:
-        """Of a copy of all that training changes: weights, what learns beside them, and AdamW's moments."""
+        """Bytes of a copy of everything that training changes: weights, what learns beside them, and AdamW's moments."""
         learning = self.learning_bytes
         if learning is None or self.weight_bytes is None:
             return None
@@ -154,27 +151,28 @@ class ModelFootprint:
         return self.weight_bytes + (learning if self.lora else head) + 2 * learning
 
     def trainer(self) -> dict[str, int | None]:
-        """What a trainer holds, by name; nothing where there is no folder."""
+        """Part of a trainer → bytes on a rank; empty where there is no folder."""
         if self.facts is None:
             return {}
-        found: dict[str, int | None] = {"weights": self.weight_bytes}
+        sizes: dict[str, int | None] = {"weights": self.weight_bytes}
         if self.trained:
             learning = self.learning_bytes
-            found |= {"adapters": learning} if self.lora else {}
-            found |= {"gradient": learning, "optimizer": None if learning is None else (2 + self.copied) * learning}
-        return {name: self._share(size) if name in self.divided else size for name, size in found.items()}
+            sizes |= {"adapters": learning} if self.lora else {}
+            sizes |= {"gradient": learning, "optimizer": None if learning is None else (2 + self.copied) * learning}
+        return {name: self._share(size) if name in self.divided else size for name, size in sizes.items()}
 
     def _share(self, size: int | None) -> int | None:
         return None if size is None else -(-size // self.shares)
 
     def generator(self) -> dict[str, int | None]:
-        """What a generator holds: its own copy or its part of one, and at most so much cache while it samples."""
+        """Part of a generator → bytes on a rank: its copy of the weights, or its part of one, and at most so much cache while it
+        samples."""
         if self.facts is None:
             return {}
         weights = None if self._weights is None else -(-self._weights * FLOAT[self.dtype] // self.sampler_shares)
-        found: dict[str, int | None] = {"weights": weights}
+        sizes: dict[str, int | None] = {"weights": weights}
         if self.cache_bytes:
-            return found | {"cache": self.cache_bytes}
+            return sizes | {"cache": self.cache_bytes}
         numbers = self.facts.cache_numbers
         cache = int(numbers * self.batch_tokens * GROWTH) * FLOAT[self.dtype] if numbers and self.batch_tokens else None
-        return found | {"cache, at most": cache}
+        return sizes | {"cache, at most": cache}

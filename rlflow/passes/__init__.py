@@ -29,9 +29,9 @@ def plan(program: Program, placement: Placement | None = None, streaming: Stream
 
 
 def _planned(program: Program, graph: Graph, placement: Placement | None, streaming: Streaming, is_body: bool) -> Plan:
-    held = frozenset(item.column for item in graph.results) if is_body else frozenset()
-    made = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=held, placement=placement, streaming=streaming)
+    recorded = frozenset(item.column for item in graph.results) if is_body else frozenset()
+    plan = Plan(program, graph, tuple(node.id for node in graph.nodes), held_to_end=recorded, placement=placement, streaming=streaming)
     for run_pass in PASSES:
-        made = run_pass(made)
+        plan = run_pass(plan)
     bodies = {node.id: _planned(program, node.body, placement, streaming, is_body=True) for node in graph.nodes if node.body}
-    return replace(made, bodies=bodies)
+    return replace(plan, bodies=bodies)

@@ -24,6 +24,8 @@ def lanes(plan: Plan) -> Plan:
 
 def _lane(node: Node, pool: str | None) -> str:
     kind = LANES.get(node.op, "control")
+    if node.op is Op.ASK:
+        kind = "cpu"
     if node.op is Op.STAGE:
         kind = "model" if node.role else "cpu"
     if pool is None or kind == "control":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlflow.graph.model import Column, Graph
+from rlflow.graph.model import Column, Graph, Input, Node, Op
 from rlflow.plan import FORWARDS, PassNote, Plan
 
 RECORDED = ("prompt", "answer", "completion", "finish", "scores", "tokens", "mask")
@@ -23,14 +23,19 @@ def prune(plan: Plan) -> Plan:
         outputs = {Column(node.id, output.name) for output in node.outputs}
         if outputs & needed or node.op not in FORWARDS:
             live.add(node.id)
-            needed |= {item.column for item in node.inputs}
+            needed |= {item.column for item in node.inputs if node.op is not Op.CONCAT or _joins(node, item, needed)}
     total = sum(len(node.outputs) for node in graph.nodes)
-    kept = frozenset(c for c in needed if any(o.name == c.name for o in graph.nodes[c.node].outputs))
+    columns = frozenset(c for c in needed if any(o.name == c.name for o in graph.nodes[c.node].outputs))
     dead = [node.name for node in graph.nodes if node.id not in live]
-    what = f"{len(kept)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
+    what = f"{len(columns)} of {total} columns are read" + (f"; dropped {', '.join(dead)}" if dead else "")
     order = tuple(sorted(live))
-    recorded |= _last(graph, WATCHED) & kept
-    return replace(plan, live=order, kept=kept, held_to_end=recorded, did=(*plan.did, PassNote("prune", what)))
+    recorded |= _last(graph, WATCHED) & columns
+    return replace(plan, live=order, kept=columns, held_to_end=recorded, did=(*plan.did, PassNote("prune", what)))
+
+
+def _joins(node: Node, item: Input, needed: set[Column]) -> bool:
+    """Whether the joined column that an input becomes a part of is read."""
+    return Column(node.id, item.parameter.partition(".")[2]) in needed
 
 
 def _last(graph: Graph, names: tuple[str, ...]) -> set[Column]:

@@ -69,9 +69,9 @@ def residency(plan: Plan, where: Placement, memory: MemoryLimit) -> Plan:
         raise PlanError(*problems)
     courses = [replace(course, awake=fewest(course)) for course in courses]
     peaks = [f"{decimal(prove(course))} on {course.pool} at {len(course.moments)} moments" for course in courses]
-    did = PassNote("residency", "; ".join(map(_told, courses))), PassNote("verify", "counted again, at most " + ", ".join(peaks))
+    notes = PassNote("residency", "; ".join(map(_told, courses))), PassNote("verify", "counted again, at most " + ", ".join(peaks))
     lanes = {course.pool if plan.placement else MODEL_LANE for course in courses if course.moving}
-    return replace(_settled(plan, lanes), residency=tuple(courses), did=(*plan.did, *did))
+    return replace(_settled(plan, lanes), residency=tuple(courses), did=(*plan.did, *notes))
 
 
 def _told(course: MemorySchedule) -> str:
@@ -95,10 +95,10 @@ def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
 
 def _course(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
     """Not yet with what is there when."""
-    mine = {held.part: held for held in memory.holdings if held.pool == pool}
-    sizes, passing, fixed = ({part: held.bytes or 0 for part, held in mine.items() if held.how == how}
+    own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
+    sizes, passing, fixed = ({part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
                              for how in ("moves", "passes", "stays"))  # fmt: skip
-    regular, beside = ([_moment(step, frozenset(parts), sizes, passing) for step, parts in steps if mine.keys() & set(parts)]
+    regular, beside = ([_moment(step, frozenset(parts), sizes, passing) for step, parts in steps if own.keys() & set(parts)]
                        for steps in (_steps(plan, memory), _now_and_then(plan, memory)))  # fmt: skip
     return MemorySchedule(pool, tuple(_joined(regular)), sizes, fixed, memory.limit, beside=tuple(beside))
 
@@ -117,7 +117,7 @@ def _joined(moments: Iterable[MemoryStep]) -> Iterator[MemoryStep]:
 
 
 def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """Of one iteration. Whoever was trained in the last one hands its weights over before it samples."""
+    """The memory steps of one iteration. A role that was trained in the iteration before delivers its weights before it samples."""
     stale = {use.name for use in plan.graph.roles if use.trained}
     yield from ((f"the commit of {role}", copying(role)) for role in memory.committed)
     for role in memory.canaries:
@@ -130,7 +130,7 @@ def _steps(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
-    """Of one node. stale: roles that have been trained since they last handed their weights over."""
+    """The memory steps of one node. ``stale``: roles that were trained after they last delivered their weights."""
     role = node.role
     if role is None:
         return
@@ -157,7 +157,8 @@ def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
 
 
 def in_order(plan: Plan) -> Iterator[Node]:
-    """What runs, as it starts in virtual time: nodes, one in pieces once for each, and the nodes of a repeat, which is done once."""
+    """Nodes in the order in which they start in virtual time. A node in pieces comes once for each piece, the nodes of a `repeat` come
+    once."""
     for unit in _started(plan):
         if unit in plan.bodies:
             yield from in_order(plan.bodies[unit])

@@ -16,22 +16,22 @@ def stream(plan: Plan) -> Plan:
     ids = itertools.count(len(plan.graph.nodes))
     chunks: dict[int, tuple[int, ...]] = {}
     pieces: dict[int, Piece] = {}
-    said: list[str] = []
+    notes: list[str] = []
     for source in (plan.graph.nodes[i] for i in plan.live if plan.graph.nodes[i].op is Op.GENERATE):
         left = {node.id: why for node in _scores(plan, source) if (why := _whole(plan, source, node))}
         cut = [node.id for node in _scores(plan, source) if node.id not in left]
-        said.append(_streamed(plan, source, cut, left))
+        notes.append(_streamed(plan, source, cut, left))
         if cut:
             chunks[source.id] = tuple(itertools.islice(ids, plan.streaming.chunks - 1))
             pieces |= {next(ids): Piece(node, source.id, chunk) for chunk in range(plan.streaming.chunks) for node in cut}
-    what = "; ".join(said) if plan.streaming.chunks > 1 and said else "nothing is scored before all rows are sampled"
+    what = "; ".join(notes) if plan.streaming.chunks > 1 and notes else "nothing is scored before all rows are sampled"
     lane = {**plan.lane, **{i: plan.lane[piece.node] for i, piece in pieces.items()}}
     lane |= {piece.node: "control" for piece in pieces.values()}
     return replace(plan, chunks=chunks, pieces=pieces, lane=lane, did=(*plan.did, PassNote("stream", what)))
 
 
 def _scores(plan: Plan, source: Node) -> Iterator[Node]:
-    """What could score the rows of a node that samples."""
+    """Nodes that could score rows of a sampling node while it still samples."""
     for node in (plan.graph.nodes[i] for i in plan.live):
         if node.axis == source.makes and node.op in (Op.REWARD, *FORWARDS):
             yield node
@@ -55,15 +55,15 @@ def _whole(plan: Plan, source: Node, node: Node) -> str:
 
 def _made_of(plan: Plan, source: Node) -> set[int]:
     """Nodes that wait for the one that samples."""
-    found: set[int] = set()
+    nodes: set[int] = set()
     for i in plan.live:
-        if plan.waits_for[i] & (found | {source.id}):
-            found.add(i)
-    return found
+        if plan.waits_for[i] & (nodes | {source.id}):
+            nodes.add(i)
+    return nodes
 
 
 def _streamed(plan: Plan, source: Node, cut: list[int], left: Mapping[int, str]) -> str:
-    """In one line."""
+    """One line that says which nodes score rows of ``source`` chunk by chunk, and why others do not."""
     names = ", ".join(plan.graph.nodes[i].name for i in cut)
     first = f"{source.name} gives {plan.streaming.chunks} chunks to {names}" if cut else f"{source.name} gives all rows at once"
     reasons: dict[str, list[str]] = {}

@@ -79,10 +79,12 @@ class Handles(Segment):
         return ""
 
     def wait(self) -> None:
+        """Wait until the messages of the bucket have arrived."""
         self._settle()
         super().wait()
 
     def release(self) -> None:
+        """Wait until all ranks have read the bucket, so that its memory can be written again."""
         self._settle()
         super().release()
 
@@ -92,6 +94,7 @@ class Handles(Segment):
             torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
+        """Give the shared memory back."""
         super().close()
         if self.device.type == "cuda":
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]

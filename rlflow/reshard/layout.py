@@ -20,7 +20,7 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class TensorShard:
-    """What one rank has of a tensor. shape: of the whole tensor; dtype: without ``torch.``; boxes: disjoint."""
+    """The part of a tensor that one rank holds. shape: of the whole tensor; dtype: without ``torch.``; boxes: disjoint."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -81,7 +81,7 @@ class WeightLayout:
         return WeightLayout(before + self.ranks + after, wider)
 
     def of(self, rank: int) -> dict[str, TensorShard]:
-        """What one rank holds, by tensor name."""
+        """The shards of one rank, by tensor name."""
         return {name: TensorShard(spread.shape, spread.dtype, spread.boxes[rank]) for name, spread in self.tensors.items()}
 
 

@@ -47,6 +47,7 @@ class Mailbox(Parcels):
             raise
 
     def outbox(self, slot: int) -> Tensor:
+        """The memory into which this rank packs its messages of a slot, uint8."""
         return self._out[slot * self.room : (slot + 1) * self.room]
 
     def where(self, message: Tensor) -> tuple[int, int]:
@@ -59,6 +60,7 @@ class Mailbox(Parcels):
         Path(self.place.path).unlink(missing_ok=True)
 
     def close(self) -> None:
+        """Give the memory back."""
         self.hide()
         super().close()
 

@@ -89,7 +89,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Bucket:
-    """What moves at once: parts of tensors of one dtype on the wire."""
+    """Parts of tensors that move together, of one dtype on the wire."""
 
     dtype: str
     items: tuple[Item, ...]

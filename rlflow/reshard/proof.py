@@ -24,7 +24,7 @@ Reload = Callable[[Iterator[tuple[str, Tensor]]], None]
 
 @dataclass(frozen=True, eq=False)
 class Destinations:
-    """Where a Resharder writes."""
+    """The tensors that a Resharder writes into."""
 
     pieces: dict[str, TensorViews]  # tensor → views of the engine's memory
     staged: dict[str, Tensor]  # tensor → whole tensor that the engine then loads itself

@@ -74,15 +74,18 @@ class Segment:
         return self._memory[rank][8 * slot : 8 * slot + 8].view(torch.int64)
 
     def outbox(self, slot: int) -> Tensor:
+        """The memory into which this rank packs its messages of a slot, uint8. It is shared, and receivers read it there."""
         return self._slot(self.rank, slot)
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
+        """The messages of a bucket by sender, uint8."""
         sizes = zip(bucket.offsets, bucket.received, strict=True)
         return {peer: self._slot(peer, slot)[start : start + size] for peer, (start, size) in enumerate(sizes) if size}
 
     # -- a transfer --------------------------------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
+        """Begin a transfer of weights of this version."""
         self._version, self._heard = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
@@ -92,6 +95,7 @@ class Segment:
         self._last = slot, bucket
 
     def wait(self) -> None:
+        """Wait until all ranks have packed, and note the version that each sender has stamped on its message."""
         dist.barrier(self.group)
         assert self._last is not None
         messages = self.inbox(*self._last)
@@ -99,15 +103,19 @@ class Segment:
         self.received += sum(message.numel() for message in messages.values())
 
     def release(self) -> None:
+        """Wait until all ranks have read the bucket, so that its memory can be written again."""
         dist.barrier(self.group)
 
     def versions(self) -> dict[int, int]:
+        """The version of the weights that each sender stamped on its messages."""
         return self._heard
 
     def total(self, numbers: Tensor) -> Tensor:
+        """The sum of numbers over all ranks."""
         return summed(numbers, self.group, torch.device("cpu"))
 
     def close(self) -> None:
+        """Give the shared memory back."""
         self._memory = []
 
 

@@ -32,7 +32,7 @@ class ShardView:
 
 @dataclass(frozen=True, eq=False)
 class TensorViews:
-    """What this rank has of one tensor of ``shape``."""
+    """The parts of one tensor of ``shape`` that this rank holds, as views."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -26,7 +26,7 @@ Load = Callable[[Iterable[tuple[str, Tensor]]], Any]
 
 @dataclass
 class Traced:
-    """What a loader did with tensors, as seen by a recording of its copies."""
+    """The record of a weight loader's copies: which tensors it wrote from which."""
 
     pieces: dict[str, TensorViews] = field(default_factory=dict)  # Hugging Face tensor that the engine copies → where
     modules: dict[str, set[str]] = field(default_factory=dict)  # tensor → modules of the engine that it goes to
@@ -39,7 +39,7 @@ class Traced:
         """The tensors that the engine has to be given whole: those of modules in ``fallback``, of modules that share a tensor with
         these, and so on."""
         names, modules = set(self.failed), set(self.fallback)
-        while more := {name for name, mine in self.modules.items() if name not in names and (mine & modules)}:
+        while more := {name for name, used in self.modules.items() if name not in names and (used & modules)}:
             names |= more
             modules |= {module for name in names for module in self.modules.get(name, ())}
         return names

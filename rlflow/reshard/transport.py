@@ -69,40 +69,49 @@ class AllToAll:
         self._agreed: Any = None
 
     def open(self, send: int, receive: int, slots: int) -> None:
+        """Allocate buffers. send, receive: bytes of the largest bucket; slots: buckets under way at once."""
         self._out = [torch.empty(send, dtype=torch.uint8, device=self.device) for _ in range(slots)]
         self._in = [torch.empty(receive, dtype=torch.uint8, device=self.device) for _ in range(slots)]
         self._versions = torch.zeros(dist.get_world_size(self.group), dtype=torch.int64, device=self.device)
 
     def outbox(self, slot: int) -> Tensor:
+        """The memory into which this rank packs its messages of a slot, uint8."""
         return self._out[slot]
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
+        """The messages of a bucket by sender, uint8."""
         ends = list(accumulate(bucket.received))
         return {peer: self._in[slot][end - size : end] for peer, (size, end) in enumerate(zip(bucket.received, ends, strict=True)) if size}
 
     def begin(self, version: int) -> None:
+        """Begin a transfer, and tell all ranks the version of this rank's weights."""
         own = torch.full((1,), version, dtype=torch.int64, device=self.device)
         self._agreed = dist.all_gather(list(torch.split(self._versions, 1)), own, group=self.group, async_op=True)
 
     def start(self, slot: int, bucket: Round) -> None:
+        """Start to exchange the messages of a bucket."""
         into, out = self._in[slot][: sum(bucket.received)], self._out[slot][: sum(bucket.sent)]
         self._work = dist.all_to_all_single(into, out, list(bucket.received), list(bucket.sent), group=self.group, async_op=True)
         self.received += into.numel()
 
     def wait(self) -> None:
+        """Wait until the messages of the bucket have arrived."""
         self._work.wait()
 
     def release(self) -> None:
         """Buffers are this rank's own."""
 
     def versions(self) -> dict[int, int]:
+        """The version of the weights on each rank."""
         self._agreed.wait()
         return dict(enumerate(self._versions.tolist()))
 
     def total(self, numbers: Tensor) -> Tensor:
+        """The sum of numbers over all ranks."""
         return summed(numbers, self.group, self.device)
 
     def close(self) -> None:
+        """Give the buffers back."""
         self._out, self._in = [], []
 
 
@@ -116,12 +125,15 @@ class Parcels:
         self.received, self._out = 0, torch.empty(0, dtype=torch.uint8)
 
     def open(self, send: int, receive: int, slots: int) -> None:
+        """Allocate a buffer for the largest bucket."""
         self._out = torch.empty(send, dtype=torch.uint8)
 
     def outbox(self, slot: int) -> Tensor:
+        """The memory into which this rank packs its messages, uint8."""
         return self._out
 
     def close(self) -> None:
+        """Give the buffer back."""
         self._out = torch.empty(0, dtype=torch.uint8)
 
 

@@ -16,8 +16,9 @@ from rlflow.reshard.transport import TransferError
 
 
 class Verifier:
-    """For each distinct box that anybody needs, the digest of what the trainers hold of it, each element counted on one rank; every rank
-    compares it with the digests of its own copies. So each replica is looked at, and what is sent is a number per box."""
+    """Compares digests of weights. For each distinct box that any rank needs, the trainers make a digest of their parts, each element
+    counted on one rank. Every rank compares it with the digests of its own copies, so each replica is checked, and one number per box is
+    sent."""
 
     def __init__(self, plan: TransferPlan, rank: int, source: Mapping[str, TensorViews], target: Mapping[str, TensorViews]) -> None:
         self.plan, self.rank, self.source, self.target = plan, rank, source, target

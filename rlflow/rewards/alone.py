@@ -1,4 +1,4 @@
-"""Rows judged in a child of the worker that is used for no others: what their judging changes is gone with it."""
+"""Scores rows in a forked child of the worker that ends after them: whatever scoring them has changed in the process is gone with it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from rlflow.isolation import walls
 from rlflow.rewards import frames
 
 FAILED = 1
-Judge = Callable[[], Any]  # a row's score, or the cause and the words for a missing one
+Judge = Callable[[], Any]  # gives a row's score, or (cause, message) for a missing one
 
 
 def judged(judges: Sequence[Judge], closed: Sequence[int]) -> Iterator[Any]:
-    """What each gives, one after the other in one child, over a pipe of its own. closed: descriptors that the child must not have. Where
-    the child ends too early, its row counts as dead, and those after it go to the next child."""
-    done = 0
-    while done < len(judges):
-        child = _Child(judges[done:], closed)
+    """Call each judge in a forked child, and give the results in order. ``closed``: descriptors that the child closes first. Where the
+    child ends early, the row that it was at gets the cause "died", and the rows after it go to a new child."""
+    count = 0
+    while count < len(judges):
+        child = _Child(judges[count:], closed)
         try:
-            while done < len(judges) and (message := child.message()) is not None:
-                done += 1
+            while count < len(judges) and (message := child.message()) is not None:
+                count += 1
                 yield message
         finally:
-            ended = child.ended()
-        if done < len(judges):
-            done += 1
-            yield ["died", f"the process that judged it {ended}"]
+            ending = child.ended()
+        if count < len(judges):
+            count += 1
+            yield ["died", f"the process that judged it {ending}"]
 
 
 class _Child:
+    """A forked child that calls judges and sends what they give through a pipe."""
+
     def __init__(self, judges: Sequence[Judge], closed: Sequence[int]) -> None:
         self._near, far = os.pipe()
         self._reader = frames.FrameReader(frames.LIMIT)
@@ -40,7 +42,7 @@ class _Child:
         os.close(far)
 
     def message(self) -> Any:
-        """The next; None where none comes any more, or it is none."""
+        """The next result; None after the last one, and where the bytes are no message."""
         try:
             while (body := self._reader.next()) is None:
                 data = os.read(self._near, 1 << 16)
@@ -52,22 +54,24 @@ class _Child:
             return None
 
     def ended(self) -> str:
-        """How, in words. A child that does not end is ended with this process, at its row's deadline."""
+        """Wait for the child's end, and say in words how it ended. One that never ends is killed together with this process, at the
+        deadline of its row."""
         os.close(self._near)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code} and no score"
 
 
 def _work(judges: Sequence[Judge], far: int, closed: Sequence[int]) -> None:
+    """The child: put up walls, write each result to ``far``, and exit."""
     code = FAILED
     try:
         for descriptor in closed:
             os.close(descriptor)
         walls.around_answers()
         for judge in judges:
-            rest = memoryview(frames.packed(judge()))
-            while rest:
-                rest = rest[os.write(far, rest) :]
+            unsent = memoryview(frames.packed(judge()))
+            while unsent:
+                unsent = unsent[os.write(far, unsent) :]
         code = 0
     finally:
         os._exit(code)

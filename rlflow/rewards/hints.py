@@ -1,4 +1,4 @@
-"""What a user's reward meets at the walls around it, and the flag that opens them: an error says so."""
+"""Hints at the end of a reward's error: which flag allows what the walls around the reward's process refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import traceback
 from collections.abc import Iterator
 
-DEEP = 20  # errors that one may be caused by, looked at
+DEEP = 20  # most errors of a chain of causes that are looked at
 
 NETWORK = "rewards have no network unless --reward-network true"
 WRITE = "rewards change files in a folder of their own alone, unless --reward-write FOLDER"
@@ -16,14 +16,15 @@ VARIABLE = "rewards have no variables of the environment but those of --reward-e
 
 
 def hint(error: BaseException) -> str:
-    """A remark for the end of an error's text; empty where the walls had no part in it."""
-    for each in _causes(error):
-        if found := _met(each):
-            return f" ({found})"
+    """A remark for the end of the error's text; empty where no wall caused it."""
+    for cause in _causes(error):
+        if remark := _remark(cause):
+            return f" ({remark})"
     return ""
 
 
-def _met(error: BaseException) -> str:
+def _remark(error: BaseException) -> str:
+    """The remark on one error of the chain; empty for an error that no wall raises."""
     if isinstance(error, socket.gaierror):
         return NETWORK
     if isinstance(error, PermissionError):
@@ -37,11 +38,11 @@ def _met(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it came from, and errors that it was made with, as urllib's are."""
-    each: BaseException | None = error
+    """The error, its causes, and errors that were passed to them as arguments, as urllib does."""
+    current: BaseException | None = error
     for _ in range(DEEP):
-        if each is None:
+        if current is None:
             return
-        yield each
-        yield from (argument for argument in each.args if isinstance(argument, BaseException))
-        each = each.__cause__ or each.__context__
+        yield current
+        yield from (argument for argument in current.args if isinstance(argument, BaseException))
+        current = current.__cause__ or current.__context__

@@ -22,7 +22,7 @@ HIDDEN = re.compile(r"\)\s*\(|\.\s*[A-Za-z]|[A-Za-z]\s*\.")  # calls of what par
 
 
 def is_literal(text: str) -> bool:
-    """A Python literal, which evaluation turns into the same value; or words, which name nothing that is called."""
+    """Whether the text is a Python literal, which evaluation turns into the same value, or words that call nothing."""
     if WORDS.fullmatch(text):
         return True
     try:
@@ -33,12 +33,12 @@ def is_literal(text: str) -> bool:
 
 
 def is_sum(text: str) -> bool:
-    """Numbers, the four operations and parentheses."""
+    """Whether the text has only numbers, the four operations and parentheses."""
     return SUM.fullmatch(text) is not None and not re.search(r"[\d.)]\s*\(", text)
 
 
 def is_formula(text: str) -> bool:
-    """Numbers, letters as variables, operations, parentheses, and functions of mathematics by their names."""
+    """Whether the text has only numbers, letters as variables, operations, parentheses and known functions of mathematics."""
     if not CHARACTERS.fullmatch(text) or HIDDEN.search(text):
         return False
     if any(len(name) > 1 and name not in FUNCTIONS | CONSTANTS for name in NAME.findall(text)):
@@ -46,7 +46,7 @@ def is_formula(text: str) -> bool:
     return all(name in FUNCTIONS for name in CALL.findall(text) if name)
 
 
-EVALUATING: Mapping[str, Callable[[str], bool]] = {  # tasks whose scorers evaluate the answer, and what they are given of them
+EVALUATING: Mapping[str, Callable[[str], bool]] = {  # task whose scorer evaluates answers → whether an answer is plain
     "spiral_matrix": is_literal, "string_insertion": is_literal, "binary_matrix": is_literal, "n_queens": is_literal,
     "countdown": is_sum, "puzzle24": is_sum,
     "polynomial_multiplication": is_formula, "simple_integration": is_formula, "intermediate_integration": is_formula,
@@ -57,13 +57,15 @@ UNREADABLE = ")"  # what the scorers cannot read
 
 
 def evaluates(task: str) -> bool:
-    """Whether the scorer of a reasoning-gym task evaluates answers, or may."""
+    """Whether the scorer of a reasoning-gym task evaluates answers as code, or may do so."""
     return task in EVALUATING or task == COMPOSITE
 
 
 def readable(task: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """What a task's scorer is given instead of an answer: itself where it is plain or the scorer evaluates none; the row's own answer where
-    it is the same text; else what cannot be read, which scores as every answer does that makes no sense."""
+    """The text that a task's scorer gets in place of an answer.
+
+    That is the answer itself where it is plain, or the scorer evaluates none; the right answer of the row's ``entry`` where the answer is
+    the same text; else text that cannot be read, which gets the score of any answer that makes no sense."""
     plain = EVALUATING.get(str(entry["metadata"]["source_dataset"]) if task == COMPOSITE else task)
     if plain is None or (len(answer) <= LONGEST and plain(answer)):
         return answer

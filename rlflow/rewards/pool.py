@@ -1,6 +1,8 @@
-"""RewardPool: warm worker processes that score rows. A row that hangs or crashes costs itself; the rows after it go elsewhere.
+"""RewardPool: warm worker processes that score rows. A row that hangs or crashes loses its own score alone; the rows after it are scored by
+another process.
 
-A process takes seconds of processor time to start, and most rewards less to score a batch: so there is one, until rows have waited for it.
+Starting a process takes seconds of processor time, more than most rewards take to score a batch. So the pool starts with one process, and
+adds another when rows have waited for the first.
 """
 
 from __future__ import annotations
@@ -22,41 +24,39 @@ from rlflow.rewards.scorers import BUILT_IN
 
 CHUNK = 32  # rows of one message at most
 START = 120.0  # seconds for a worker to start and load a scorer
-GROWTH = 0.5  # seconds, over all calls, that rows wait for processes that are ready, before there is one more
-STEP = 0.05  # what is shorter is no wait
-TRIES = 3  # workers that may die before a chunk's first row, or while loading
+GROWTH = 0.5  # seconds, summed over all calls, that rows wait for ready processes before another process is started
+STEP = 0.05  # seconds between two looks at a call that waits; shorter waits do not count
+TRIES = 3  # workers in a row that may die while loading a scorer, or before the first row of a chunk
 NAN = float("nan")
-CAUSES = ("none", "nan", "type", "raised", "timeout", "died")  # of scores that are missing
+CAUSES = ("none", "nan", "type", "raised", "timeout", "died")  # why a score is missing; see Results
 
 
 @dataclass
 class Results:
-    """Scores of rows in order, NaN where missing; ``missing`` counts causes, ``first`` keeps the first message of each.
+    """The scores of a request's rows. Causes of missing ones: none (the function returned None), nan (not finite), type (no number),
+    raised, timeout, died."""
 
-    Causes: none (the function returned None), nan (not finite), type (no number), raised, timeout, died.
-    """
-
-    values: list[float]
-    missing: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
+    values: list[float]  # one score for each row, in order; NaN where it is missing
+    missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
+    first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
 
 
 @dataclass(eq=False)
 class _Call:
-    """The rows of one request on their way: threads put results, one thread waits for all."""
+    """One request that is under way: threads of slots put results, one thread waits for all of them."""
 
     scorer: ScorerSpec
-    names: tuple[str, ...]
-    rows: Sequence[Sequence[Any]]
-    timeout: float
+    names: tuple[str, ...]  # columns of the rows
+    rows: Sequence[Sequence[Any]]  # values of these columns, for each row
+    timeout: float  # seconds for each row
     results: Results
-    left: int
-    done: threading.Event = field(default_factory=threading.Event)
+    left: int  # rows without a result
+    done: threading.Event = field(default_factory=threading.Event)  # set when all rows have a result, or the call has failed
     lock: threading.Lock = field(default_factory=threading.Lock)
-    error: BaseException | None = None
+    error: BaseException | None = None  # what ended the call as a whole
 
     def put(self, row: int, reply: Any) -> None:
-        """A number, or (cause, message)."""
+        """Store the result of a row: a number, or (cause, message)."""
         with self.lock:
             if isinstance(reply, float):
                 self.results.values[row] = reply
@@ -69,24 +69,27 @@ class _Call:
                 self.done.set()
 
     def fail(self, error: BaseException) -> None:
+        """End the call with an error; the first one counts."""
         self.error = self.error or error
         self.done.set()
 
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
+    """Adjacent rows of a call that go to one worker in one message."""
+
     call: _Call
     rows: range
-    tries: int = 0
+    tries: int = 0  # workers that have died before the first of these rows
 
 
 class RewardPool:
-    """Up to ``workers`` processes that run users' rewards and as many that run built-in scorers, shared by all of a run. Starts when first
-    used; may be used from several threads at once. confinement: what users' rewards may do."""
+    """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards of a run. The first process
+    starts with the first request. Several threads may use the pool at once. ``confinement``: what users' rewards may do."""
 
     def __init__(self, workers: int = 2, confinement: Confinement = STRICT) -> None:
         self.workers, self.confinement = workers, confinement
-        self.hear: Hear = lambda data: None  # given what processes print, from several threads
+        self.hear: Hear = lambda data: None  # called with what processes print, from several threads
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
         self._waited = 0.0
@@ -94,12 +97,12 @@ class RewardPool:
         self._closed = threading.Event()
 
     def score(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> Results:
-        """Score rows, each the values of ``names``, with ``timeout`` seconds for each. Raises PlanError where the scorer cannot
-        be loaded."""
+        """Score rows, each with the values of the columns ``names``, within ``timeout`` seconds for each row. Raises PlanError where the
+        scorer cannot be loaded."""
         return self.wait(self.submit(scorer, names, rows, timeout))
 
     def submit(self, scorer: ScorerSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout: float = 60.0) -> _Call:
-        """Start scoring; ``wait`` gives the results."""
+        """Start scoring rows; see ``score``. ``wait`` gives the results."""
         self._start()
         call = _Call(scorer, tuple(names), rows, timeout, Results([NAN] * len(rows)), len(rows))
         size = min(CHUNK, max(1, len(rows) // (4 * self.workers)))
@@ -110,6 +113,8 @@ class RewardPool:
         return call
 
     def wait(self, call: _Call) -> Results:
+        """The results of a submitted call, once all rows have one. Raises what ended the call, PlanError for a scorer that cannot be
+        loaded and RuntimeError for a closed pool."""
         try:
             while not call.done.wait(STEP):
                 self._grow(call.scorer)
@@ -154,7 +159,8 @@ class RewardPool:
                 self._add()
 
     def _grow(self, scorer: ScorerSpec) -> None:
-        """One process more, where all that there are have been at work: one that still loads would only be slowed down."""
+        """Count the wait, and add a slot when waits have summed up. None is added while a process still loads: it would only be slowed
+        down."""
         with self._lock:
             if len(self._slots) < self.workers and not self._closed.is_set() and all(slot.has(scorer) for slot in self._slots):
                 self._waited += STEP
@@ -168,15 +174,15 @@ class RewardPool:
 
 
 class _Slot(threading.Thread):
-    """One thread with a worker process for users' rewards, one for built-in scorers, or both: it starts them, feeds them, kills them at the
-    deadline and starts the next."""
+    """A thread with up to two worker processes, one for users' rewards and one for built-in scorers: it starts them, sends them rows, kills
+    them at a row's deadline and starts the next ones."""
 
     def __init__(
         self, chunks: queue.SimpleQueue[_Chunk | None], closed: threading.Event, confinement: Confinement, hear: Hear
     ) -> None:
         super().__init__(name="reward", daemon=True)
         self.chunks, self.closed, self.confinement, self.hear = chunks, closed, confinement, hear
-        self.processes: dict[bool, WorkerProcess] = {}  # by whether they are for built-in scorers
+        self.processes: dict[bool, WorkerProcess] = {}  # key: whether the process is for built-in scorers
         self.lock = threading.Lock()
 
     def run(self) -> None:
@@ -189,13 +195,13 @@ class _Slot(threading.Thread):
             self._replace(built_in)
 
     def stop(self) -> None:
-        """From another thread, after ``closed`` was set."""
+        """Kill the slot's processes. Called from another thread, after ``closed`` was set."""
         with self.lock:
             for process in self.processes.values():
                 process.signal_group()
 
     def has(self, scorer: ScorerSpec) -> bool:
-        """Whether its process has loaded the scorer; from another thread."""
+        """Whether the slot's process has loaded the scorer. Called from another thread."""
         process = self.processes.get(_built_in(scorer))
         return process is not None and scorer.key in process.loaded
 
@@ -228,19 +234,20 @@ class _Slot(threading.Thread):
         return process
 
     def _feed(self, process: WorkerProcess, chunk: _Chunk) -> None:
-        """Send the rows and take their scores. Raises Died or Late before the first row has begun; later the row is blamed."""
+        """Send the rows and receive their scores. A process that dies or is late at a row gives that row the cause. Raises Died and
+        RewardLate for a process that dies or is late before the first row."""
         call = chunk.call
         process.send({"key": call.scorer.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows]}, START)
         process.receive(START)
-        for done, row in enumerate(chunk.rows):
+        for place, row in enumerate(chunk.rows):
             try:
-                call.put(row, _verdict(process.receive(call.timeout, done), process.built_in))
+                call.put(row, _verdict(process.receive(call.timeout, place), process.built_in))
             except (Died, RewardLate) as stopped:
                 self._replace(process.built_in)
                 if self.closed.is_set():
                     raise _closed() from None
-                if rest := chunk.rows[done + 1 :]:
-                    self.chunks.put(_Chunk(call, rest))
+                if unscored := chunk.rows[place + 1 :]:
+                    self.chunks.put(_Chunk(call, unscored))
                 call.put(row, _cause(stopped, call.timeout))
                 return
 
@@ -257,8 +264,8 @@ def _built_in(scorer: ScorerSpec) -> bool:
 
 
 def _verdict(reply: Any, built_in: bool) -> Any:
-    """A reply that can be a score: a finite number, of built-in scorers from 0 to 1, or the cause and the words for a missing one. Raises
-    Died for any other: whoever wrote it, it was no scorer."""
+    """The reply where it can be a score: a finite number (from 0 to 1 for built-in scorers), or [cause, message] for a missing one. Raises
+    Died for any other reply, which no scorer can have sent."""
     if isinstance(reply, float) and math.isfinite(reply):
         return reply if not built_in or 0 <= reply <= 1 else ("type", f"the scorer gave {reply:g}, not a number from 0 to 1")
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):

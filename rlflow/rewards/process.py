@@ -1,4 +1,4 @@
-"""One worker process, seen from its pool: messages with deadlines, the tail of what it prints, and a kill that takes its children."""
+"""One worker process as its pool has it: messages with deadlines, the end of what it prints, and a kill that ends its children too."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ Hear = Callable[[bytes], object]
 
 
 class Died(Exception):
-    """The process ended, or closed its end of the pipe."""
+    """The worker process ended, closed its end of the pipe, or sent what is no reply."""
 
 
 class RewardLate(Exception):
-    """The process did not answer by the deadline."""
+    """The worker process did not answer by the deadline."""
 
 
 def in_worker() -> bool:
-    """Whether this process is a reward worker: a user's file that starts a run when it is loaded must not start one there."""
+    """Whether this process is a reward worker. A user's file that starts a run when it is loaded must not start one there."""
     return MARK in os.environ
 
 
 class WorkerProcess:
-    """A running worker in a folder of its own, for built-in scorers or for users' rewards. The thread that starts it must live as long: on
-    Linux the kernel ends it with that thread. ``hear`` is given what it prints."""
+    """A running worker in a private folder, for built-in scorers or for users' rewards. The thread that makes it must live as long as it:
+    on Linux the kernel kills the worker when that thread ends. ``hear`` is called with what the worker prints."""
 
     def __init__(self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None) -> None:
         self.built_in, self._hear = built_in, hear
-        self._name = secrets.token_hex(8)  # in the mark of the process, and of all that it starts
+        self._name = secrets.token_hex(8)  # part of the run's mark in the environment of the process and of all that it starts
         self._folder = _own_folder()
         replies, far_end = os.pipe()
-        self._started: list[kin.Known] = []  # what it had started when it was killed
+        self._descendants: list[kin.Known] = []  # processes that it had started when it was killed
         command = [sys.executable, "-u", "-P", "-m", "rlflow.rewards.worker", str(os.getpid()), str(far_end),
                    confinement.words(built_in, self._folder)]  # fmt: skip
         try:
@@ -64,8 +64,8 @@ class WorkerProcess:
         assert self.child.stdout is not None
         self._requests, self._output, self._replies = self.child.stdin.fileno(), self.child.stdout.fileno(), replies
         self._reader, self._tail = frames.FrameReader(frames.LIMIT), b""
-        self.loaded: set[str] = set()  # keys of the scorers that it holds
-        self._number = secrets.randbits(32)  # of the last request; the first one is nobody's guess
+        self.loaded: set[str] = set()  # keys of the scorers that it has loaded
+        self._number = secrets.randbits(32)  # number of the last request; it starts at random so that user code cannot guess it
         self._events = selectors.DefaultSelector()
         for descriptor in (self._requests, self._output, self._replies):
             os.set_blocking(descriptor, False)
@@ -73,43 +73,43 @@ class WorkerProcess:
             self._events.register(descriptor, selectors.EVENT_READ)
 
     def send(self, message: dict[str, Any], seconds: float) -> None:
-        """A request. Raises Died or Late where the process does not take the whole message in time."""
+        """Send a request. Raises Died where the process has ended, RewardLate where it does not take the whole message in time."""
         self._number += 1
-        rest, until = memoryview(frames.packed({**message, "number": self._number})), Deadline(seconds)
+        unsent, until = memoryview(frames.packed({**message, "number": self._number})), Deadline(seconds)
         self._events.register(self._requests, selectors.EVENT_WRITE)
         try:
-            while rest:
+            while unsent:
                 self._wait(until)
                 with contextlib.suppress(BlockingIOError):
-                    rest = rest[os.write(self._requests, rest) :]
+                    unsent = unsent[os.write(self._requests, unsent) :]
         except BrokenPipeError:
             raise Died(self._last_words()) from None
         finally:
             self._events.unregister(self._requests)
 
     def receive(self, seconds: float, place: int = frames.WHOLE) -> Any:
-        """The reply to the last request, or to the row at a place of it. Raises Died or Late; user code that broke the stream, or replied
-        in another's place, counts as dead."""
+        """The reply to the last request, or to the row at ``place`` of it. Raises RewardLate after so many seconds, and Died where the
+        process has ended, or user code has broken the stream or replied for another row."""
         until = Deadline(seconds)
         try:
             while (body := self._reader.next()) is None:
                 self._wait(until)
-            number, found, reply = frames.unpacked(body)
+            number, replied_place, reply = frames.unpacked(body)
         except (ValueError, TypeError) as error:
             raise Died(f"the process sent what is no reply: {error}") from None
-        if (number, found) != (self._number, place):
+        if (number, replied_place) != (self._number, place):
             raise Died("the process sent a reply to something else")
         return reply
 
     def _wait(self, until: Deadline) -> None:
-        """Take in what the process sent and printed, waiting for something to happen. Looks once more after the deadline."""
-        left = until.left()
-        events = self._events.select(min(max(left, 0), LOOK))
+        """Read what the process has sent and printed; wait for it until the deadline. Looks once more after the deadline."""
+        seconds = until.left()
+        events = self._events.select(min(max(seconds, 0), LOOK))
         for key, _ in events:
             if key.fd != self._requests:
                 self._take(key.fd)
-        if not events and (left <= 0 or self.child.poll() is not None):
-            raise RewardLate if left <= 0 else Died(self._last_words())
+        if not events and (seconds <= 0 or self.child.poll() is not None):
+            raise RewardLate if seconds <= 0 else Died(self._last_words())
 
     def _take(self, descriptor: int) -> None:
         try:
@@ -127,7 +127,7 @@ class WorkerProcess:
             raise Died(self._last_words())
 
     def _last_words(self) -> str:
-        """How it ended, and the end of what it printed."""
+        """A text that says how the process ended, with the end of its output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.child.wait(0.5)
         code = self.child.returncode
@@ -135,25 +135,25 @@ class WorkerProcess:
             data = os.read(self._output, 1 << 16)
             self._tail = (self._tail + data)[-TAIL:]
             self._hear(data)
-        how = "closed its pipe" if code is None else f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
+        ending = "closed its pipe" if code is None else f"was killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
         printed = printable(self._tail.decode(errors="replace")).strip()
-        return f"the process {how}" + (f"; it last printed: {printed[-500:]}" if printed else "")
+        return f"the process {ending}" + (f"; it last printed: {printed[-500:]}" if printed else "")
 
     def signal_group(self) -> None:
-        """Kill the process and those of its group; safe from any thread. What has left its group ends in ``kill``, which could no longer
-        tell whose it was."""
+        """Kill the process and its process group, from any thread. Descendants that have left the group are noted here, since they cannot
+        be found once the process has ended; ``kill`` ends them."""
         if self.child.returncode is None:
-            self._started = kin.descendants(self.child.pid)
+            self._descendants = kin.descendants(self.child.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kill the process and those it started, in sessions of their own too, and wait until it is gone."""
-        started = [*self._started, *(kin.descendants(self.child.pid) if self.child.returncode is None else [])]
+        """Kill the process and all that it has started, also in other sessions, and wait until it is gone."""
+        descendants = [*self._descendants, *(kin.descendants(self.child.pid) if self.child.returncode is None else [])]
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group outlives its leader while it has members
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
-        kin.end_all(lambda: kin.marked(self._name) + kin.still(started))
+        kin.end_all(lambda: kin.marked(self._name) + kin.still(descendants))
         with contextlib.suppress(BlockingIOError, OSError):  # what it printed after its last reply
             self._hear(os.read(self._output, 1 << 16))
         self._events.close()
@@ -165,7 +165,8 @@ class WorkerProcess:
 
 
 def _own_folder() -> str:
-    """Empty, and of this user alone. Where this process is killed, the run's watchdog removes it, by its name."""
+    """Make an empty folder that this user alone can read. Where this process is killed, the run's watchdog removes the folder, which it
+    knows by its name."""
     run = os.environ.get(kin.MARK, "").rpartition("/")[2]
     return tempfile.mkdtemp(prefix=f"rlflow-{run}-" if run else "rlflow-", suffix=".reward")
 

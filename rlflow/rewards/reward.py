@@ -1,4 +1,5 @@
-"""Reward: a scorer bound to a pool, with a weight. Several are their weighted sum; what is missing in one is missing in the sum."""
+"""Reward: a scorer bound to a pool of processes, with a weight. The score of several rewards is their weighted sum; a score that is missing
+in one of them is missing in the sum."""
 
 from __future__ import annotations
 
@@ -27,37 +28,36 @@ READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
 
 @dataclass(frozen=True)
 class Scores:
-    """[rows], NaN where missing. ``missing`` counts by cause and ``first`` keeps the first message of each; of several
-    rewards they are under ``name/cause``, and ``parts`` holds the unweighted scores of each."""
+    """The scores of a batch. Where several rewards are summed, causes are named ``reward/cause``."""
 
-    values: Tensor
-    missing: Mapping[str, int] = field(default_factory=dict)
-    first: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Tensor  # float [rows]; NaN where the score is missing
+    missing: Mapping[str, int] = field(default_factory=dict)  # cause → number of missing scores
+    first: Mapping[str, str] = field(default_factory=dict)  # cause → message of the first missing score
+    parts: Mapping[str, Tensor] = field(default_factory=dict)  # reward → its unweighted scores, where several are summed
 
 
 @dataclass(frozen=True)
 class Reward:
-    """Judges rows in the pool's processes, ``timeout`` seconds for each row."""
+    """Scores rows in the processes of a pool."""
 
-    name: str
-    weight: float
+    name: str  # unique among the rewards of a run
+    weight: float  # factor in the sum of several rewards
     scorer: ScorerSpec
     pool: RewardPool
-    timeout: float = 60.0
+    timeout: float = 60.0  # seconds for each row
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The row columns that it needs."""
+        """Names of the row columns that the reward needs."""
         return self.scorer.reads
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """The row columns that it takes where they are there."""
+        """Names of the row columns that the reward takes where a batch has them."""
         return self.scorer.optional
 
     def check(self, columns: Mapping[str, Kind]) -> None:
-        """Raises PlanError for a column that it reads and that is not among ``columns``, or is not one value per row."""
+        """Raises PlanError for a column that the reward reads and that is missing in ``columns``, or is not one value per row."""
         readable = [name for name, kind in columns.items() if kind.level in READABLE]
         for name in (*self.reads, *(name for name in self.optional if name in columns)):
             if name not in columns:
@@ -70,7 +70,7 @@ class Reward:
                                    remedy="judge tokens in a stage; rewards see rows")
 
     def score(self, batch: Batch) -> Scores:
-        """The rows' scores, float32."""
+        """The scores of the batch's rows, float32 [rows]. Raises PlanError where a column is missing or the scorer cannot be loaded."""
         import torch
 
         return _scores(self.pool.wait(self._submit(batch)), torch.float32)
@@ -94,7 +94,7 @@ def _scores(results: Results, dtype: Dtype) -> Scores:
 
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
-    """The weighted sum of several rewards, scored side by side, in float32 or float64; missing where any is missing."""
+    """The weighted sum of several rewards, float32 or float64 [rows], NaN where any of them has no score. The rewards score in parallel."""
     import torch
 
     calls = [(reward, reward._submit(batch)) for reward in rewards]
@@ -107,15 +107,16 @@ def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
 
 def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = None, timeout: float = 60.0,
          unsafe: bool = False) -> list[Reward]:  # fmt: skip
-    """Rewards ready to score rows, with names of their own. ``task`` needs ``data``; model rewards are the engine's to bind. unsafe:
-    whether scorers that evaluate text may be used where they cannot be isolated. Raises PlanError."""
+    """Rewards that are ready to score rows, with unique names. ``data``: the data set, whose scorer the reward ``task`` uses. ``unsafe``:
+    whether scorers that evaluate text may be used where they cannot be isolated. Raises PlanError where the data has no scorer, or it
+    cannot be isolated; ValueError for a reward that is a model, which is bound as a role instead."""
     names = Counter[str]()
-    bound = []
+    rewards = []
     for spec in specs:
         names[spec.name] += 1
         name = spec.name if names[spec.name] == 1 else f"{spec.name}_{names[spec.name]}"
-        bound.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), pool, timeout))
-    return bound
+        rewards.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), pool, timeout))
+    return rewards
 
 
 def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
@@ -124,9 +125,9 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
             require("math_verify", extra="tasks")
             return ScorerSpec("math")
         case "function":
-            read = text.reads(spec.path, spec.function)
+            columns = text.reads(spec.path, spec.function)
             settings = {"file": spec.path, "function": spec.function, "source": text.source(spec.path), "module": spec.module}
-            return ScorerSpec("function", read.required, read.optional, settings)
+            return ScorerSpec("function", columns.required, columns.optional, settings)
         case "task":
             return _task(data, unsafe)
     raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")
@@ -143,6 +144,7 @@ def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:
 
 
 def _must_be_isolated(task: str) -> None:
+    """Raises PlanError where this machine cannot isolate the scorer of a task that evaluates text."""
     if lacks := probe.missing():
         raise PlanError.of("scorer-unsafe", f"the scorer of '{task}' evaluates what models say, and cannot be isolated here",
                            found=f"no wall around {listed(lacks)}", expected="all that rlflow doctor lists under isolation",

@@ -1,4 +1,4 @@
-"""The scorers themselves, as a worker process builds them: a function of named row columns that gives a number, or None."""
+"""The scorers, as a worker process builds them. A scorer is a function of named row columns that gives a number, or None for no score."""
 
 from __future__ import annotations
 
@@ -28,28 +28,30 @@ def build(kind: str, settings: Mapping[str, Any]) -> Score:
 
 
 def match() -> Score:
+    """The scorer that compares texts: ``exact``."""
     return exact
 
 
 def exact(*, completion: str, answer: str) -> float:
-    """1.0 where the answer given is the right one, letter by letter. A right answer with ``####`` is a number after it."""
+    """1.0 where the response's answer equals the right one letter by letter, else 0.0. Where the right answer has ``####`` (GSM8K), the
+    numbers after it are compared."""
     if FINAL in answer:
         return float(_final(answer) == _final(completion))
-    return float(given(completion) == answer.strip())
+    return float(final_answer(completion) == answer.strip())
 
 
-def given(completion: str) -> str:
-    """The answer in a response: the last ``<answer>…</answer>``, else all of it."""
+def final_answer(completion: str) -> str:
+    """The answer within a response: the text of the last ``<answer>…</answer>``, else the whole response."""
     tagged = ANSWER.findall(completion)
     return (tagged[-1] if tagged else completion).strip()
 
 
 def _final(text: str) -> str:
-    return given(text.rpartition(FINAL)[2]).replace(",", "").removeprefix("$").removesuffix(".").strip()
+    return final_answer(text.rpartition(FINAL)[2]).replace(",", "").removeprefix("$").removesuffix(".").strip()
 
 
 def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Score:
-    """The task's own scorer. One that evaluates text is given no answer that is not plain, and judges each row in a process of its own."""
+    """The scorer that comes with a reasoning-gym task. One that evaluates text gets plain answers alone; see ``rlflow.rewards.plain``."""
     from rlflow.data.frozen import thawed
 
     kind, config = require("reasoning_gym.factory", extra="tasks").DATASETS[task]
@@ -57,7 +59,7 @@ def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Score:
 
     def scored(*, completion: str, entry: str) -> Any:
         row = thawed(json.loads(entry))
-        return score(plain.readable(task, given(completion), row), row)
+        return score(plain.readable(task, final_answer(completion), row), row)
 
     return scored
 
@@ -66,8 +68,8 @@ Row = Mapping[str, Any]
 
 
 def portions(kind: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], bool]]:
-    """The rows in order, and whether they are to be judged in a process that is not used again: all for a scorer that evaluates text, of
-    mathematics each that has words of programs in it."""
+    """The rows in order, in portions, each with whether to score it in a process that ends afterwards. That holds for all rows of a scorer
+    that evaluates text, and for those rows of ``math`` whose completion has words of programs in it."""
     if kind != "math":
         yield rows, kind == "reasoning_gym" and plain.evaluates(settings["task"])
         return
@@ -76,37 +78,39 @@ def portions(kind: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Ite
 
 
 def math() -> Score:
+    """The scorer that compares mathematical expressions with math-verify. Raises PlanError where that is not installed."""
     verifier = require("math_verify", extra="tasks")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def scored(*, completion: str, answer: str) -> float | None:
-        """1.0 where both say the same number, set or expression; None where the right answer cannot be read as one.
+        """1.0 where both say the same number, set or expression, else 0.0; None where the right answer cannot be read as one.
 
-        Of a right answer with ``####`` (GSM8K) only what follows counts, and of a response what follows its last ``####`` if that is
-        a number; else the last box, or expression, of the response.
+        Of a right answer with ``####`` (GSM8K) only the text after it counts. Of a response the number after its last ``####`` counts;
+        where there is no such number, its last box, or its last expression.
         """
         right = _read(verifier, answer.rpartition(FINAL)[2])
         if not right:
             return None
-        final = FINAL_NUMBER.findall(given(completion))  # what stands before it may hold dollars, which would be read as LaTeX
-        said = _read(verifier, final[-1]) if final else verifier.parse(given(completion), parsing_timeout=None)
-        return float(verifier.verify(right, said, timeout_seconds=None, raise_on_error=True))
+        final = FINAL_NUMBER.findall(final_answer(completion))  # what stands before it may hold dollars, which would be read as LaTeX
+        claim = _read(verifier, final[-1]) if final else verifier.parse(final_answer(completion), parsing_timeout=None)
+        return float(verifier.verify(right, claim, timeout_seconds=None, raise_on_error=True))
 
     return scored
 
 
 def _read(verifier: Any, answer: str) -> Any:
-    """The right answer, which data sets write bare as often as between dollars or in a box."""
+    """An answer parsed by math-verify, also where it stands bare instead of between dollars or in a box."""
     answer = answer.strip()
     marked = "$" in answer or "\\boxed" in answer or "\\(" in answer or "\\[" in answer
     return verifier.parse(answer if marked or not answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
 
 
 def function(file: str, function: str, source: str, module: str = "") -> Score:
-    """A function of a user's file, loaded from the text that the run read at its start."""
-    loaded = _imported(file, module) if module else _loaded(file, source)
-    found: Score = getattr(loaded, function)
-    return found
+    """The named function of a user's file, loaded from ``source``, the text that the run read at its start; where the file is part of a
+    package, imported as ``module``."""
+    user_module = _imported(file, module) if module else _loaded(file, source)
+    scorer: Score = getattr(user_module, function)
+    return scorer
 
 
 def _loaded(file: str, source: str) -> types.ModuleType:

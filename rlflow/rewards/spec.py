@@ -20,20 +20,20 @@ FORMS = "task, math, file.py:function, or a model folder; each may end in :weigh
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A reward as named, not yet bound to data. ``path`` is the function's file or the model's folder; a model is bound by the
-    engine as a role. ``module`` is set where the function's file is part of an importable package."""
+    """A reward as the user names it, not yet bound to data. One of kind "model" is bound as a role (`rlflow.binding.rewards`)."""
 
     kind: Literal["task", "math", "function", "model"]
-    name: str
-    weight: float = 1.0
-    path: str = ""
+    name: str  # in metrics
+    weight: float = 1.0  # factor in the sum of several rewards
+    path: str = ""  # the function's file or the model's folder
     function: str = ""
-    module: str = ""
+    module: str = ""  # dotted name of the function's file where that is part of an importable package
 
 
 def parse_reward(written: str) -> RewardSpec:
-    """The reward that was written. Raises PlanError where there is no such thing; a function's file is read, not imported."""
-    body, weight = _weighed(os.path.expanduser(written))
+    """The reward that the text names, such as ``file.py:function:0.5``. A function's file is read, not imported. Raises PlanError where the
+    text names no reward."""
+    body, weight = _split_weight(os.path.expanduser(written))
     if body in ("task", "math"):
         return RewardSpec("task" if body == "task" else "math", body, weight)
     if ".py" in body:
@@ -44,17 +44,18 @@ def parse_reward(written: str) -> RewardSpec:
 
 
 def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
-    """By column where the function is that reads it, of several the first."""
-    found: dict[str, Place] = {}
+    """Column → place of the function that reads it, the first one where several do."""
+    places: dict[str, Place] = {}
     for spec in specs:
         if spec.kind == "function":
-            read = text.reads(spec.path, spec.function)
-            found = dict.fromkeys((*read.required, *read.optional), read.place) | found
-    return found
+            columns = text.reads(spec.path, spec.function)
+            places = dict.fromkeys((*columns.required, *columns.optional), columns.place) | places
+    return places
 
 
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:
-    """The spec of a function that stands at the top level of a file. Raises PlanError for one that a process cannot import."""
+    """The spec of a Python function. Raises PlanError for a function that another process cannot load: one that is not at the top level of
+    a file."""
     code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", repr(function))
     if code is None or "." in name or "<" in name or not os.path.isfile(code.co_filename):
         raise PlanError.of("reward-function", f"the reward {name} cannot be loaded by another process", found=_what(function),
@@ -73,21 +74,21 @@ def _what(function: Callable[..., Any]) -> str:
 
 
 def _package_module(module: str, path: str) -> str:
-    """The module's dotted name where it is part of a package, so that its relative imports hold; else an empty string."""
-    loaded = sys.modules.get(module)
-    same = loaded is not None and os.path.abspath(getattr(loaded, "__file__", None) or "") == path
+    """The module's dotted name where it is part of a package, so that its relative imports work; else an empty string."""
+    existing = sys.modules.get(module)
+    same = existing is not None and os.path.abspath(getattr(existing, "__file__", None) or "") == path
     return module if same and "." in module else ""
 
 
-def _weighed(written: str) -> tuple[str, float]:
-    """The text without its weight, and the weight."""
-    body, _, last = written.rpartition(":")
+def _split_weight(text: str) -> tuple[str, float]:
+    """(the text without its weight, the weight), which is 1 where the text has none."""
+    body, _, last = text.rpartition(":")
     try:
         weight = float(last) if body else 1.0
     except ValueError:
-        return written, 1.0
+        return text, 1.0
     if not body:
-        return written, 1.0
+        return text, 1.0
     if not math.isfinite(weight) or weight == 0:
         raise PlanError.of("reward-weight", f"the weight of reward '{body}' has no use", found=last, expected="a number that is not 0")
     return body, weight

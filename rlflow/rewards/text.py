@@ -14,15 +14,16 @@ Def = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Reads:
-    """The row columns that a function takes by name; ``optional`` ones have a default."""
+    """The row columns that a reward function takes as parameters."""
 
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    place: Place
+    required: tuple[str, ...]  # names without a default
+    optional: tuple[str, ...]  # names with a default
+    place: Place  # where the function is defined
 
 
 def reads(file: str, function: str) -> Reads:
-    """The parameters of a top-level function of a file. Raises PlanError."""
+    """The parameters of a top-level function of a file. Raises PlanError where the file cannot be read, has no such function, or the
+    function cannot be a reward."""
     functions = {node.name: node for node in _functions(_tree(file).body)}
     if function not in functions:
         raise PlanError.of("reward-function", f"{file} defines no function '{function}' at its top level", place=Place(file, 1),
@@ -32,7 +33,7 @@ def reads(file: str, function: str) -> Reads:
 
 
 def source(file: str) -> str:
-    """The text of a reward's file. Raises PlanError."""
+    """The text of a reward's file. Raises PlanError where it cannot be read."""
     path = Path(file)
     if not path.is_file():
         siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
@@ -45,7 +46,7 @@ def source(file: str) -> str:
 
 
 def functions(file: str) -> list[str]:
-    """Names of the top-level functions of a file."""
+    """Names of the top-level functions of a file. Raises PlanError where it cannot be read or parsed."""
     return [node.name for node in _functions(_tree(file).body)]
 
 
@@ -74,9 +75,10 @@ def _parameters(node: Def, place: Place) -> Reads:
         raise _refused(node, place, "it has positional-only parameters or *arguments", "parameters that name columns")
     plain = [argument.arg for argument in arguments.args]
     first_default = len(plain) - len(arguments.defaults)
-    named = {argument.arg: default is not None for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)}
-    required = plain[:first_default] + [name for name, has_default in named.items() if not has_default]
-    optional = plain[first_default:] + [name for name, has_default in named.items() if has_default]
+    defaults = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    keyword_only = {argument.arg: default is not None for argument, default in defaults}
+    required = plain[:first_default] + [name for name, has_default in keyword_only.items() if not has_default]
+    optional = plain[first_default:] + [name for name, has_default in keyword_only.items() if has_default]
     return Reads(tuple(required), tuple(optional), place)
 
 

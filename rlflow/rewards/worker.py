@@ -1,4 +1,5 @@
-"""A reward worker: one process that loads scorers and scores rows, one reply per row, which says of which. It ends with its parent.
+"""A reward worker: one process that loads scorers and scores rows. It sends one reply for each row, with the row's place, and ends with its
+parent.
 
 Run as ``python -m rlflow.rewards.worker PARENT REPLIES WALLS``: the parent's process id, the descriptor that replies go to, and what the
 process may do, as JSON (``Confinement.words``). Requests come on standard input. Both are moved out of reach, so that what user code reads
@@ -30,6 +31,7 @@ MESSAGE = 2000  # characters of an error that are sent
 
 
 def main() -> None:
+    """Take the command line, put up the walls, and answer requests until standard input is closed."""
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
     kin.die_with(parent)
     requests = os.dup(0)
@@ -41,7 +43,8 @@ def main() -> None:
 
 
 def confine(words: dict[str, Any]) -> None:
-    """Put up the walls around this process: those of built-in scorers, or of users' rewards with what they were allowed."""
+    """Put up the walls around this process that ``words`` asks for (``Confinement.words``): those of built-in scorers, or those of users'
+    rewards."""
     if words["built_in"]:
         walls.around_scorers(words["folder"])
     else:
@@ -49,14 +52,14 @@ def confine(words: dict[str, Any]) -> None:
 
 
 class RewardWorker:
-    """Holds the scorers that were loaded, by key."""
+    """Answers requests with the scorers that it has loaded. ``requests`` and ``replies`` are descriptors."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
         self._scorers: dict[str, tuple[dict[str, Any], scorers.Score]] = {}
 
     def serve(self) -> None:
-        """Answer requests until their end."""
+        """Answer requests until their stream ends."""
         reader = frames.FrameReader(limit=1 << 32)
         while data := os.read(self._requests, 1 << 20):
             reader.feed(data)
@@ -64,7 +67,7 @@ class RewardWorker:
                 self._answer(frames.unpacked(body))
 
     def _answer(self, request: dict[str, Any]) -> None:
-        """A child that a function forks, and that comes back from it, ends: this process alone replies."""
+        """Answer one request. A child that a function forks and that returns from the function ends there: this process alone replies."""
         number = request["number"]
         if "load" in request:
             with kin.here_alone():
@@ -79,37 +82,38 @@ class RewardWorker:
                 self._reply(frames.reply(number, place, score))
 
     def _scores(self, described: dict[str, Any], scorer: scorers.Score, rows: Sequence[scorers.Row]) -> Iterator[Any]:
-        for some, apart in scorers.portions(described["kind"], described["settings"], rows):
+        for portion, apart in scorers.portions(described["kind"], described["settings"], rows):
             if apart:
-                yield from alone.judged([partial(_scored, scorer, row) for row in some], (self._requests, self._replies))
+                yield from alone.judged([partial(_score, scorer, row) for row in portion], (self._requests, self._replies))
                 continue
-            for row in some:
+            for row in portion:
                 with kin.here_alone():
-                    score = _scored(scorer, row)
+                    score = _score(scorer, row)
                 yield score
 
     def _load(self, key: str, described: dict[str, Any]) -> dict[str, Any]:
         try:
             self._scorers[key] = (described, scorers.build(described["kind"], described["settings"]))
         except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return {"failed": _told(error), "line": _line(error, described["settings"].get("file", ""))}
+            return {"failed": _message(error), "line": _line(error, described["settings"].get("file", ""))}
         return {"loaded": key}
 
     def _reply(self, message: Any) -> None:
-        rest = memoryview(frames.packed(message))
-        while rest:
-            rest = rest[os.write(self._replies, rest) :]
+        unsent = memoryview(frames.packed(message))
+        while unsent:
+            unsent = unsent[os.write(self._replies, unsent) :]
 
 
-def _scored(scorer: scorers.Score, row: scorers.Row) -> Any:
-    """A number, or [cause, message] for a missing one."""
+def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
+    """The row's score: a number, or [cause, message] for a missing one."""
     try:
         return _number(scorer(**row))
     except BaseException as error:  # as above
-        return ["raised", _told(error)]
+        return ["raised", _message(error)]
 
 
 def _number(value: Any) -> Any:
+    """The value that a reward returned as a finite float, or [cause, message] where it is none."""
     if value is None:
         return ["none", "the function returned None"]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
@@ -124,9 +128,9 @@ def _number(value: Any) -> Any:
 
 
 def _instead(value: Any) -> str:
-    """What to return in place of what other programs take."""
+    """Advice for a function that returns a dictionary, a list or a coroutine, as other programs take them."""
     if isinstance(value, dict):
-        scores = [repr(name) for name, each in value.items() if isinstance(each, numbers.Real)]
+        scores = [repr(name) for name, score in value.items() if isinstance(score, numbers.Real)]
         return f": return one of its numbers, such as the one under {scores[0]}" if scores else ""
     if isinstance(value, list | tuple):
         return ": it is called for one row, and gives the number of that row"
@@ -135,7 +139,7 @@ def _instead(value: Any) -> str:
 
 @contextlib.contextmanager
 def _memory(kind: str) -> Iterator[None]:
-    """Bound what a built-in scorer may allocate. User functions are not bounded: they may hold a model."""
+    """While inside, limit the memory that a built-in scorer may allocate. Users' functions are not limited: they may hold a model."""
     if kind == "function" or sys.platform != "linux":
         yield
         return
@@ -152,13 +156,14 @@ def _memory(kind: str) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _told(error: BaseException) -> str:
-    """The error with where it was raised, cut to a length that can be sent."""
-    where = f"{place}: " if (place := own_place(error)) else ""
+def _message(error: BaseException) -> str:
+    """The error's text with the place where it was raised, cut to a length that can be sent."""
+    raised = own_place(error)
+    place = f"{raised}: " if raised else ""
     try:
-        return f"{where}{type(error).__name__}: {error}"[:MESSAGE] + hint(error)
+        return f"{place}{type(error).__name__}: {error}"[:MESSAGE] + hint(error)
     except Exception:  # an error whose own text cannot be made
-        return f"{where}{type(error).__name__}"
+        return f"{place}{type(error).__name__}"
 
 
 def _line(error: BaseException, file: str) -> int:

@@ -47,7 +47,7 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
         beneath = packaged(flow.name)[1]
         if hp is not None:  # settings that are passed as an object are meant as they are
             beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
-        values = {**suited(flow, names, beneath), **values}
+        values = {**suitable_values(flow, names, beneath), **values}
     values = {name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()}
     config = sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
     hp = hp if hp is not None else flow.parameters.hp
@@ -68,10 +68,11 @@ def named_reward(reward: Any) -> Any:
 
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:
+    """Whether a run takes the packaged task: where neither a model nor data are named."""
     return values.get("model") is None and values.get("data") is None and values.get("backend") != "null"
 
 
-def suited(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
+def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The packaged values that this flow can take: a default task knows settings and roles that it may not have."""
     hp = flow.parameters.hp
     known = {f"hp.{name}" for name in vars(hp)} if hp is not None else set()
@@ -92,9 +93,11 @@ class Roles(dict[str, Any]):
 
     @property
     def state(self) -> dict[str, float]:
+        """The scalars that live across iterations, by name."""
         return self.prepared.engine.state
 
     def close(self) -> None:
+        """End everything that was started for the roles."""
         self.prepared.close()
 
 

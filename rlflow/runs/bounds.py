@@ -14,54 +14,50 @@ PATH = "the longest path"  # what bounds where no lane has more work
 
 @dataclass
 class NodeTime:
-    """Totals of one node over a run, in seconds: its own time, without that of nodes that ran in it; its part of the iterations' time,
-    where of several nodes at once each has an even part; and its time on critical paths."""
+    """Totals of one node over a run, in seconds."""
 
     node: str
-    seconds: float = 0.0
-    part: float = 0.0
-    critical: float = 0.0
+    seconds: float = 0.0  # its own time, without that of nodes that ran in it
+    part: float = 0.0  # its part of the iterations' time, where of several nodes at once each has an even part
+    critical: float = 0.0  # its time on critical paths
     calls: int = 0
 
 
 @dataclass
 class Path:
-    """The iterations whose critical path went along the same nodes: how many, their seconds, and those of each of the nodes on the path,
-    in its order."""
+    """The iterations whose critical path went along the same nodes."""
 
-    nodes: dict[str, float]
+    nodes: dict[str, float]  # node → seconds on the path, in the order of the path
     iterations: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all these iterations
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """An iteration of a run, in seconds, all means. ``critical``: the nodes of the critical path that most iterations had, ``alike`` of
-    them, in its order, each with the time for which it was on it; ``outside``: the rest of these iterations' time, between nodes, before
-    them and after. ``work``: of each lane its nodes' seconds over its room."""
+    """An iteration of a run, in seconds: means over all iterations."""
 
     iterations: int
     seconds: float
-    path: float
-    work: Mapping[str, float]
-    critical: Mapping[str, float] = field(default_factory=dict)
-    alike: int = 0
-    outside: float = 0.0
+    path: float  # the longest path through the nodes
+    work: Mapping[str, float]  # lane → seconds of its nodes over its room
+    critical: Mapping[str, float] = field(default_factory=dict)  # node → seconds on the critical path of most iterations, in its order
+    alike: int = 0  # iterations that had this path
+    outside: float = 0.0  # the rest of their time: between nodes, before them and after
 
     @property
     def bound(self) -> float:
-        """What no schedule of these nodes can beat: the longest path, or the work of the busiest lane."""
+        """Seconds that no schedule of these nodes can beat: those of the longest path, or the work of the busiest lane."""
         return max(self.path, *self.work.values(), 0.0)
 
     @property
     def by(self) -> str:
-        """What that is."""
+        """The name of that lane, or PATH."""
         lane = max(self.work, key=lambda lane: self.work[lane], default="")
         return lane if lane and self.work[lane] > self.path else PATH
 
     @property
     def busy(self) -> dict[str, float]:
-        """Of each lane the share of its room that was taken."""
+        """Lane → share of its room that was taken."""
         return {lane: work / self.seconds if self.seconds else 0.0 for lane, work in self.work.items()}
 
 
@@ -118,6 +114,7 @@ class RunTotals:
 
     @property
     def bounds(self) -> Bounds:
+        """The means over all iterations, and the critical path that most of them had."""
         each = 1 / max(self.iterations, 1)
         most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
         critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}
@@ -127,10 +124,10 @@ class RunTotals:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values under stable keys; docs/runs.md says what each is."""
-        found = self.bounds
-        return asdict(found) | {
-            "critical": [{"node": node, "seconds": seconds} for node, seconds in found.critical.items()],
-            "bound": found.bound, "bounded_by": "path" if found.by == PATH else found.by, "busy": found.busy,
+        bounds = self.bounds
+        return asdict(bounds) | {
+            "critical": [{"node": node, "seconds": seconds} for node, seconds in bounds.critical.items()],
+            "bound": bounds.bound, "bounded_by": "path" if bounds.by == PATH else bounds.by, "busy": bounds.busy,
             "nodes": {share.node: {"calls": share.calls, "seconds": share.seconds, "part": share.part, "critical": share.critical}
                       for share in self},
         }

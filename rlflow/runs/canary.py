@@ -23,26 +23,27 @@ ROUNDING = {"bfloat16": 3.0}  # times by which the mean factor may be further fr
 
 @dataclass(frozen=True)
 class Canary:
-    """``roles`` are scored on ``rows`` every ``every`` iterations."""
+    """Scores fixed tokens with the trainer and the generator of roles."""
 
     engine: Engine
     roles: tuple[str, ...]
-    rows: Batch
-    every: int
+    rows: Batch  # the tokens that are scored, and prompts before them
+    every: int  # iterations from one time to the next
 
     def __call__(self, iteration: int) -> dict[str, float]:
-        """Of each role the largest and the mean difference of a token's log-prob, and the mean factor between its probabilities."""
+        """Metrics of each role: the largest and the mean difference of a token's log-prob, and the mean factor between its
+        probabilities."""
         if self.every == 0 or iteration % self.every:
             return {}
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for role in self.roles:
             sampler, trainer = self.engine.score(role, self.rows), self.engine.forward(role, ("logprobs",), self.rows)
             one, other = (self.engine.fetch(batch.select("logprobs")).data["logprobs"].value.double() for batch in (sampler, trainer))
             apart = (one - other).abs()
-            found |= {f"canary/{role}_max": float(apart.max()), f"canary/{role}_mean": float(apart.mean()),
+            metrics |= {f"canary/{role}_max": float(apart.max()), f"canary/{role}_mean": float(apart.mean()),
                       f"canary/{role}_factor": float(apart.exp().mean())}
         self.engine.finished()
-        return found
+        return metrics
 
 
 def canary(roles: Roles, engine: Engine, data: Dataset, options: Options) -> Canary | None:

@@ -24,7 +24,7 @@ from rlflow.watchdog.beside import Watchdog
 
 @dataclass(frozen=True)
 class Runtime:
-    """What carries a plan out, in this process or on pools."""
+    """The engine, threads and pools that carry a plan out."""
 
     plan: Plan
     engine: Engine
@@ -66,7 +66,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run begins: at its first iteration, or where a checkpoint was taken."""
+    """The beginning of a run: its first iteration, or the iteration of a checkpoint."""
 
     iteration: int = 0
     before: Accuracy | None = None  # accuracy of the first weights, known where the run was begun earlier
@@ -76,7 +76,7 @@ class RunStart:
 
 @dataclass
 class RunResult:
-    """What a run came to."""
+    """The outcome of a run."""
 
     folder: Path
     iterations: int
@@ -105,7 +105,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class LoopTotals:
-    """What a loop has counted."""
+    """The counts of a loop."""
 
     totals: RunTotals  # where time went
     last: dict[str, float]  # metrics of the last iteration

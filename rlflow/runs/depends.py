@@ -27,7 +27,7 @@ from rlflow.errors import PlanError
 from rlflow.rewards.spec import RewardSpec
 from rlflow.runs.identity import Identity, WeightFile
 from rlflow.runs.modules import Imports, imports, meaning, root_of
-from rlflow.runs.weights import stated
+from rlflow.runs.weights import weight_file
 
 ALWAYS = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 OF_SCORERS = {"math": ("math-verify", "latex2sympy2_extended", "sympy"), "task": ("reasoning-gym",)}
@@ -40,7 +40,7 @@ SHORT = 200  # letters of a value that is kept as it is; of a longer one the dig
 
 @dataclass(frozen=True)
 class Sources:
-    """What a run is made from."""
+    """The files, models and data that a run is made from."""
 
     file: Path  # of the flow
     roles: Roles  # that are models
@@ -63,7 +63,7 @@ def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, Rewar
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What a run depends on, as it is now."""
+    """Everything that a run depends on, as it is now."""
 
     identity: Identity  # weights may not be read yet
     paths: Mapping[str, Path]  # part of the identity → file of weights
@@ -78,7 +78,7 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
         try:
             kept |= {f"{names}: {name}": value for name, value in _small(folder)}
             own = {f"{names}: {path.name}": path for path in (weight_files(folder) if names != DATA else ())}
-            weights |= {name: stated(path) for name, path in own.items()}
+            weights |= {name: weight_file(path) for name, path in own.items()}
             paths |= own
         except OSError as error:
             raise unreadable(folder, error) from error
@@ -90,6 +90,7 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
 
 
 def unreadable(folder: Path | None, error: OSError) -> PlanError:
+    """The error that a model folder cannot be read."""
     return PlanError.of("model-folder", f"the model folder '{folder}' cannot be read", found=str(error.strerror or error),
                         expected="a folder whose files can be read", remedy="name another folder with --model")
 
@@ -123,10 +124,10 @@ def _small(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _object(data: bytes) -> dict[str, object] | None:
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _leaves(name: str, value: object) -> Iterator[tuple[str, str]]:
@@ -166,9 +167,9 @@ def _files_of(backend: str) -> list[Path]:
 
 
 def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[tuple[str, str]]:
-    found = imports(file, module)
-    modules.outside |= found.outside
-    for path in sorted(found.files):
+    closure = imports(file, module)
+    modules.outside |= closure.outside
+    for path in sorted(closure.files):
         yield f"{name}: {path.relative_to(root_of(file, module)).as_posix()}", f"sha256 {meaning(path)}"
 
 

@@ -88,7 +88,8 @@ def _exists(folder: Path) -> PlanError:
 
 
 def texts(settings: Mapping[str, Any], graph: Graph) -> dict[str, bytes]:
-    """What the run is, by file: settings as JSON; the graph as text, as JSON and to compare on resume. No secrets in any."""
+    """The files that say what a run is, by name: settings as JSON; the graph as text, as JSON and to compare on resume. No secrets
+    are in any of them."""
     graph = without_secrets(graph)
     return {SETTINGS: f"{json.dumps(settings, indent=1, default=str)}\n".encode(), "graph.txt": f"{graph}\n".encode(),
             "graph.json": f"{draw.as_json(graph)}\n".encode(), GRAPH: wire.pack(graph)}
@@ -107,5 +108,5 @@ def _masked_place(place: Place | None) -> Place | None:
 
 
 def _masked(settings: tuple[tuple[str, Value], ...]) -> tuple[tuple[str, Value], ...]:
-    found = ((name, next(iter(redacted({name: value}).values()))) for name, value in settings)
-    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in found)
+    pairs = ((name, next(iter(redacted({name: value}).values()))) for name, value in settings)
+    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in pairs)

@@ -23,7 +23,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to evaluate: a role on held-out prompts, judged by the engine's scorer JUDGE."""
+    """Measures the accuracy of a role on held-out prompts, judged by the engine's scorer JUDGE."""
 
     engine: Engine
     role: str
@@ -60,4 +60,5 @@ class Evaluation:
 
 
 def shown(accuracy: Accuracy) -> Mapping[str, float]:
+    """An accuracy as metrics."""
     return {"evaluation/sampled": accuracy.sampled, "evaluation/greedy": accuracy.greedy}

@@ -51,7 +51,7 @@ def write_models(context: RunContext, folder: Path) -> None:
 
 
 def _write(context: RunContext, role: str, model: Model, folder: Path) -> None:
-    """What the trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
+    """Write one model: what its trainer writes, and the tokenizer as it was when the run began. Raises OSError."""
     assert model.trainer is not None
     context.engine.keeper.settle(computing(role))
     model.trainer.save(folder)

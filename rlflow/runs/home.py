@@ -34,7 +34,7 @@ class Home:
             raise Lost(self.path, self._moved())
 
     def _moved(self) -> Path | None:
-        """Where the kernel says that the folder is, if it says so and it is."""
+        """The path of the folder by the kernel, if the kernel knows it and the folder exists."""
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
             return path if os.path.samestat(os.stat(path), os.fstat(self._handle)) else None
@@ -42,6 +42,7 @@ class Home:
             return None
 
     def close(self) -> None:
+        """Let go of the folder."""
         os.close(self._handle)
 
 

@@ -22,16 +22,15 @@ SHOWN = 60  # letters of a value that are shown
 
 
 class WeightFile(BaseModel):
-    """A file of weights. While length, times and inode are the same nobody has written to it, so that it need not be read again; but not
-    where it was changed so shortly before it was looked at that a later change may have the same time (``recent``). modified, changed:
-    nanoseconds since the epoch, of its content and of its inode. sha256: of its bytes; None where it has not been read yet."""
+    """A file of weights. While length, times and inode are the same nobody has written to it, so that it need not be read again."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     bytes: int
-    modified: int
-    changed: int
+    modified: int  # nanoseconds since the epoch, of the last change of its content
+    changed: int  # nanoseconds since the epoch, of the last change of its inode
     inode: int
-    recent: bool = False
+    recent: bool = False  # whether it was changed so shortly before that a later change may have the same time
+    # of its bytes; None where it has not been read yet
     sha256: Annotated[str, Field(pattern=rf"^([0-9a-f]{{64}}|{UNSTEADY})$")] | None = None
 
     def same_file(self, other: WeightFile) -> bool:
@@ -39,21 +38,22 @@ class WeightFile(BaseModel):
         return (self.bytes, self.modified, self.changed, self.inode) == (other.bytes, other.modified, other.changed, other.inode)
 
     def with_digest(self, digits: str | None) -> WeightFile:
+        """The file with the digest of its bytes."""
         return self.model_copy(update={"sha256": digits})
 
 
 class Identity(BaseModel):
-    """kept: parts that must be the same when the run goes on. told: those of which a change is said, such as versions of packages.
-    weights: files of weights by part, which are compared by their digests."""
+    """The inputs that the numbers of a run depend on, each part under a name of its own."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: Literal["rlflow-identity"] = "rlflow-identity"
     version: Literal[1] = 1
-    kept: dict[str, str] = Field(default_factory=dict)
-    told: dict[str, str] = Field(default_factory=dict)
-    weights: dict[str, WeightFile] = Field(default_factory=dict)
+    kept: dict[str, str] = Field(default_factory=dict)  # parts that must be the same when the run goes on
+    told: dict[str, str] = Field(default_factory=dict)  # parts of which a change is reported, such as versions of packages
+    weights: dict[str, WeightFile] = Field(default_factory=dict)  # files of weights, which are compared by their digests
 
     def encode(self) -> bytes:
+        """The content of identity.json."""
         return f"{json.dumps(self.model_dump(), indent=1)}\n".encode()
 
 

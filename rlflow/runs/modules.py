@@ -16,15 +16,15 @@ from pathlib import Path
 
 @dataclass
 class Imports:
-    """files: of the folder, by their paths. outside: top-level modules that lie elsewhere and are not Python's own."""
+    """The files and modules that a file imports."""
 
-    files: set[Path] = field(default_factory=set)
-    outside: set[str] = field(default_factory=set)
+    files: set[Path] = field(default_factory=set)  # in its own folder
+    outside: set[str] = field(default_factory=set)  # top-level modules that lie elsewhere and are not Python's own
 
 
 def imports(file: Path, module: str = "") -> Imports:
-    """Of a file and of all that it imports from its own folder; of a ``module`` of a package, from that package."""
-    found, waiting = Imports(), [file]
+    """The imports of a file and of everything that it imports from its own folder; of a ``module`` of a package, from that package."""
+    closure, waiting = Imports(), [file]
     root, own = root_of(file, module), module.partition(".")[0]
     seen = {file}
     while waiting:
@@ -34,13 +34,13 @@ def imports(file: Path, module: str = "") -> Imports:
             ours = level or (top == own if own else top != "rlflow")  # whose version is known
             inside = list(_inside(name, _base(path, root, level))) if ours else []
             if not inside and not level:
-                found.outside.add(name.partition(".")[0])
+                closure.outside.add(name.partition(".")[0])
             new = set(inside) - seen
             seen |= new
-            found.files |= new
+            closure.files |= new
             waiting += new
-    found.outside -= set(sys.stdlib_module_names)
-    return found
+    closure.outside -= set(sys.stdlib_module_names)
+    return closure
 
 
 def root_of(file: Path, module: str = "") -> Path:

@@ -79,7 +79,8 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
 
 
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
-    """With the generator of the role that may be evaluated, where that has a place; whether it is, the data tell."""
+    """Place the halves of roles. The generator of the role that may be evaluated is placed too where there is room; the data decide
+    whether it is evaluated."""
     evaluated = evaluation_role(roles, options)
     try:
         return PlacedRoles(roles, rewards, options, _placement(program, roles, options, needed(roles, evaluated)), evaluated)
@@ -91,7 +92,7 @@ def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Optio
 
 def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[str, Halves]) -> Placement | None:
     flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
-    placement = place(program.graph, needs, parse_pools(options.pools), flags) if options.pools is not None else None
+    placement = place(program.graph, needs, parse_pools(options.pools), flags) if options.pools else None
     return with_parallelism(placement, program.graph, roles, options)
 
 
@@ -111,8 +112,8 @@ def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | No
 
 
 def place_across_machines(placed: PlacedRoles, program: Program, spread: Collection[str]) -> PlacedRoles:
-    """The same pools with other layouts, where some of them are on several machines. ``spread``: their names. Raises PlanError where the
-    backends cannot do it."""
+    """Choose layouts for pools of which some are on several machines. ``spread``: their names. Raises PlanError where the backends
+    cannot do it."""
     if not spread:
         return placed
     return replace(placed, placement=with_parallelism(placed.placement, program.graph, placed.roles, placed.options, spread))
@@ -122,17 +123,17 @@ def make_plan(program: Program, placed: PlacedRoles) -> Plan:
     """Run all passes over the program, once for a run. Raises PlanError for chunks that nothing waits for, and for memory that does not
     suffice."""
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
-    made = plan(program, placed.placement, chunks)
-    if problems := list(stream_problems(made, options.staleness)):
+    passed = plan(program, placed.placement, chunks)
+    if problems := list(stream_problems(passed, options.staleness)):
         raise PlanError(*problems)
-    return within_memory(made, placed.roles, placed.rewards, placed.where, options, placed.evaluated)
+    return within_memory(passed, placed.roles, placed.rewards, placed.where, options, placed.evaluated)
 
 
-def pool_warnings(made: Plan, sizes: Sizes) -> Iterator[Problem]:
+def pool_warnings(plan: Plan, sizes: Sizes) -> Iterator[Problem]:
     """Pools and ranks that a plan leaves idle."""
-    if made.placement is not None:
-        yield from unused_pools(made.placement)
-        yield from idle_ranks(made, sizes)
+    if plan.placement is not None:
+        yield from unused_pools(plan.placement)
+        yield from idle_ranks(plan, sizes)
 
 
 def crowd_warnings(placed: PlacedRoles) -> Iterator[Problem]:

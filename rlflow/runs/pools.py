@@ -22,7 +22,7 @@ from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import DataShape, FlowSource, Setup
 from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
-from rlflow.cluster.weights.transfer import Carrier
+from rlflow.cluster.weights.transfer import WeightTransfer
 from rlflow.cluster.worker import Worker
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
@@ -55,16 +55,16 @@ class WorkerSetups:
     updates: Mapping[str, int]  # role → optimizer steps over the run
 
     def of_pools(
-        self, placement: Placement, threads: int, meetings: Mapping[str, str], residency: Iterable[MemorySchedule] = ()
+        self, placement: Placement, threads: int, rendezvous_points: Mapping[str, str], residency: Iterable[MemorySchedule] = ()
     ) -> dict[str, list[Setup]]:
-        """The setup of each rank of each pool. ``meetings``: pool → where its ranks meet."""
+        """The setup of each rank of each pool. ``rendezvous_points``: pool → where its ranks meet."""
         program, schedules = self.program, {schedule.pool: schedule for schedule in residency}
         source, shape = FlowSource.of(program.flow), DataShape(self.data.columns, self.data.scorer)
         hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
         return {
             pool: [
                 Setup(rlflow.__version__, source, hp, self.config, self.options, identity(program.graph), shape, placement, pool, rank,
-                      ranks, self.updates, threads, meetings[pool], schedules.get(pool))
+                      ranks, self.updates, threads, rendezvous_points[pool], schedules.get(pool))
                 for rank in range(ranks)
             ]
             for pool, ranks in placement.pools.items()
@@ -72,7 +72,7 @@ class WorkerSetups:
 
 
 def worker_setups(program: Program, config: RunConfig, data: Judged, options: TraceOptions, updates: Mapping[str, int]) -> WorkerSetups:
-    """What workers are told of a run, with the device that ``auto`` is here: workers may see other ones."""
+    """Gather what workers need to know of a run, with the device that ``auto`` is here: workers may see other ones."""
     device: Any = device_in(config.options.device)
     return WorkerSetups(program, replace(config, options=replace(config.options, device=device)), data, options, updates)
 
@@ -91,14 +91,14 @@ def on_pools(
             plan = make_plan(plan.program, place_across_machines(placed, plan.program, spread))
         placement = plan.placement or _on(placed)
         threads = options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
-        meetings = launch.meetings(groups, folder)
-        ranks = setups.of_pools(placement, threads, meetings, plan.residency)
+        rendezvous_points = launch.rendezvous_points(groups, folder)
+        ranks = setups.of_pools(placement, threads, rendezvous_points, plan.residency)
 
         def placement_on(spread: Collection[str]) -> Placement:
             return _on(place_across_machines(placed, plan.program, spread))
 
-        fleet = Fleet(folder, ranks, groups, meetings, threads, options.heartbeat, options.load_timeout, roles_of(placement), placement,
-                      placement_on, controllers)
+        fleet = Fleet(folder, ranks, groups, rendezvous_points, threads, options.heartbeat, options.load_timeout,
+                      roles_of(placement), placement, placement_on, controllers)  # fmt: skip
         started.callback(fleet.stop)
         who = ", ".join(f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
@@ -160,9 +160,9 @@ def engine_of(plan: Plan, options: Options, prompts: Prompts, pools: Mapping[str
     models = {
         use.name: RemoteModel(
             use.name,
-            RemoteTrainer(use.name, pools[placement.trainers[use.name]], placement.lies(use.name, "trainer").collective)
+            RemoteTrainer(use.name, pools[placement.trainers[use.name]], placement.parallelism(use.name, "trainer").collective)
             if use.name in placement.trainers else None,
-            pools.get(placement.generators.get(use.name, "")), carrier=carrier(use.name, options, placement, pools),
+            pools.get(placement.generators.get(use.name, "")), transfer=transfer(use.name, options, placement, pools),
         )
         for use in model_uses(graph)
     }
@@ -174,12 +174,12 @@ def engine_of(plan: Plan, options: Options, prompts: Prompts, pools: Mapping[str
                          limited=[schedule.pool for schedule in plan.residency if schedule.moving])
 
 
-def carrier(role: str, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> Carrier | None:
-    """What brings the weights of a role to another pool by a plan; None where they go otherwise, or nowhere."""
+def transfer(role: str, options: Options, placement: Placement, pools: Mapping[str, Pool[Worker]]) -> WeightTransfer | None:
+    """The transfer that brings the weights of a role to another pool by a plan; None where they go otherwise, or nowhere."""
     source, target = placement.trainers.get(role), placement.generators.get(role)
     if source is None or target is None or source == target or options.weights == "gather":
         return None
-    return Carrier(role, pools[source], pools[target], options.weights, options.verify_every)
+    return WeightTransfer(role, pools[source], pools[target], options.weights, options.verify_every)
 
 
 def reasons(pools: Mapping[str, Pool[Worker]]) -> dict[str, str]:

@@ -16,6 +16,7 @@ import rlflow
 from rlflow import pretrained
 from rlflow.author.flow import Flow
 from rlflow.binding import rewards as bound
+from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of, numbers
 from rlflow.binding.dataset import open_dataset
 from rlflow.binding.models import make_models
@@ -23,7 +24,6 @@ from rlflow.binding.roles import bind_roles, folders
 from rlflow.check.check import check, function_problems
 from rlflow.checkpoints.models import small_files
 from rlflow.config.flags import RunConfig
-from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
@@ -53,7 +53,7 @@ from rlflow.runs.planning import (
     pool_warnings,
     settle_evaluation,
 )
-from rlflow.runs.screening import screened
+from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
 from rlflow.trace.compile import Program, TraceOptions, all_nodes, trace
 from rlflow.watch.reporter import Quiet
@@ -96,7 +96,7 @@ def prepare(
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
         program = compile_with_data(flow, hp, config, data, rewards, note)
-        prompts, held_out = screened(data, program.graph, placed.roles, options, note, begun)
+        prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         if 0 < (there := len(prompts.data)) < (taken := options.prompts):
             note(f"{data.name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken}: each stands in it "
                  f"{taken / there:.3g} times (--prompts)")
@@ -122,7 +122,7 @@ def compile_with_data(
 
 
 def trace_options(config: RunConfig, data: Judged, rewards: bound.Rewards) -> TraceOptions:
-    """What shapes the graph of a run whose data are open."""
+    """The part of a run whose data are open that shapes its graph."""
     return TraceOptions(max(len(config.options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), config.sampling)
 
 
@@ -149,6 +149,8 @@ def _assemble(
         runtime = pools.on_pools(plan, placed, setups, prompts, watchdog, note)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
+
+    runtime.engine.asking = asking(graph, roles, config)
 
     def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score

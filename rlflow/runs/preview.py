@@ -73,7 +73,7 @@ def transports(options: Options) -> tuple[str, str]:
 
 
 def _owned(role: BoundRole) -> dict[str, set[str]]:
-    """For each half the settings that its backend has and the other's has not."""
+    """The settings that each half's backend has and the other half's has not."""
     names = [set(fields(half.kind.Settings)) if half.kind is not None else set[str]() for half in role.halves]
     return {half: own - other for half, own, other in zip(HALVES, names, reversed(names), strict=True)}
 

@@ -36,6 +36,7 @@ class Printed:
                 self._add(line)
 
     def close(self) -> None:
+        """Write lines that are not ended yet, and close the file."""
         with self._turn:
             for rest in filter(None, self._begun.values()):
                 self._add(rest)

@@ -105,6 +105,7 @@ class Records:
             log.flush()
 
     def close(self) -> None:
+        """Write what is left and close all files."""
         if self._events:
             self._timeline.add("]\n")
         for log in (self._metrics, self._samples, self._fates, self._timeline):
@@ -134,6 +135,7 @@ def before(start: int, evaluated: bool = True) -> Keep:
 
 
 def nothing(line: bytes) -> bool:
+    """Keep no line of an earlier process."""
     return False
 
 
@@ -148,6 +150,6 @@ def parsed(line: bytes) -> dict[str, Any]:
 
 def of_event(line: bytes) -> int:
     """The iteration of a line of the timeline; -1 where it is of none."""
-    told = parsed(line.strip(b"[,\n")).get("args")
-    number = told.get("iteration") if isinstance(told, dict) else None
+    args = parsed(line.strip(b"[,\n")).get("args")
+    number = args.get("iteration") if isinstance(args, dict) else None
     return number if isinstance(number, int) else -1

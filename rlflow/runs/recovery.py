@@ -45,7 +45,7 @@ class Workers(Protocol):
         """The death that is behind an error, in words; None where nobody died, or where what is left cannot be ended."""
 
     def lost(self) -> str | None:
-        """What is lost besides workers, in words, so that none can be started anew; None where nothing is."""
+        """A loss for which no pool can be started anew, in words; None where there is none."""
 
     def restart(self, death: Any) -> list[str]:
         """Start what died anew; the names of the pools that were started."""

@@ -21,7 +21,7 @@ def summary(result: RunResult) -> str:
     parts = []
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
-    parts.append(bounded(result.totals))
+    parts.append(bounds_text(result.totals))
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
     many = "s" * (result.iterations != 1)
@@ -52,23 +52,23 @@ def _cut(text: str, width: int) -> str:
     return line if len(line) <= width else "…" + line[1 - width :]
 
 
-def bounded(totals: RunTotals) -> str:
-    """What bounded a run, as a table of its nodes and in words."""
-    found = totals.bounds
-    if not found.iterations:
+def bounds_text(totals: RunTotals) -> str:
+    """A table of the nodes of a run, and in words what bounded it."""
+    bounds = totals.bounds
+    if not bounds.iterations:
         return "no iteration was run to its end"
-    by = found.by if found.by == PATH else f"the work of {found.by}"
-    alike = f" (of {found.alike} iteration{'s' if found.alike > 1 else ''})" if found.alike < found.iterations else ""
-    shares = ", ".join(f"{lane} {share:.0%}" for lane, share in found.busy.items() if share >= SHOWN or "." not in lane)
+    by = bounds.by if bounds.by == PATH else f"the work of {bounds.by}"
+    alike = f" (of {bounds.alike} iteration{'s' if bounds.alike > 1 else ''})" if bounds.alike < bounds.iterations else ""
+    shares = ", ".join(f"{lane} {share:.0%}" for lane, share in bounds.busy.items() if share >= SHOWN or "." not in lane)
     return "\n".join([
         _rendered(_stages(totals)),
-        f"an iteration took {found.seconds:.3f} s; no schedule of its nodes takes less than {found.bound:.3f} s: {by}",
-        f"critical path{alike}: {_chain(found)}; {found.outside:.3f} s outside nodes", f"busy: {shares}"])
+        f"an iteration took {bounds.seconds:.3f} s; no schedule of its nodes takes less than {bounds.bound:.3f} s: {by}",
+        f"critical path{alike}: {_chain(bounds)}; {bounds.outside:.3f} s outside nodes", f"busy: {shares}"])
 
 
-def _chain(found: Bounds) -> str:
+def _chain(bounds: Bounds) -> str:
     """The nodes of the critical path in words; … stands for those that took next to nothing."""
-    words = [f"{node} {seconds:.3f} s" if seconds >= SHOWN * found.seconds else "…" for node, seconds in found.critical.items()]
+    words = [f"{node} {seconds:.3f} s" if seconds >= SHOWN * bounds.seconds else "…" for node, seconds in bounds.critical.items()]
     return " → ".join(word for word, before in zip(words, ["", *words], strict=False) if (word, before) != ("…", "…"))
 
 

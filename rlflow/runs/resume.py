@@ -52,7 +52,7 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
     with Lock(folder):
         context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
         try:
-            start = restored(newest(folder, reporter), context, reporter)
+            start = restore_checkpoint(newest(folder, reporter), context, reporter)
             _something_left(folder, name, start, context, reporter)
         except BaseException:
             context.close()
@@ -67,7 +67,7 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
     check_trusted(folder, saved, _left(saved, changes), trust, reporter)
     context = prepare_again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
     try:
-        start = restored(newest(folder, reporter), context, reporter)
+        start = restore_checkpoint(newest(folder, reporter), context, reporter)
         _iterations_left(name, start, context.options.iterations)
     except BaseException:
         context.close()
@@ -84,29 +84,29 @@ WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}  # what settings.j
 def read_settings(folder: Path) -> dict[str, Any]:
     """settings.json of a run. Raises PlanError where there is none, or not all of it."""
     try:
-        found = json.loads(durable.read(folder / directory.SETTINGS))
+        settings = json.loads(durable.read(folder / directory.SETTINGS))
     except (OSError, ValueError, RecursionError) as error:
         runs = [str(path.parent) for path in folder.parent.glob("*/settings.json")] if folder.parent.is_dir() else []
         raise PlanError.of("no-run", f"'{folder}' is no run directory", found=f"settings.json: {error}",
                            expected="a folder that `rlflow run` made", nearest=nearest(str(folder), runs),
                            remedy="`rlflow runs` lists them") from error
-    lacking = [name for name, kind in WHAT.items() if not isinstance(found, dict) or not isinstance(found.get(name), kind)]
+    lacking = [name for name, kind in WHAT.items() if not isinstance(settings, dict) or not isinstance(settings.get(name), kind)]
     if lacking:
         raise PlanError.of("run-settings", f"settings.json of '{folder}' is not what a run wrote", found=f"no {listed(lacking)}",
                            expected=f"a JSON object with {listed(WHAT)}",
                            remedy=f"put a copy of it back; the model alone can be had: rlflow export {folder} FOLDER")
-    return dict(found)
+    return dict(settings)
 
 
 def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was given, by flag: its settings among it."""
+    """The values that a run was configured with, by flag, with the settings of its flow."""
     return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
 
 
 def _left(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stay as they are recorded, their paths as they lead from here."""
     recorded = {name: value for name, value in recorded_values(saved).items() if name not in changes}
-    return anchored(recorded, saved.get("started_in"))
+    return anchor_paths(recorded, saved.get("started_in"))
 
 
 def masked_values(saved: Mapping[str, Any]) -> list[str]:
@@ -123,14 +123,14 @@ def prepare_again(
     if missing:
         raise PlanError.of("resume-secret", f"the run does not keep --{missing[0]}, which is a secret", found=listed(missing),
                            expected="secrets to be given again", remedy=f"rlflow resume RUN --{missing[0]} …")
-    recorded = anchored(recorded_values(saved), saved.get("started_in"))
+    recorded = anchor_paths(recorded_values(saved), saved.get("started_in"))
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
     config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
     return prepare(flow, hp, config, reporter.note, judge, begun=True)
 
 
-def anchored(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
+def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
     """The settings, of which relative paths that lead nowhere from here lead from where the run was started."""
     if not isinstance(start, str):
         return dict(recorded)
@@ -152,10 +152,13 @@ def _of_pools(flag: str) -> bool:
     return flag in ("pools", "ray_address", "interface") or flag.startswith("pools.") or flag.rpartition(".")[2] == "pool"
 
 
-def same_run(folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, found: Dependencies) -> Dependencies:
-    """What the run depends on, with the digests that are known of it. Raises PlanError where the algorithm or any of it is another."""
+def same_run(
+    folder: Path, name: str, saved: Mapping[str, Any], reporter: Reporter, graph: Graph, dependencies: Dependencies
+) -> Dependencies:
+    """Compare a run with what it was started with; its dependencies with the digests that are known of them. Raises PlanError where
+    the algorithm or any dependency has changed."""
     same_algorithm(folder, name, saved, graph, reporter)
-    return same_inputs(folder, name, reporter, found)
+    return same_inputs(folder, name, reporter, dependencies)
 
 
 def same_algorithm(folder: Path, name: str, saved: Mapping[str, Any], graph: Graph, reporter: Reporter) -> None:
@@ -173,18 +176,20 @@ def same_algorithm(folder: Path, name: str, saved: Mapping[str, Any], graph: Gra
 
 
 def _same_identity(name: str, before: object, now: str) -> None:
-    """By what the settings say, which know which graph it was, but not what was in it."""
+    """Refuse a graph whose digest is not that of the settings file. The settings have the digest alone, so the difference cannot be
+    shown."""
     if before != now:
         raise _changed(name, f"the graph {now}, and not {before}; what differs cannot be told without {directory.GRAPH}")
 
 
-def _changed(name: str, found: str) -> PlanError:
-    return PlanError.of("resume-changed", "the algorithm is not the one that this run was started with", found=found,
+def _changed(name: str, differences: str) -> PlanError:
+    return PlanError.of("resume-changed", "the algorithm is not the one that this run was started with", found=differences,
                         expected="the same graph and the same function bodies",
                         remedy=f"undo the change, or start a new run from the checkpoint: rlflow resume {name} --fork")
 
 
 def timeless(graph: Graph) -> Graph:
+    """The graph without deadlines, which may change."""
     return dataclasses.replace(graph, nodes=tuple(_timeless(node) for node in graph.nodes))
 
 
@@ -202,7 +207,7 @@ def newest(folder: Path, reporter: Reporter) -> Loaded:
     return loaded
 
 
-def restored(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
+def restore_checkpoint(loaded: Loaded, context: RunContext, reporter: Reporter) -> RunStart:
     """Put the context run where a checkpoint was taken."""
     start = context.executor.lanes.do("control", partial(state.restore, context, loaded.snapshot))
     reporter.note(f"resuming from {loaded.path.name}")

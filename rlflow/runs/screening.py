@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rlflow.binding.dataset import divided
+from rlflow.binding.dataset import split_records
 from rlflow.binding.positions import room
 from rlflow.binding.roles import Roles
 from rlflow.config.options import Options
@@ -18,22 +18,22 @@ from rlflow.graph.model import Graph
 SECONDS = 10.0  # for records to train on; what is left is judged when it is drawn
 
 
-def screened(
+def screen_records(
     data: Dataset, graph: Graph, roles: Roles, options: Options, note: Callable[[str], None], begun: bool = False
 ) -> tuple[Prompts, Dataset]:
     """The cursor over the records to train on, and those held out, all of which can be used. Raises PlanError for records that cannot
     be, unless they are to be left out (--bad-records skip) or the run has ``begun``; then they are told to ``note``."""
     limited = replace(data, room=room(graph, roles, options.reward, data.shape != "prompts"))
-    training, held_out = divided(limited, options.held_out)
+    training, held_out = split_records(limited, options.held_out)
     prompts, began = training.prompts(options.seed), time.monotonic()
     asides = held_out.faulty(range(len(held_out)))
     judged = prompts.check(SECONDS)
-    found = [*data.faults, *asides.values(), *prompts.faults.values()]
+    faults = [*data.faults, *asides.values(), *prompts.faults.values()]
     total = judged + len(held_out) + len(data.faults)
-    if found and (len(found) == total or not begun and options.bad_records == "stop"):
-        raise refused(data.name, in_order(found), total, limited.room)
-    if found:
-        note(f"{len(found)} of {total} records of {data.name} are left out: {spoken(in_order(found))}")
+    if faults and (len(faults) == total or not begun and options.bad_records == "stop"):
+        raise refused(data.name, in_order(faults), total, limited.room)
+    if faults:
+        note(f"{len(faults)} of {total} records of {data.name} are left out: {spoken(in_order(faults))}")
     if judged < len(training):
         note(f"{judged} of {len(training)} records to train on were checked in {time.monotonic() - began:.0f} s; the others are checked "
              "when they are drawn, and left out where they cannot be used")
@@ -41,6 +41,6 @@ def screened(
     return prompts, replace(held_out, records=kept)
 
 
-def in_order(found: Sequence[Fault]) -> list[Fault]:
+def in_order(faults: Sequence[Fault]) -> list[Fault]:
     """Faults as their records stand in the data."""
-    return sorted(found, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))
+    return sorted(faults, key=lambda fault: (fault.place.path, fault.place.line) if fault.place else ("", 0))

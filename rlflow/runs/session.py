@@ -18,7 +18,7 @@ from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import Home, Lost
 from rlflow.runs.loop import Loop
 from rlflow.runs.records import Records
-from rlflow.runs.report import bounded
+from rlflow.runs.report import bounds_text
 from rlflow.runs.weights import DigestReader
 from rlflow.watch import status, terminal
 from rlflow.watch.reporter import Reporter, RunInfo, alarm
@@ -73,7 +73,7 @@ def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: R
 
 def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunStart, signals: StopSignals) -> RunResult:
     home, placement, options = Home(folder), context.plan.placement, context.options
-    cleared(folder, reporter)
+    clear_leftovers(folder, reporter)
     records = Records(folder, start.iteration, reporter.note, placement.pools if placement else (),
                       evaluated=start.iteration < options.iterations or start.here is not None)
     writer = Writer(folder, options.keep, on_failure=partial(alarm, reporter), before=records.flush)
@@ -124,7 +124,7 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
             reader.close()
             writer.close()
             if loop.totals.iterations or not (folder / "bounds.json").exists():  # else an earlier process knew more
-                records.bounds(bounded(loop.totals), loop.totals.as_json())
+                records.bounds(bounds_text(loop.totals), loop.totals.as_json())
             records.close()
             home.close()
             context.stop()
@@ -134,7 +134,7 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
 
 
 def _failure(raised: Exception, iteration: int, then: str) -> Exception:
-    """What a run says that ends so; what comes from workers between stages, of an evaluation or a save, as the run's own."""
+    """The error that a run ends with. An error of workers between stages, as in an evaluation or a save, is one of the run itself."""
     failure = StageError("", iteration, 0, str(raised), lines=noted_lines(raised)) if isinstance(raised, RemoteError) else raised
     if isinstance(failure, StageError):
         failure.then = then
@@ -150,7 +150,7 @@ def write_traceback(raised: Exception, records: Records, home: Home) -> str:
 
 
 def _how_to_go_on(writer: Writer, home: Home, start: RunStart) -> str:
-    """For a run that failed; nothing where there is nothing to go on from."""
+    """A text that says how to go on with a run that failed; empty where nothing is saved."""
     writer.wait(600.0)
     if writer.saved is None and not start.iteration:
         return ""
@@ -158,7 +158,7 @@ def _how_to_go_on(writer: Writer, home: Home, start: RunStart) -> str:
     return f"{newest}go on with: rlflow resume {home.shown}"
 
 
-def cleared(folder: Path, reporter: Reporter) -> None:
+def clear_leftovers(folder: Path, reporter: Reporter) -> None:
     """Remove what a process that was killed here left half written."""
     try:
         durable.clear(folder)

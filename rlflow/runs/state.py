@@ -67,5 +67,5 @@ def restore(context: RunContext, saved: Snapshot) -> RunStart:
         start = f"{QUEUE}/"
         files = {name.removeprefix(start): rows for name, rows in saved.files.items() if name.startswith(start)}
         context.ahead.restore(saved.state["queue"], files)
-    before, here = (Accuracy(**found) if (found := saved.state.get(name)) else None for name in ("before", "here"))
+    before, here = (Accuracy(**accuracy) if (accuracy := saved.state.get(name)) else None for name in ("before", "here"))
     return RunStart(saved.iteration, before, saved.state["answers"], here)

@@ -75,7 +75,7 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
 
 
 def _module_files(name: str, folder: Path) -> Iterator[Path]:
-    """Where a module would be imported from; nothing where it is found without this run. A package is named by its ``__init__``."""
+    """The files from which a module would be imported; none where it is found without this run. A package is named by its ``__init__``."""
     here = ("", os.getcwd(), str(folder))
     top = name.partition(".")[0]
     for places, own in (([each for each in sys.path if each not in here], False), ([str(folder), os.getcwd()], True)):
@@ -87,17 +87,17 @@ def _module_files(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
-    """Of the Python files that the run was started with."""
+    """The recorded digests of the Python files that the run was started with."""
     try:
-        found = identity.read(folder)
+        recorded = identity.read(folder)
     except ValueError:
-        found = None
-    kept = found.kept if found else {}
+        recorded = None
+    kept = recorded.kept if recorded else {}
     return {str(saved.get(FILE_DIGEST)), *(value for name, value in kept.items() if name.startswith(("reward ", "backend ")))}
 
 
 def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str:
-    """What speaks against a file; nothing where it may run."""
+    """A reason not to trust a file; empty where it may run."""
     if file.is_relative_to(run):
         return "it lies in the run's own folder, into which a run puts no code"
     try:
@@ -116,15 +116,15 @@ def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str
 
 def _others(path: Path) -> str:
     """Whether users other than this one and root own a file or write to it."""
-    found = path.stat()
-    if found.st_uid not in (0, os.geteuid()):
-        return f"it belongs to user {found.st_uid}"
-    writers = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid != os.getegid() else 0)
-    return f"others can write to it (rights {stat.S_IMODE(found.st_mode):o})" if found.st_mode & writers else ""
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {status.st_uid}"
+    writers = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid != os.getegid() else 0)
+    return f"others can write to it (rights {stat.S_IMODE(status.st_mode):o})" if status.st_mode & writers else ""
 
 
 def digest_of(file: Path) -> str | None:
-    """What settings.json keeps of the flow's file; None where there is none, as in a notebook."""
+    """The digest of the flow's file that settings.json keeps; None where there is no file, as in a notebook."""
     try:
         return f"sha256 {meaning(file)}"
     except OSError:

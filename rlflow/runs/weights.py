@@ -21,11 +21,11 @@ LARGE = 1 << 30  # bytes of which it is said that they are read
 AT_ONCE = 4  # files that are read while a run waits for them
 
 
-def stated(path: Path) -> WeightFile:
+def weight_file(path: Path) -> WeightFile:
     """The file as it lies there, unread. Raises OSError."""
-    found = os.stat(path)
-    return WeightFile(bytes=found.st_size, modified=found.st_mtime_ns, changed=found.st_ctime_ns, inode=found.st_ino,
-                   recent=time.time_ns() - found.st_ctime_ns < RECENT)
+    status = os.stat(path)
+    return WeightFile(bytes=status.st_size, modified=status.st_mtime_ns, changed=status.st_ctime_ns, inode=status.st_ino,
+                   recent=time.time_ns() - status.st_ctime_ns < RECENT)
 
 
 def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | None:
@@ -39,25 +39,25 @@ def digest(path: Path, going_on: Callable[[], bool] = lambda: True) -> str | Non
     return total.hexdigest()
 
 
-def compared(
+def compare_weights(
     before: Mapping[str, WeightFile], now: Mapping[str, WeightFile], paths: Mapping[str, Path], say: Callable[[str], None]
 ) -> tuple[dict[str, WeightFile], list[Change]]:
     """The weights as they are now, with the digests that are known, and what changed. Files that nobody touched are not read; others are,
     and where that may take long it is said. Raises OSError."""
     changes = [Change(name, _told(before.get(name)), _told(now.get(name))) for name in before.keys() ^ now.keys()]
-    found, unread = dict(now), []
+    files, unread = dict(now), []
     for name in before.keys() & now.keys():
         if now[name].same_file(before[name]) and not before[name].recent:
-            found[name] = now[name].with_digest(before[name].sha256)
+            files[name] = now[name].with_digest(before[name].sha256)
         elif before[name].sha256 is None:
             changes.append(Change(name, UNREAD, "another file"))
         else:
             unread.append(name)
     for name, digits in _read({name: paths[name] for name in unread}, now, say).items():
-        found[name] = now[name].with_digest(digits)
+        files[name] = now[name].with_digest(digits)
         if digits != before[name].sha256:
-            changes.append(Change(name, _told(before[name]), _told(found[name])))
-    return found, sorted(changes, key=lambda change: change.name)
+            changes.append(Change(name, _told(before[name]), _told(files[name])))
+    return files, sorted(changes, key=lambda change: change.name)
 
 
 def _told(weights: WeightFile | None) -> str:
@@ -74,12 +74,12 @@ def _read(paths: Mapping[str, Path], stats: Mapping[str, WeightFile], say: Calla
         say(f"reading {total / LARGE:.1f} GiB of weights, to compare them with those that the run began with: their files are others")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            found = dict(zip(paths, pool.map(partial(digest, going_on=lambda: not stop.is_set()), paths.values()), strict=True))
+            digests = dict(zip(paths, pool.map(partial(digest, going_on=lambda: not stop.is_set()), paths.values()), strict=True))
         finally:
             stop.set()
     if total > LARGE:
         say(f"read them in {time.monotonic() - began:.0f} s")
-    return found
+    return digests
 
 
 class DigestReader:
@@ -96,6 +96,7 @@ class DigestReader:
         self._thread = threading.Thread(target=self._work, name="digests of weights", daemon=True)
 
     def start(self) -> DigestReader:
+        """Begin to read; this reader."""
         self._thread.start()
         return self
 
@@ -106,27 +107,28 @@ class DigestReader:
             self._thread.join()
 
     def wait(self, seconds: float) -> None:
+        """Wait until all is read, at most so many seconds."""
         self._thread.join(seconds)
 
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # a thread has a priority of its own on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        found = dict(self._identity.weights)
-        for name, weights in found.items():
+        files = dict(self._identity.weights)
+        for name, weights in files.items():
             if weights.sha256 is None:
                 digits = self._digest(name, weights)
                 if digits is None:
                     return
-                found[name] = weights.with_digest(digits)
-        if found != self._identity.weights:
-            self._put(self._identity.model_copy(update={"weights": found}))
+                files[name] = weights.with_digest(digits)
+        if files != self._identity.weights:
+            self._put(self._identity.model_copy(update={"weights": files}))
 
     def _digest(self, name: str, weights: WeightFile) -> str | None:
         """None where the run ends first."""
         path = self._paths[name]
         try:
             digits = digest(path, lambda: not self._stop.is_set())
-            steady = stated(path).same_file(weights)
+            steady = weight_file(path).same_file(weights)
         except OSError:
             digits, steady = UNSTEADY, False
         if digits is None:

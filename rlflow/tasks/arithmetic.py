@@ -1,4 +1,4 @@
-"""The packaged model: made from nothing by the project's own `sft` flow, on answers of a pupil who errs.
+"""Makes the packaged model by the project's own `sft` flow, on answers of a simulated pupil who makes mistakes.
 
     python -m rlflow.tasks.arithmetic FOLDER      # make base-model
 
@@ -6,8 +6,8 @@ It writes FOLDER/arithmetic_model, FOLDER/arithmetic_lessons.jsonl and FOLDER/ar
 
 A first run teaches two-digit sums and differences with right answers; a second one answers as the pupil gives them, who often
 forgets the carry or the minus sign and slips on digits. So the model holds the right answer and prefers a wrong one where the
-pupil errs more often than not: what reinforcement learning then has to undo is a preference of the weights, not chance alone.
-Held-out questions of the packaged task are in none of it.
+pupil errs more often than not: reinforcement learning then has to undo a preference of the weights, not chance alone. Held-out questions
+of the packaged task are in none of these data.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rlflow.runs.packaged import packaged
 SEED = 0
 COPIES = 4  # answers of the pupil to each question
 LESSONS = 2000  # right answers that ship with the model, for the `sft` flow
-PAIRS = 2000  # right answers, each beside one of the pupil's wrong ones, for the `dpo` and `reward_model` flows
-FORGETS, SLIPS = 0.65, 0.25  # how often the pupil forgets a carry, or a sign; and errs in a digit
+PAIRS = 2000  # right answers, each with one of the pupil's wrong ones, for the `dpo` and `reward_model` flows
+FORGETS, SLIPS = 0.65, 0.25  # probabilities that the pupil forgets a carry or a sign, and that a digit is wrong
 DRAWN = 60000  # questions drawn for the pupil; the packaged task draws fewer, so that a run starts fast
 
 
@@ -48,39 +48,39 @@ def make(folder: Path) -> None:
         right, erring = work / "right.jsonl", work / "erring.jsonl"
         _write(right, lessons(training, 1, 0.0, 0.0))
         _write(erring, lessons(training, COPIES, FORGETS, SLIPS))
-        taught = _taught(work / "blank", right, 2400, work / "runs", lr=8e-4, warmup=50)
-        final = _taught(taught, erring, 1600, work / "runs", lr=4e-4, schedule="linear")
+        trained = _trained(work / "blank", right, 2400, work / "runs", lr=8e-4, warmup=50)
+        final = _trained(trained, erring, 1600, work / "runs", lr=4e-4, schedule="linear")
         shutil.copytree(final, folder / "arithmetic_model", dirs_exist_ok=True)
         write_data(folder, training)
         shutil.copytree(teacher(folder, work / "runs"), folder / "arithmetic_teacher", dirs_exist_ok=True)
 
 
 def teacher(folder: Path, out: Path) -> Path:
-    """The packaged model after some of the lessons, in half the bytes: the teacher of the `distill` flow."""
+    """Train the packaged model on some of the lessons and save it in bfloat16: the teacher of the `distill` flow. Gives its folder."""
     from transformers import AutoModelForCausalLM
 
-    made = _taught(folder / "arithmetic_model", folder / "arithmetic_lessons.jsonl", 100, out, lr=5e-4)
-    pretrained.read_model(AutoModelForCausalLM, made, dtype=torch.bfloat16).save_pretrained(made)
-    return made
+    trained = _trained(folder / "arithmetic_model", folder / "arithmetic_lessons.jsonl", 100, out, lr=5e-4)
+    pretrained.read_model(AutoModelForCausalLM, trained, dtype=torch.bfloat16).save_pretrained(trained)
+    return trained
 
 
 def write_data(folder: Path, training: Dataset) -> None:
-    """The lessons and pairs that ship with the model."""
+    """Write the lessons and pairs that ship with the model."""
     _write(folder / "arithmetic_lessons.jsonl", list(lessons(training, 1, 0.0, 0.0))[:LESSONS])
     _write(folder / "arithmetic_pairs.jsonl", islice(pairs(training), PAIRS))
 
 
 def questions() -> Dataset:
-    """Questions like those of the packaged task, without the ones that it holds out."""
+    """A data set of questions like those of the packaged task, without its held-out ones."""
     values = packaged("default")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
     held_out = {record.question for record in open_data(values["data"], task=task).split(values["held_out"])[1].records}
-    drawn = open_data(values["data"], task={**task, "size": DRAWN})
-    return replace(drawn, records=[record for record in drawn.records if record.question not in held_out])
+    candidates = open_data(values["data"], task={**task, "size": DRAWN})
+    return replace(candidates, records=[record for record in candidates.records if record.question not in held_out])
 
 
 def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterator[dict[str, str]]:
-    """A completion for each question, ``copies`` times over."""
+    """The pupil's completion for each question, ``copies`` times over. ``forgets`` and ``slips``: probabilities of its mistakes."""
     chance = random.Random(SEED)
     for _ in range(copies):
         for record in data.records:
@@ -89,14 +89,15 @@ def lessons(data: Dataset, copies: int, forgets: float, slips: float) -> Iterato
 
 
 def pairs(data: Dataset) -> Iterator[dict[str, str]]:
-    """The right answer and the pupil's, for each question that the pupil got wrong."""
+    """The right answer and the pupil's, for each question that the pupil answered wrongly."""
     for lesson in lessons(data, 1, FORGETS, SLIPS):
         if lesson["completion"] != lesson["answer"]:
             yield {"prompt": lesson["prompt"], "chosen": lesson["answer"], "rejected": lesson["completion"], "answer": lesson["answer"]}
 
 
 def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float) -> str:
-    """The pupil's answer to ``a + b`` or ``a - b``."""
+    """The pupil's answer to ``a + b`` or ``a - b``. ``terms``: the three words; ``forgets`` and ``slips``: probabilities of its
+    mistakes."""
     first, sign, second = int(terms[0]), terms[1], int(terms[2])
     low, high = sorted((first, second))
     carries = first % 10 + second % 10 >= 10 if sign == "+" else high % 10 < low % 10
@@ -114,7 +115,7 @@ def pupil(terms: list[str], chance: random.Random, forgets: float, slips: float)
 
 
 def blank(folder: Path, texts: Iterable[Any]) -> None:
-    """An untrained model of about 0.95M parameters, and a byte-level tokenizer with a token for each digit."""
+    """Save an untrained model of about 0.95M parameters, and a byte-level tokenizer with a token for each digit, to ``folder``."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = make_tokenizer(texts)
@@ -130,7 +131,7 @@ def blank(folder: Path, texts: Iterable[Any]) -> None:
 
 
 def make_tokenizer(texts: Iterable[Any]) -> Any:
-    """Byte-level BPE, so that any text survives a round trip; the words of the questions are tokens of their own."""
+    """A byte-level BPE tokenizer trained on ``texts``: any text survives a round trip, and the words of the questions are single tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -144,8 +145,8 @@ def make_tokenizer(texts: Iterable[Any]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False)
 
 
-def _taught(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) -> Path:
-    """The model after ``steps`` steps of `sft` on the data, 32 rows each."""
+def _trained(model: Path, data: Path, steps: int, out: Path, **optimizer: Any) -> Path:
+    """Train a model for ``steps`` steps of `sft` on the data, 32 rows each. Gives the folder of the trained model."""
     actor = {"beta2": 0.95, "weight_decay": 0.01, **optimizer}
     result = run("sft", model=str(model), data=str(data), iterations=steps, prompts=32, held_out=0, seed=SEED, out=str(out),
                  actor=actor, quiet=False)

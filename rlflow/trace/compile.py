@@ -25,9 +25,9 @@ PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What of a run shapes the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those that
-    the data have (None: what the contract and the flow declare). reward_places: by column where a function is that reads it, for what is
-    said of it."""
+    """Settings of a run that shape the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those
+    that the data have (None: the columns that the contract and the flow declare). reward_places: column → place of the function that
+    reads it, for messages."""
 
     rewards: int = 1
     reward_reads: tuple[str, ...] = ("completion", "answer")
@@ -49,7 +49,7 @@ class Program:
 
 @dataclass(frozen=True)
 class TraceResult:
-    """What a trace found: the program as far as it goes, and every problem on the way."""
+    """The result of a trace: the program as far as it goes, and all problems."""
 
     program: Program | None
     problems: tuple[Problem, ...]
@@ -80,8 +80,8 @@ def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Tr
     result, stopped = _call(tracer, flow, hp, roles, initial, options)
     tracer.problems += stopped
     graph = _graph(tracer, flow, hp, roles, initial, result)
-    found = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
-    return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), tuple(_distinct([*tracer.problems, *found])))
+    problems = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
+    return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), tuple(_distinct([*tracer.problems, *problems])))
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
@@ -167,7 +167,7 @@ def data_columns(flow: Flow) -> dict[str, Kind | None]:
 
 
 def _raised(flow: Flow, error: BaseException) -> Problem:
-    """What Python raised in the flow's lines, at the last of them that is the user's."""
+    """The problem of an exception that Python raised while the flow was traced, at the last line that is the user's."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == flow.function.__code__.co_filename]
     place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else flow.place
     return Problem("flow-raised", f"the flow raised {type(error).__name__}: {error}", place, flow.place,
@@ -196,16 +196,16 @@ def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
 
 def role_use(name: str, nodes: tuple[Node, ...], functions: Mapping[str, Stage | Loss]) -> RoleUse:
     """A role is what it is used for."""
-    mine = [node for node in all_nodes(nodes) if node.role == name]
-    losses = [loss for node in mine if node.op is Op.UPDATE and isinstance(loss := functions.get(node.name), Loss)]
-    called = any(node.op is Op.REWARD for node in mine)
-    valued = any(node.op is Op.VALUES for node in mine)
+    own_nodes = [node for node in all_nodes(nodes) if node.role == name]
+    losses = [loss for node in own_nodes if node.op is Op.UPDATE and isinstance(loss := functions.get(node.name), Loss)]
+    called = any(node.op is Op.REWARD for node in own_nodes)
+    valued = any(node.op is Op.VALUES for node in own_nodes)
     head = losses[0].head if losses else "values" if valued else "scores" if called else "logprobs"
-    return RoleUse(name, bool(losses), head, any(node.op is Op.GENERATE for node in mine), called)
+    return RoleUse(name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), called)
 
 
 def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterator[Problem]:
-    """What can only be judged when the whole flow is known."""
+    """Problems that can be judged only once the whole flow is known."""
     yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
     yield from rules.no_such_call(tracer.context.sampling, [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE])

@@ -13,6 +13,7 @@ from rlflow.author.stage import Stage
 from rlflow.columns import TABLE, Kind, Level
 from rlflow.dispatch import ALL, RANK0
 from rlflow.errors import Place, Problem, listed, nearest
+from rlflow.graph.lineage import line
 from rlflow.graph.model import Column, Graph, Node, Op, Output, RowAxis, Value
 
 
@@ -52,17 +53,20 @@ def reward_missing(what: str, name: str, columns: Sequence[str], place: Place | 
 
 
 def optional_absent(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    """Note that an optional column is absent."""
     return Problem("optional-absent", f"{what} runs without its optional column '{name}'", place, definition, found="no such column",
                    expected=f"column '{name}' or none", remedy="nothing, if that is meant", severity="note")
 
 
 def wrong_kind(what: str, parameter: ColumnParameter, found: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+    """A column is read as another kind than it has."""
     return Problem("wrong-kind", f"{what} reads column '{parameter.name}' as another kind than it has", place, definition,
                    found=f"{parameter.name}: {found}", expected=f"{parameter.name}: {parameter.kind}",
                    remedy="change the stage that gives it, or annotate the parameter with the kind that is meant")
 
 
 def table_kind(what: str, name: str, found: Kind | None, table: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+    """A column of the contract's table is given as another kind."""
     return Problem("table-kind", f"{what} gives '{name}' another kind than the table of columns", place, definition,
                    found=f"{name}: {found}", expected=f"{name}: {table}",
                    remedy="give it a name of your own, or make it of the table's kind")
@@ -74,11 +78,12 @@ OF_THE_DATA = ("prompt", "prompt_tokens")  # columns that only the data give
 def gives_prompt(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
     """A prompt that the flow makes. Models would go on sampling from the data's, and nothing would say so."""
     return Problem("gives-prompt", f"{what} gives '{name}', but a model samples from the prompts of the data and would never see this one",
-                   place, definition, found=f"a column '{name}' made by the flow", expected=f"'{name}' from the data alone",
-                   remedy="give the column another name; what a model is to read must stand in the data's prompts")
+                   place, definition, found=f"a column '{name}' made by the flow", expected=f"'{name}' from the data, or from ask",
+                   remedy='give the column another name, such as "question", and sample from ask(batch, "question")')
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    """Note that a column is neither in the contract's table nor declared."""
     close = nearest(name, TABLE)
     return Problem("own-column", f"{what} gives the column '{name}', which the table does not know; its kind is taken from the first "
                    "real batch", place, definition, found=name, expected="a column of the table, or a declared kind", nearest=close,
@@ -86,6 +91,7 @@ def own_column(what: str, name: str, place: Place | None, definition: Place | No
 
 
 def gives_count(what: str, names: Sequence[str], given: Iterable[str], place: Place | None, definition: Place | None) -> Problem:
+    """``gives=`` at a call names more or fewer columns than the stage gives."""
     given = list(given)
     return Problem("gives-count", f"{what} gives {len(given)} columns, not {len(set(names))}", place, definition,
                    found=f"gives={tuple(names)!r}", expected=f"{len(given)} names, for {listed(given)}",
@@ -93,11 +99,13 @@ def gives_count(what: str, names: Sequence[str], given: Iterable[str], place: Pl
 
 
 def not_a_batch(what: str, value: object, place: Place | None) -> Problem:
+    """A call got something else in place of a batch."""
     return Problem("not-a-batch", f"{what} was called with something that is not a batch", place, found=type(value).__name__,
                    expected="a batch", remedy="pass the batch; settings go by name")
 
 
 def leaked(place: Place | None) -> Problem:
+    """A batch is used outside the flow or the body that made it."""
     return Problem("leaked-symbol", "a batch of another trace is used here: it was kept outside its flow, or crosses the edge of a "
                    "`repeat` body", place, found="a symbolic batch from elsewhere",
                    expected="batches made by this flow, or given to this body",
@@ -105,16 +113,20 @@ def leaked(place: Place | None) -> Problem:
 
 
 def not_prompts(what: str, place: Place | None) -> Problem:
+    """`generate` is called on rows that were sampled and not asked."""
     return Problem("not-prompts", f"{what} samples from rows that were sampled already", place, found="rows of a group",
-                   expected="the prompts", remedy=f"call {what}(prompts, …)")
+                   expected="the prompts, or rows that were asked",
+                   remedy=f'call {what}(prompts, …), or make prompts of the rows: {what}(ask(batch, "question"), …)')
 
 
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
+    """`update` got something else in place of a loss."""
     return Problem("not-a-loss", f"{what} takes a loss after the batch", place, found=getattr(value, "__name__", type(value).__name__),
                    expected="a function decorated with @loss", remedy="decorate it with @loss")
 
 
 def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | None) -> Problem:
+    """Two batches of different rows are merged."""
     found = f"token columns {listed(tokens)}" if tokens else f"columns {listed(columns)} of other rows"
     return Problem("row-axes", "the two batches have different rows, so their columns cannot be merged", place, found=found,
                    expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
@@ -122,28 +134,60 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
                           "batch |= reward(greedy, gives=\"baseline\")")
 
 
+def choose_groups(place: Place | None) -> Problem:
+    """`choose(…, per="group")` is called on rows without groups."""
+    return Problem("no-groups", "choose takes rows of each group, but these rows have none", place, found="rows of the prompts",
+                   expected="rows made by generate, or pairs", remedy='leave per="group" out, or choose among sampled rows')
+
+
+def joined_kinds(name: str, kinds: Sequence[Kind | None], place: Place | None) -> Problem | None:
+    """The problem of joining columns of one name that are of several kinds."""
+    known = {(Level.ROW if kind.level is Level.GROUP else kind.level, kind.family) for kind in kinds if kind is not None}
+    if len(known) < 2:
+        return None
+    return Problem("joined-kinds", f"the batches to join have column '{name}' of several kinds", place,
+                   found=listed(str(kind) for kind in kinds), expected="one kind", remedy=f'drop("{name}") from one, or rename it')
+
+
+def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
+    """Whether rows are the prompts that were given, or some of them."""
+    return all(axes[step].step == "chosen" or axes[step].parent is None for step in line(axes, rows)) and not axes[rows].grouped
+
+
+def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
+    """A repeat counts groups of prompts, so its body returns rows that were sampled from the prompts, or the prompts."""
+    if any(axes[step].step in ("asked", "joined") for step in line(axes, rows)):
+        yield Problem("repeat-rows", "a repeat body returns rows that were asked or joined", place, found="rows of other rows",
+                      expected="rows sampled from the prompts of the body", remedy="ask and join after the repeat")
+
+
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
+    """A merged column has no value for some rows, and its kind has no missing value."""
     return Problem("rows-lacking", f"column '{name}' has no value for rows that were not chosen", place, found=f"{name}: {kind}",
                    expected="a float column, whose missing values are NaN", remedy=f'give it as {{"{name}": row(torch.float32)}}')
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
+    """A `repeat` body gives no column ``keep``."""
     return Problem("repeat-keep", f"the repeat body '{name}' does not give 'keep'", place, definition, found=listed(columns),
                    expected="the group column keep: bool", nearest=nearest("keep", columns),
                    remedy='merge a stage with rows="group" that gives "keep" before the body returns')
 
 
 def body_result(name: str, value: object, place: Place | None, definition: Place | None) -> Problem:
+    """A `repeat` body returns something else than a batch."""
     return Problem("repeat-result", f"the repeat body '{name}' does not return a batch", place, definition, found=type(value).__name__,
                    expected="a batch with the group column keep", remedy="return the batch")
 
 
 def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Problem:
+    """A stage inside a `repeat` body sets state."""
     return Problem("repeat-state", f"{what} sets state inside a repeat body", place, found=listed(names),
                    expected="state that is only read", remedy="set it after the repeat")
 
 
 def state_rows(what: str, name: str, found: Kind | None, state: Kind | None, place: Place | None, definition: Place | None) -> Problem:
+    """A stage gives a state as something else than one number."""
     return Problem("state-rows", f"{what} gives '{name}', which is state of the flow, as something else than one number", place, definition,
                    found=f"{name}: {found}", expected=f"{name}: {state}", remedy="give one number, with dispatch=RANK0")
 
@@ -157,6 +201,7 @@ def state_rules(stage: Stage, outputs: Sequence[Output], state: Iterable[str], p
 
 
 def state_raised(flow: str, error: BaseException, place: Place | None) -> Problem:
+    """The function that makes the initial state raised."""
     return Problem("flow-state", f"the state of flow '{flow}' cannot be made: {type(error).__name__}: {error}", place,
                    found=type(error).__name__, expected="a function of the settings that gives numbers by name",
                    remedy='write @flow(state=lambda hp: {"beta": hp.beta})')
@@ -189,7 +234,7 @@ def length_rules(stage: Stage, outputs: Sequence[Output], reads: Sequence[Kind |
 
 
 def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: Place | None) -> Iterator[Problem]:
-    """What dispatch, levels and groups demand of a stage."""
+    """Problems of a stage with its dispatch mode, the levels of its columns, and groups."""
     what = f"stage '{stage.name}'"
     reads_groups = stage.rows == "group" or "group" in stage.signature.column_names
     levels = {output.name: output.kind.level for output in outputs if output.kind}
@@ -209,7 +254,7 @@ def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: P
     if (reads_groups or grouped) and not axis.grouped:
         yield Problem("no-groups", f"{what} works on groups, but these rows have none", place, stage.place, found="rows of the prompts",
                       expected="rows made by generate, or pairs", remedy="call it on the batch that generate gives")
-    elif reads_groups and axis.samples == 1:
+    elif reads_groups and axis.samples == 1 and axis.step == "sampled":
         yield Problem("single-groups", f"{what} works on groups, but each group has one row", place, stage.place, found="samples=1",
                       expected="samples of at least 2", remedy="sample more responses per prompt: generate(…, samples=8)")
     elif reads_groups and stage.rows == "row" and stage.dispatch != RANK0:
@@ -218,7 +263,7 @@ def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: P
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
-    """What a loss demands of the rows it is given."""
+    """Problems of a loss with the rows that it gets."""
     if loss.rows == "group" and not axis.grouped:
         yield Problem("no-groups", f"loss '{loss.name}' works on groups, but these rows have none", place, loss.place,
                       found="rows of the prompts", expected="rows made by generate, or pairs",
@@ -237,6 +282,7 @@ def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:
 
 
 def repeat_prompts(made: Sequence[str], place: Place | None) -> Problem:
+    """`repeat` is called on something else than the flow's own prompts."""
     return Problem("repeat-prompts", "repeat draws fresh prompts from the data, so it starts from the data as they come", place,
                    found=f"columns made by the flow: {listed(made)}" if made else "rows that were sampled", expected="the prompts",
                    remedy="pass the flow's own prompts, and make further columns inside the body")
@@ -293,4 +339,4 @@ def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Prob
     for call in sampling:
         if call not in calls:
             yield Problem("no-such-generate", f"--{call}.… is for a call that the flow does not make at these settings", found=call,
-                          expected=f"one of {listed(calls)}", nearest=nearest(call, calls), remedy="name one of them, or leave the flag out")
+                          expected=f"one of {listed(calls)}", nearest=nearest(call, calls), remedy="name one of them, or remove the flag")

@@ -29,6 +29,7 @@ class ColumnSource:
 
 
 def refuse(use: str, remedy: str) -> NoReturn:
+    """Raise FlowError for a use of a batch that needs its rows, which a traced batch does not have."""
     raise FlowError(
         Problem("symbol-as-value", f"a batch has no rows while the flow is traced, so it cannot be used {use}", call_place(),
                 found=f"a batch used {use}", expected="stages, verbs, merges and settings only", remedy=remedy)
@@ -97,7 +98,7 @@ for _name in ("lt", "le", "gt", "ge"):
 
 
 class SymbolicColumn(Symbol):
-    """What ``batch["name"]`` is while tracing."""
+    """A column of a traced batch, as ``batch["name"]`` gives it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -122,6 +123,7 @@ class SymbolicBatch(Symbol):
 
     @property
     def columns(self) -> dict[str, Kind | None]:
+        """The kinds of the columns by name; None where a kind is not known yet."""
         return {name: held.kind for name, held in self.held.items()}
 
     def __contains__(self, name: object) -> bool:
@@ -134,9 +136,11 @@ class SymbolicBatch(Symbol):
         return SymbolicColumn(name)
 
     def select(self, *names: str) -> SymbolicBatch:
+        """The batch with these columns alone."""
         return self._with({name: held for name in names if (held := self.tracer.find(self, name, "select"))})
 
     def drop(self, *names: str) -> SymbolicBatch:
+        """The batch without these columns."""
         for name in names:
             self.tracer.find(self, name, "drop")
         return self._with({name: held for name, held in self.held.items() if name not in names})
@@ -175,13 +179,16 @@ class SymbolicRole:
         self._name = name
 
     def generate(self, prompts: Any, **settings: Any) -> Any:
+        """Record a `generate` of the role."""
         return self._tracer.generate(self._name, prompts, settings)
 
     def logprobs(self, batch: Any, *, gives: str | tuple[str, ...] = "logprobs", **unknown: Any) -> Any:
+        """Record a forward pass for log-probabilities, and for entropies where ``gives`` names two columns."""
         self._tracer.no_settings(f"{self._name}.logprobs", unknown)
         return self._tracer.forward(self._name, "logprobs", batch, gives)
 
     def values(self, batch: Any, *, gives: str | tuple[str, ...] = "values", **unknown: Any) -> Any:
+        """Record a forward pass for values."""
         self._tracer.no_settings(f"{self._name}.values", unknown)
         return self._tracer.forward(self._name, "values", batch, gives)
 
@@ -190,6 +197,7 @@ class SymbolicRole:
         return self._tracer.reward(self._name, batch, gives)
 
     def update(self, batch: Any, loss: Loss, **settings: Any) -> None:
+        """Record an `update` of the role."""
         self._tracer.update(self._name, batch, loss, settings)
 
     def __getattr__(self, name: str) -> Any:

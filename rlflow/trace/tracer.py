@@ -7,7 +7,7 @@ missing column is reported once and then taken as given, so that later, independ
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place, digest
 from rlflow.author.stage import Stage
 from rlflow.author.verbs import Setting, missing_setting, unknown_setting
-from rlflow.columns import Kind, Level, fits, scalar, standard_kind
+from rlflow.columns import Kind, Level, fits, row, scalar, standard_kind, text
 from rlflow.errors import FlowError, Place, Problem
-from rlflow.graph.lineage import Merge, merge
+from rlflow.graph.lineage import Merge, line, merge
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
 from rlflow.trace.symbols import ColumnSource, SymbolicBatch
@@ -30,7 +30,7 @@ STATE = scalar("float32")  # the kind of what lives across iterations
 
 @dataclass(frozen=True)
 class Context:
-    """What tracing knows of the run: names of the settings (for hints) and of the roles, and what reward functions read."""
+    """Facts of the run that tracing needs: names of settings (for hints) and of roles, and the columns that reward functions read."""
 
     settings: tuple[str, ...] = ()
     reward_reads: tuple[str, ...] = ("completion", "answer")
@@ -66,6 +66,7 @@ class Tracer:
     # -- nodes ---------------------------------------------------------------------------------------------------------------
 
     def axis(self, axis: RowAxis) -> int:
+        """Record an axis of rows. Gives its number."""
         self.recorded.axes.append(axis)
         return len(self.recorded.axes) - 1
 
@@ -90,9 +91,11 @@ class Tracer:
         return self.batch(node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs})
 
     def batch(self, axis: int, held: Mapping[str, ColumnSource]) -> SymbolicBatch:
+        """A traced batch over an axis, with these columns."""
         return SymbolicBatch(self, self.recorded, axis, held)
 
     def report(self, *problems: Problem) -> None:
+        """Keep problems, each once."""
         self.problems += [problem for problem in dict.fromkeys(problems) if problem not in self.problems]
 
     # -- reading columns -----------------------------------------------------------------------------------------------------
@@ -122,6 +125,7 @@ class Tracer:
             self.report(said or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
+        """Names of the columns and states that a call on this batch may read."""
         return [*batch.held, *(name for name in self.state if name not in batch.held)]
 
     def inputs(self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None) -> tuple[Input, ...]:
@@ -146,6 +150,7 @@ class Tracer:
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> SymbolicBatch:
+        """Record a stage."""
         what, place = f"stage '{stage.name}'", call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(what, stage.gives, gives, place, stage.place)
@@ -215,6 +220,7 @@ class Tracer:
         self.report(*(unknown_setting(what, name, {"gives": None}, call_place()) for name in given))
 
     def generate(self, role: str, prompts: Any, settings: dict[str, Any]) -> SymbolicBatch:
+        """Record a `generate`."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
         bound = self._bound(what, verbs.GENERATE, settings, place)
@@ -222,6 +228,7 @@ class Tracer:
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
         inputs = self.inputs(prompts, [ColumnParameter("prompt_tokens", verbs.KINDS["prompt_tokens"], False)], what, None)
+        self._asked_by(role, prompts.axis)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
         node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs, outputs=outputs, settings=bound, role=role,
@@ -241,12 +248,13 @@ class Tracer:
         return self.symbols(node)
 
     def _model_inputs(self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[Input, ...]:
-        """What a model reads; optional columns are taken where they are, without a word where they are not."""
+        """The columns that a model reads. Optional columns that are absent are left out without a note."""
         needs = [ColumnParameter(name, standard_kind(name), False) for name in (*verbs.MODEL_READS, *more)]
         needs += [ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.held]
         return self.inputs(batch, needs, what, None)
 
     def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
+        """Record a reward: a function, or a model where the batch has tokens and no completion."""
         what, place = role, call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(what, {"scores": verbs.KINDS["scores"]}, (gives,) if isinstance(gives, str) else tuple(gives), place, None)
@@ -264,6 +272,7 @@ class Tracer:
         return self.symbols(node)
 
     def update(self, role: str, batch: Any, loss: Any, settings: dict[str, Any]) -> None:
+        """Record an `update`."""
         what, place = f"{role}.update", call_place()
         batch = self.mine(batch, what)
         if not isinstance(loss, Loss):
@@ -285,6 +294,7 @@ class Tracer:
     # -- merging -------------------------------------------------------------------------------------------------------------
 
     def rename(self, batch: SymbolicBatch, names: Mapping[str, str]) -> SymbolicBatch:
+        """The batch with columns under new names."""
         renamed = {}
         for old, new in names.items():
             held, table = self.find(batch, old, "rename"), standard_kind(new)
@@ -305,10 +315,12 @@ class Tracer:
         self.recorded.replaced += [(held[name].column, place) for name in by if name in held and held[name].column != by[name].column]
 
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
+        """The batch with the columns of another whose rows are the same or related."""
         self.mine(batch, "|"), self.mine(other, "|")
         place = call_place()
-        if problems := self._unrelated(batch.axis, other, place):
-            self.report(*problems)
+        problems = self._unrelated(batch.axis, other, place)
+        self.report(*problems)
+        if any(problem.code == "row-axes" for problem in problems):
             self._poisoned |= {(batch.axis, name) for name in other.held if name not in batch.held}
             return batch
         self._replace(batch.held, other.held, place)
@@ -324,9 +336,61 @@ class Tracer:
         some = {name: other.held[name].kind for name, way in ways.items() if way is Merge.SOME}
         return [rules.lacking_rows(name, kind, place) for name, kind in some.items() if kind and kind.family != "float"]
 
+    # -- rows of rows --------------------------------------------------------------------------------------------------------
+
+    def ask(self, batch: Any, column: str) -> SymbolicBatch:
+        """Record an `ask`."""
+        place = call_place()
+        batch = self.mine(batch, "ask")
+        found = self.inputs(batch, [ColumnParameter(column, text, False)], "ask", None)
+        makes = self.axis(RowAxis(batch.axis, 1, step="asked"))
+        outputs = tuple(Output(name, standard_kind(name), name) for name in rules.OF_THE_DATA)
+        node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(Input("text", item.column) for item in found), outputs=outputs,
+                        settings={"roles": ()}, makes=makes, place=place)
+        return self.batch(makes, asked_columns(batch.held) | self.symbols(node).held)
+
+    def _asked_by(self, role: str, axis: int) -> None:
+        """Note with the rows that were asked which role samples from them: they are encoded for it."""
+        nearest = next((step for step in line(self.recorded.axes, axis) if self.recorded.axes[step].step == "asked"), None)
+        for number, node in enumerate(self.recorded.nodes):
+            if nearest is not None and node.makes == nearest:
+                roles = tuple(dict.fromkeys((*self.bound[node.name]["roles"], role)))
+                self.bound[node.name] = {"roles": roles}
+                self.recorded.nodes[number] = replace(node, settings=(("roles", roles),))
+
+    def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> SymbolicBatch:
+        """Record a `choose`."""
+        place = call_place()
+        batch = self.mine(batch, "choose")
+        axis, kind = self.recorded.axes[batch.axis], row if settings["count"] else row("bool")
+        found = self.inputs(batch, [ColumnParameter(column, kind, False)], "choose", None)
+        if settings["per"] == "group" and not axis.grouped:
+            self.report(rules.choose_groups(place))
+        makes = self.axis(RowAxis(batch.axis, 0, axis.grouped, "chosen"))
+        self.add(Op.CHOOSE, "choose", batch.axis, inputs=tuple(Input("by", item.column) for item in found), settings=settings, makes=makes,
+                 place=place)
+        return self.batch(makes, batch.held)
+
+    def concat(self, batches: Sequence[Any]) -> SymbolicBatch:
+        """Record a `concat`."""
+        place, parts = call_place(), [self.mine(batch, "concat") for batch in batches]
+        names = [name for name in parts[0].held if name != "group" and all(name in part.held for part in parts)]
+        shared = {name: parts[0].held[name] for name in names if _is_scalar(parts[0].held[name].kind)}
+        names = [name for name in names if name not in shared]
+        self.report(*(problem for name in names if (problem := rules.joined_kinds(name, [part.held[name].kind for part in parts], place))))
+        axes = [self.recorded.axes[part.axis] for part in parts]
+        grouped = all(axis.grouped for axis in axes)
+        makes = self.axis(RowAxis(None, 0, grouped, "joined", tuple(part.axis for part in parts)))
+        outputs = [Output(name, _per_row(parts[0].held[name].kind), name) for name in names]
+        outputs += [Output("group", standard_kind("group"), "group")] if grouped else []
+        inputs = tuple(Input(f"{i}.{name}", part.held[name].column) for i, part in enumerate(parts) for name in names)
+        node = self.add(Op.CONCAT, "concat", parts[0].axis, inputs=inputs, outputs=tuple(outputs), makes=makes, place=place)
+        return self.batch(makes, shared | self.symbols(node).held)
+
     # -- repetition ----------------------------------------------------------------------------------------------------------
 
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> SymbolicBatch:
+        """Record a `repeat` with the graph of its body."""
         place = call_place()
         prompts = self.mine(prompts, "repeat")
         bound = self._bound("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
@@ -339,11 +403,13 @@ class Tracer:
             if not isinstance(result, SymbolicBatch):
                 raise FlowError(rules.body_result(name, result, place, definition_place(body)))
             self.mine(result, "repeat")
-            if "keep" not in result.held:
+            chosen = rules.chosen_prompts(self.recorded.axes, result.axis)
+            if "keep" not in result.held and not chosen:
                 self.report(rules.no_keep(name, list(result.held), place, definition_place(body)))
             graph = Graph(name, tuple(self.recorded.nodes), tuple(self.recorded.axes),
                           results=tuple(Input(n, held.column) for n, held in result.held.items()), rows=result.axis)
             kinds, axis, replaced = result.columns, self.recorded.axes[result.axis], self.recorded.replaced
+            self.report(*rules.body_rows(self.recorded.axes, result.axis, place))
         self.report(*rules.body_rules(graph, place), *rules.replaced_unread(graph, replaced), *rules.never_read(graph, self.functions))
         inputs = tuple(Input(n, held.column) for n, held in (prompts.held | self.state).items())
         makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
@@ -377,3 +443,21 @@ class Tracer:
         node = Node(len(self.recorded.nodes), Op.STATE, "state", 0, outputs=outputs)
         self.recorded.nodes.append(node)
         return self.symbols(node).held
+
+
+LEFT_BEHIND = ("completion", "finish", "group", *rules.OF_THE_DATA)  # columns that asked rows do not take along
+
+
+def asked_columns(held: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
+    """The columns that asked rows take along: those with one value per row."""
+    along = {name: source for name, source in held.items() if name not in LEFT_BEHIND}
+    return {name: ColumnSource(source.column, _per_row(source.kind)) for name, source in along.items()
+            if source.kind is None or source.kind.level not in (Level.TOKEN, Level.PROMPT)}  # fmt: skip
+
+
+def _per_row(kind: Kind | None) -> Kind | None:
+    return Kind(Level.ROW, kind.dtype) if kind is not None and kind.level is Level.GROUP else kind
+
+
+def _is_scalar(kind: Kind | None) -> bool:
+    return kind is not None and kind.level is Level.SCALAR

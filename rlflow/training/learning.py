@@ -142,10 +142,9 @@ def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:
 
 
 def _only_masked(new: New, mask: Tensor) -> New:
-    """The same numbers, with a gradient under the mask only.
+    """The values, with a gradient under the mask only.
 
-    A NaN in a column outside the mask makes 0 · NaN on the way back, which ``where`` stops and multiplication would not.
-    """
+    A NaN in a column outside the mask makes 0 · NaN on the way back, which ``where`` stops and multiplication would not."""
 
     def cut(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.dim() == 1 else torch.where(mask, x, x.detach())

@@ -22,7 +22,7 @@ Mean = Literal["tokens", "rows", "row-tokens"] | float
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a role needs of its model."""
+    """The model that a role needs."""
 
     folder: Path | None  # a Hugging Face model folder; None: the backend needs none
     head: Head = "logprobs"  # what the model computes

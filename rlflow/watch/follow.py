@@ -1,4 +1,4 @@
-"""Following a run from outside: its files are read as they grow and told to a reporter, as the run itself would tell them."""
+"""Follows a run from outside: reads its files as they grow and passes their content to a reporter, as the run itself would."""
 
 from __future__ import annotations
 
@@ -15,48 +15,50 @@ EVERY_SECONDS = 0.5
 
 
 def follow(folder: Path, reporter: Reporter, wait: Callable[[float], None] = time.sleep) -> RunSummary:
-    """Tell a run from its first line to its end; return what it came to. ``wait`` is called between looks."""
+    """Report a run from its first line to its end, and give its summary. ``wait`` is called with the seconds between two looks."""
     metrics = Growing(folder / "metrics.jsonl")
     reporter.start(info(summarised(folder)))
     while True:
-        found = summarised(folder)  # before the lines: whatever it wrote before it ended is told
+        summary = summarised(folder)  # before the lines are read, so that the last ones are not missed
         tell(metrics.lines(), folder, reporter)
-        if found.state != "running":
-            return found
+        if summary.state != "running":
+            return summary
         wait(EVERY_SECONDS)
 
 
 def tell(lines: list[bytes], folder: Path, reporter: Reporter) -> None:
-    """Each line to the reporter. Only the last iteration's times are known."""
+    """Pass lines of metrics.jsonl to the reporter. Times by node are known of the last iteration alone."""
     stages = stage_seconds(folder) if lines else {}
     for line in lines:
-        one = History()
-        one.add(line)
-        for number, values in one.iterations:
+        history = History()
+        history.add(line)
+        for number, values in history.iterations:
             reporter.iteration(number, values, [], stages)
-        for number, values in one.evaluations:
+        for number, values in history.evaluations:
             reporter.evaluation(number, values)
 
 
-def info(found: RunSummary) -> RunInfo:
-    return RunInfo(found.folder, found.flow, found.iterations)
+def info(summary: RunSummary) -> RunInfo:
+    """The run of a summary as reporters take it."""
+    return RunInfo(summary.folder, summary.flow, summary.iterations)
 
 
 def frame(folder: Path) -> Frame:
-    """The run as its files show it now."""
-    history, found = History(), summarised(folder)
+    """The frame of a run as its files show it now."""
+    history, summary = History(), summarised(folder)
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
     recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
-    evaluated, evaluation = history.evaluations[-1] if history.evaluations else (0, dict(found.evaluation))
-    return Frame(found.flow, str(folder), found.state, found.iteration, found.iterations, found.metrics, evaluation, evaluated,
-                 stage_seconds(folder), recent, max(time.time() - found.updated, 0.0))
+    evaluated, evaluation = history.evaluations[-1] if history.evaluations else (0, dict(summary.evaluation))
+    return Frame(summary.flow, str(folder), summary.state, summary.iteration, summary.iterations, summary.metrics, evaluation, evaluated,
+                 stage_seconds(folder), recent, max(time.time() - summary.updated, 0.0))
 
 
-def ending(found: RunSummary) -> str:
-    """What a run came to, in a line."""
-    said = {
+def ending(summary: RunSummary) -> str:
+    """A line that says how a run has ended."""
+    endings = {
         "unknown": f"left no {status.FILE} that says whether it still goes", "died": "died: its process is gone and left no last word",
     }
-    text = f"{found.folder.name}: {said.get(found.state, found.state)} after {found.iteration} of {found.iterations} iterations"
-    return text + (f": {found.error}" if found.error else "")
+    state = endings.get(summary.state, summary.state)
+    text = f"{summary.folder.name}: {state} after {summary.iteration} of {summary.iterations} iterations"
+    return text + (f": {summary.error}" if summary.error else "")

@@ -1,4 +1,4 @@
-"""A picture of a run at one moment, and drawing it: the live view and `rlflow watch` show the same."""
+"""A frame: the state of a run at one moment, and how it is drawn. The live view and `rlflow watch` both show frames."""
 
 from __future__ import annotations
 
@@ -15,34 +15,38 @@ from rlflow.errors import printable
 from rlflow.watch.names import renamed, reward_roles
 
 STAGES = 8  # nodes with a bar of their own, the slowest
-RECENT = 20  # iterations whose mean time tells how long the rest will take
+RECENT = 20  # last iterations, from whose mean time the remaining time is estimated
 KL = {"objective/kl": "KL", "actor/ppo_kl": "KL (old)", "rollout_corr/kl": "KL (sampler)"}
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What is shown. ``metrics`` under rlflow's names; ``done`` counts finished iterations; ``running`` is the seconds since."""
+    """The state of a run at one moment."""
 
     flow: str = ""
-    place: str = ""
+    place: str = ""  # the run's folder
     state: str = "running"
-    done: int = 0
-    iterations: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    evaluation: Mapping[str, float] = field(default_factory=dict)
-    evaluated: int = 0
-    stages: Mapping[str, float] = field(default_factory=dict)
+    done: int = 0  # finished iterations
+    iterations: int = 0  # iterations in all
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last iteration, by rlflow's names
+    evaluation: Mapping[str, float] = field(default_factory=dict)  # of the last evaluation
+    evaluated: int = 0  # iterations before the last evaluation
+    stages: Mapping[str, float] = field(default_factory=dict)  # node → seconds in the last iteration
     recent: tuple[float, ...] = ()  # seconds of the last iterations
-    running: float = 0.0
+    running: float = 0.0  # seconds since the last iteration has ended
 
 
 def draw(frame: Frame, width: int) -> RenderableType:
-    """The frame for a terminal of ``width`` columns."""
+    """The drawing of a frame for a terminal of ``width`` columns."""
     return Group(_head(frame, width), _numbers(frame), _stages(frame, width))
 
 
 def _head(frame: Frame, width: int) -> RenderableType:
-    title = Text(f"{printable(frame.flow)}  {printable(frame.place)}", style="bold", no_wrap=True, overflow="ellipsis")
+    flow, place = printable(frame.flow), printable(frame.place)
+    space = max(width - len(flow) - 2, 2)
+    if len(place) > space:  # its end is the run's name
+        place = "…" + place[1 - space :]
+    title = Text(f"{flow}  {place}", style="bold", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(frame.iterations, 1), completed=frame.done, width=max(min(40, width // 3), 4))
     number = Text(f"iteration {frame.done}/{frame.iterations}", no_wrap=True)
@@ -56,33 +60,33 @@ def _time(frame: Frame) -> str:
     if not frame.recent:
         return f"{spoken(frame.running)} in the first"
     mean = sum(frame.recent) / len(frame.recent)
-    left = max((frame.iterations - frame.done) * mean - min(frame.running, mean), 0.0)
-    return f"{spoken(mean)} each, {spoken(left)} left" if frame.done < frame.iterations else "ending"
+    remaining = max((frame.iterations - frame.done) * mean - min(frame.running, mean), 0.0)
+    return f"{spoken(mean)} each, {spoken(remaining)} left" if frame.done < frame.iterations else "ending"
 
 
 def _numbers(frame: Frame) -> RenderableType:
-    """Figures side by side, as many in a line as there is room for."""
-    shown = [Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True) for name, value in figures(frame)]
-    return Columns(shown, padding=(0, 3))
+    """The numbers side by side, as many in a line as there is room for."""
+    texts = [Text.assemble((f"{printable(name)} ", "dim"), (value, "bold"), no_wrap=True) for name, value in figures(frame)]
+    return Columns(texts, padding=(0, 3))
 
 
 def figures(frame: Frame) -> list[tuple[str, str]]:
-    """Name and text of each number that is there."""
+    """(name, text) of each number that the frame has."""
     metrics = renamed(frame.metrics)
-    found = [(role, f"{frame.metrics[f'{role}/mean']:.3f}") for role in reward_roles(frame.metrics)[:3]
+    numbers = [(role, f"{frame.metrics[f'{role}/mean']:.3f}") for role in reward_roles(frame.metrics)[:3]
              if frame.metrics[f"{role}/mean"] is not None]
     sampled = frame.evaluation.get("evaluation/sampled")
     if sampled is not None:
-        found.append(("accuracy", f"{sampled:.1%} (after {frame.evaluated})"))
-    found += [(label, f"{metrics[name]:.4f}") for name, label in KL.items() if name in metrics]
-    shown = {"actor/entropy": ("entropy", "{:.3f}"), "response_length/mean": ("length", "{:.1f}"),
+        numbers.append(("accuracy", f"{sampled:.1%} (after {frame.evaluated})"))
+    numbers += [(label, f"{metrics[name]:.4f}") for name, label in KL.items() if name in metrics]
+    labels = {"actor/entropy": ("entropy", "{:.3f}"), "response_length/mean": ("length", "{:.1f}"),
              "response_length/clip_ratio": ("truncated", "{:.1%}"), "perf/tokens_per_second": ("tokens/s", "{:,.0f}"),
              "actor/pg_clipfrac": ("clipped", "{:.1%}"), "actor/grad_norm": ("gradient", "{:.3g}")}
-    return found + [(label, form.format(metrics[name])) for name, (label, form) in shown.items() if name in metrics]
+    return numbers + [(label, form.format(metrics[name])) for name, (label, form) in labels.items() if name in metrics]
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:
-    """A bar for each of the slowest nodes: its share of the iteration. Overlapping nodes share more than the whole."""
+    """A bar for each of the slowest nodes with its share of the iteration's seconds. Shares of overlapping nodes sum to more than 1."""
     total = frame.metrics.get("seconds") or sum(frame.stages.values()) or 1.0
     grid = Table.grid(padding=(0, 1))
     slowest = sorted(frame.stages.items(), key=lambda item: -item[1])
@@ -96,7 +100,7 @@ def _stages(frame: Frame, width: int) -> RenderableType:
 
 
 def spoken(seconds: float) -> str:
-    """A duration in the unit that suits it."""
+    """A duration as text, in the unit that suits it."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Reading a run's folder, whatever state it is in: half-written, damaged, another program's, or still growing."""
+"""Reads the folder of a run in any state: half written, damaged, another program's, or still growing."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from rlflow.errors import PlanError, nearest
 from rlflow.watch import status
 from rlflow.watch.names import reward_roles
 
-SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # any of them makes a folder a run's
-TAIL = 256 * 1024  # bytes from the end of a file that hold its last lines
+SIGNS = ("settings.json", "metrics.jsonl", status.FILE)  # a folder with any of these files is a run's
+TAIL = 256 * 1024  # bytes at the end of a file in which its last lines are looked for
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a folder says of its run, cheaply: the ends of its files. ``problem`` says what could not be read."""
+    """A summary of a run by the ends of its files."""
 
     folder: Path
-    state: str
+    state: str  # running, done, failed, interrupted, died or unknown
     flow: str = "?"
-    iteration: int = 0
-    iterations: int = 0
-    evaluation: Mapping[str, float] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    updated: float = 0.0
-    error: str = ""
-    problem: str = ""
+    iteration: int = 0  # finished iterations
+    iterations: int = 0  # iterations in all
+    evaluation: Mapping[str, float] = field(default_factory=dict)  # the last evaluation
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last iteration
+    updated: float = 0.0  # when a file was last written, seconds since the epoch
+    error: str = ""  # why the run failed
+    problem: str = ""  # what could not be read
 
 
 @dataclass
 class History:
-    """All lines of metrics.jsonl: (iteration, metrics) with the numbers that are there, evaluations apart. A resumed run may have told
-    an iteration twice."""
+    """The lines of metrics.jsonl. A resumed run may have written an iteration twice."""
 
-    iterations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    damaged: int = 0
+    iterations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iteration, its numbers)
+    evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (iterations before it, its numbers)
+    damaged: int = 0  # lines that cannot be read
 
     def add(self, line: bytes) -> None:
+        """Read one line; a damaged one is counted."""
         row = as_object(line)
         number = row.get("iteration") if row else None
         if row is None or not isinstance(number, int):
             self.damaged += 1
             return
         values = {name: float(value) for name, value in row.items() if name != "iteration" and is_number(value)}
-        judged = any(name.startswith("evaluation/") for name in row)
-        (self.evaluations if judged else self.iterations).append((number, values))
+        is_evaluation = any(name.startswith("evaluation/") for name in row)
+        (self.evaluations if is_evaluation else self.iterations).append((number, values))
 
 
 class Growing:
-    """The lines of a file that may still grow: each once, and only when it is whole."""
+    """Reads the lines of a file that may still grow, each once and only when it is whole."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
     def lines(self) -> list[bytes]:
-        """What has come since the last call. A file that is not there has no lines; one that shrank is read anew."""
+        """The lines since the last call. A file that does not exist has none; one that has shrunk is read from its beginning."""
         try:
             with open(durable.open_plain(self._path), "rb") as file:
                 self._offset = 0 if os.fstat(file.fileno()).st_size < self._offset else self._offset
@@ -76,25 +76,26 @@ class Growing:
 
 
 def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's, by the files in it."""
     return any((folder / name).is_file() for name in SIGNS)
 
 
 def find_run(text: str, base: Path = Path("runs")) -> Path:
-    """A run by its folder, or by its name in ``runs``. Raises PlanError with the nearest name."""
-    given = Path(text)
-    for folder in (given, base / text):
+    """The folder of a run that is named by its path, or by its name in ``base``. Raises PlanError with the nearest name."""
+    path = Path(text)
+    for folder in (path, base / text):
         if is_run(folder):
             return folder
-    if given.exists() or (base / text).exists():
+    if path.exists() or (base / text).exists():
         raise PlanError.of("not-a-run", f"'{text}' is no run's folder", found=f"none of {', '.join(SIGNS)} there",
                            expected="the folder of a run", remedy="rlflow runs lists the runs of a folder")
-    known = [str(path) for path in run_folders(given.parent)] + [path.name for path in run_folders(base)]
+    names = [str(path) for path in run_folders(path.parent)] + [path.name for path in run_folders(base)]
     raise PlanError.of("no-run", f"there is no run '{text}'", found="no such folder", expected="the folder of a run, or its name in runs/",
-                       nearest=nearest(text, known), remedy="rlflow runs lists the runs of a folder")
+                       nearest=nearest(text, names), remedy="rlflow runs lists the runs of a folder")
 
 
 def run_folders(base: Path) -> list[Path]:
-    """The runs in a folder, by name. A folder that cannot be read holds none."""
+    """The folders of runs in a folder, sorted by name. A folder that cannot be read has none."""
     try:
         return sorted(path for path in base.iterdir() if not path.name.startswith(".") and path.is_dir() and is_run(path))
     except OSError:
@@ -102,29 +103,29 @@ def run_folders(base: Path) -> list[Path]:
 
 
 def summarised(folder: Path) -> RunSummary:
-    """Never raises for what the folder holds."""
-    settings, known, problem = read_object(folder / "settings.json"), None, ""
+    """The summary of a run's folder. Never raises for what the folder contains."""
+    settings, recorded, problem = read_object(folder / "settings.json"), None, ""
     try:
-        known = status.read(folder)
+        recorded = status.read(folder)
     except ValueError as error:
         problem = f"{status.FILE} is damaged: {error}"
     last = History()
     for line in tail(folder / "metrics.jsonl"):
         last.add(line)
-    done = last.iterations[-1][0] + 1 if last.iterations else 0
+    finished = last.iterations[-1][0] + 1 if last.iterations else 0
     options = settings.get("options")
     planned = options.get("iterations", 0) if isinstance(options, dict) else 0
-    total = known.iterations if known else planned if isinstance(planned, int) else 0
-    judged = last.evaluations[-1][1] if last.evaluations else {}
+    total = recorded.iterations if recorded else planned if isinstance(planned, int) else 0
+    evaluation = last.evaluations[-1][1] if last.evaluations else {}
     return RunSummary(
-        folder, known.state if known else _guessed(folder), str((known and known.flow) or settings.get("flow", "?")),
-        max(done, known.iteration if known else 0), total, judged or (known.evaluation if known else {}),
-        last.iterations[-1][1] if last.iterations else {}, _touched(folder), known.error if known else "", problem,
+        folder, recorded.state if recorded else _guessed(folder), str((recorded and recorded.flow) or settings.get("flow", "?")),
+        max(finished, recorded.iteration if recorded else 0), total, evaluation or (recorded.evaluation if recorded else {}),
+        last.iterations[-1][1] if last.iterations else {}, _touched(folder), recorded.error if recorded else "", problem,
     )
 
 
 def _guessed(folder: Path) -> str:
-    """The state of a run that left none: its models are saved last."""
+    """The state of a run without a status: it is done if its models were saved, which happens last."""
     return "done" if (folder / "final").is_dir() else "unknown"
 
 
@@ -139,9 +140,9 @@ def _touched(folder: Path) -> float:
 
 
 def stage_seconds(folder: Path) -> dict[str, float]:
-    """Seconds by node of the last iteration in timeline.json, which is read line by line: a run under way has not closed it."""
+    """Node → seconds in the last iteration of timeline.json. It is read line by line, since a run under way has not closed it."""
     events = [event for line in tail(folder / "timeline.json") if (event := as_object(line.strip(b"[,\r"))) and event.get("ph") == "X"]
-    nodes = (event for event in events if event.get("cat") != "rank")  # their parts on ranks are told besides
+    nodes = (event for event in events if event.get("cat") != "rank")  # their parts on ranks are events of their own
     numbered = [(event["args"].get("iteration"), event) for event in nodes if isinstance(event.get("args"), dict)]
     last = max((number for number, _ in numbered if isinstance(number, int)), default=None)
     seconds: dict[str, float] = {}
@@ -152,13 +153,13 @@ def stage_seconds(folder: Path) -> dict[str, float]:
 
 
 def reward(metrics: Mapping[str, float]) -> float | None:
-    """The mean reward, of several roles the first's."""
+    """The mean reward; where several roles have one, the first role's. None where there is no reward."""
     role = next(iter(reward_roles(metrics)), None)
     return metrics.get(f"{role}/mean", metrics.get("reward/mean"))
 
 
 def tail(path: Path) -> list[bytes]:
-    """The last whole lines of a file; none where it cannot be read."""
+    """The last whole lines of a file, within TAIL bytes; none where it cannot be read."""
     try:
         with open(durable.open_plain(path), "rb") as file:
             start = max(os.fstat(file.fileno()).st_size - TAIL, 0)
@@ -170,7 +171,7 @@ def tail(path: Path) -> list[bytes]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object of a file; an empty one where there is none."""
+    """The JSON object in a file; an empty one where the file has none or cannot be read."""
     try:
         return as_object(durable.read(path)) or {}
     except OSError:
@@ -178,13 +179,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def as_object(text: bytes) -> dict[str, Any] | None:
+    """The JSON object of a text; None for text that is none."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a JSON file is a number, and one that a float can be: a file may hold integers of any length."""
+    """Whether a value of a JSON file is a number that fits into a float: a file may hold integers of any length."""
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023)

@@ -22,8 +22,8 @@ def listening() -> list[str]:
     for pid, command in processes():
         for host, port in addresses(pid):
             reach = "this machine only" if host.is_loopback else "open to the network"
-            shown = f"[{host}]" if host.version == 6 else str(host)
-            lines.append(f"{shown}:{port}  {reach}  pid {pid}  {command}")
+            host_text = f"[{host}]" if host.version == 6 else str(host)
+            lines.append(f"{host_text}:{port}  {reach}  pid {pid}  {command}")
     return sorted(set(lines))
 
 
@@ -33,7 +33,7 @@ def addresses(pid: int) -> list[tuple[Address, int]]:
         connections = psutil.Process(pid).net_connections(kind="tcp")
     except psutil.Error:
         return []
-    return [(unmapped(each.laddr.ip), each.laddr.port) for each in connections if each.status == psutil.CONN_LISTEN]
+    return [(unmapped(connection.laddr.ip), connection.laddr.port) for connection in connections if connection.status == psutil.CONN_LISTEN]
 
 
 def unmapped(text: str) -> Address:

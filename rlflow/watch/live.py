@@ -1,4 +1,4 @@
-"""The live view: one frame at the foot of the terminal, drawn again a few times a second; notes scroll by above it."""
+"""The live view: a frame at the foot of the terminal, drawn several times a second, with notes scrolling above it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def lively(stream: TextIO) -> bool:
 
 
 class Live:
-    """Shows the run at the foot of a terminal. What cannot be drawn is said in the frame's place, and the run goes on."""
+    """A reporter that shows the run at the foot of a terminal. An error of drawing is shown in place of the frame, and the run goes on.
+    ``clock``: gives seconds."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._console = stream, Console(file=stream, highlight=False)
@@ -42,6 +43,7 @@ class Live:
         self.frame = Frame()
 
     def start(self, run: RunInfo) -> None:
+        """Begin to draw the frame of a run."""
         self.note(f"run: {run.place}")
         self.frame = Frame(run.flow, run.place, done=run.done, iterations=run.iterations)
         self._held_out, self._since = run.held_out, self._clock()
@@ -54,24 +56,28 @@ class Live:
         self._thread.start()
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """Show the numbers of an iteration in the frame."""
         self._check()
         recent = (*self.frame.recent[1 - RECENT :], metrics.get("seconds", 0.0))
         self.frame = replace(self.frame, done=number + 1, metrics=metrics, stages=stages or self.frame.stages, recent=recent)
         self._since = self._clock()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
+        """Show the result of an evaluation in the frame, and print it as a note."""
         self._check()
         self.frame = replace(self.frame, evaluation=metrics, evaluated=number)
         self.note(accuracy(number, metrics, self._held_out))
 
     def note(self, text: str) -> None:
+        """Print a line above the frame."""
         self._console.print(Text(printable(masked(text))), soft_wrap=True)
 
     def close(self, state: State, error: str = "") -> None:
+        """End the view with the run's state."""
         self.stop(state)
 
     def stop(self, state: str = "running") -> None:
-        """Leave the last frame where it is, with the state, and the terminal in order."""
+        """End the view: draw the last frame with the run's state, and restore the terminal."""
         self.frame = replace(self.frame, state=state)
         live, self._live = self._live, None
         if live is None:
@@ -85,7 +91,7 @@ class Live:
                 self._thread.join()
 
     def _check(self) -> None:
-        """What failed in the thread is raised here, where whoever tells us can leave us out."""
+        """Raise the error of the thread here, where the caller can leave this reporter out."""
         if self._failed:
             self.stop()
             raise self._failed
@@ -107,7 +113,7 @@ class Live:
         live.refresh()
 
     def _drawn(self) -> RenderableType:
-        """Called by the thread as well: a frame is never changed, only put in another's place."""
+        """The drawing of the current frame. Threads may call this: a frame is never changed, only replaced by another."""
         try:
             return draw(replace(self.frame, running=self._clock() - self._since), self._console.width)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The names that dashboards know: rlflow's metric names in the habits of verl and TRL.
+"""The names of metrics in trackers: rlflow's names as verl and TRL would call them, so that dashboards for these work.
 
     rlflow                          tracker
     actor.update/loss               actor/pg_loss; critic.update/loss is critic/vf_loss, of another role ROLE/loss
@@ -6,7 +6,7 @@
     ROLE.update/NAME                ROLE/NAME, a second update line of the role ROLE#2/NAME
     reward/mean                     critic/score/mean; of another reward role rewards/ROLE/mean
     reward/NAME_mean                rewards/NAME/mean: one of several weighted rewards
-    the rest                        the table below; a name that is nowhere stays as it is
+    the rest                        the table below; any other name stays as it is
 
 A node's seconds are timing_s/NODE. Steps count finished iterations.
 """
@@ -39,22 +39,22 @@ TABLE = {
 UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
 VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}
-HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}  # by the role's name: another role may train anything
+HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}  # by the role's name; other roles may train anything
 
 
 def renamed(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """The finite metrics under the trackers' names. A name that would be taken twice is not changed."""
+    """The finite metrics under the trackers' names. A metric keeps its name where the tracker's name would stand for two metrics."""
     rewards = reward_roles(metrics)
-    found: dict[str, float] = {}
+    renamed_metrics: dict[str, float] = {}
     for name, value in metrics.items():
         if value is not None and math.isfinite(value):
-            known = tracked(name, rewards)
-            found[name if known in found or known in metrics else known] = float(value)
-    return found
+            tracker_name = tracked(name, rewards)
+            renamed_metrics[name if tracker_name in renamed_metrics or tracker_name in metrics else tracker_name] = float(value)
+    return renamed_metrics
 
 
 def tracked(name: str, rewards: Iterable[str] = ()) -> str:
-    """The tracker's name of one metric. ``rewards``: the reward roles' names."""
+    """The name of a metric in trackers. ``rewards``: names of the reward roles."""
     if name in TABLE:
         return TABLE[name]
     update = UPDATE.fullmatch(name)
@@ -70,7 +70,7 @@ def tracked(name: str, rewards: Iterable[str] = ()) -> str:
 
 
 def reward_roles(metrics: Iterable[str]) -> list[str]:
-    """The heads of names that have a mean and a count of missing values: only rewards have both."""
+    """The names of the reward roles among metrics: only rewards have both a mean and a count of missing values."""
     names = set(metrics)
     heads = [name.removesuffix("/mean") for name in names if name.endswith("/mean")]
     return sorted(head for head in heads if f"{head}/missing" in names)

@@ -1,4 +1,4 @@
-"""Lines for pipes and logs: the first iteration, the last, and one every few seconds."""
+"""The reporter for pipes and logs: lines for the first iteration, the last one, and one every few seconds."""
 
 from __future__ import annotations
 
@@ -14,41 +14,45 @@ EVERY_SECONDS = 3.0
 
 
 class Plain:
-    """Prints lines to a stream."""
+    """A reporter that prints lines to a stream. ``clock``: gives seconds."""
 
     def __init__(self, stream: TextIO, run: RunInfo | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._run, self._clock = stream, run, clock
-        self._said = 0.0
+        self._printed = 0.0
 
     def start(self, run: RunInfo) -> None:
+        """Print the folder of the run."""
         self._run = run
         self.note(f"run: {run.place}")
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """Print a line about an iteration, at most every EVERY_SECONDS."""
         total, now = self._run.iterations if self._run else 0, self._clock()
-        if number == 0 or number + 1 == total or now - self._said >= EVERY_SECONDS:
-            self._said = now
+        if number == 0 or number + 1 == total or now - self._printed >= EVERY_SECONDS:
+            self._printed = now
             self.note(f"{number + 1:>5}/{total}  {progress(metrics)}")
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
+        """Print a line about an evaluation."""
         self.note(accuracy(number, metrics, self._run.held_out if self._run else 0))
 
     def note(self, text: str) -> None:
+        """Print a line with secrets masked."""
         print(printable(masked(text)), file=self._stream, flush=True)
 
     def close(self, state: State, error: str = "") -> None:
-        """Says nothing: whoever ends the run says how."""
+        """Print nothing: the command that ends the run says how it ended."""
 
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
-    """The line of an evaluation."""
+    """The line about an evaluation. ``held_out``: how many prompts it had; 0 where that is not known."""
     shares = ", ".join(f"{name.rpartition('/')[2]} {value:.1%}" for name, value in metrics.items())
     count = f" of {held_out}" if held_out else ""
     return f"held-out accuracy after {number} iterations: {shares}{count}"
 
 
 def progress(metrics: Metrics) -> str:
-    """The numbers worth a look, in one line."""
+    """The most important numbers of an iteration in one line."""
     names = [name for name in metrics if name.endswith(("/mean", "/loss", "/kept")) or name in ("response/length", "response/truncated")]
     seconds = f"  {metrics['seconds']:.2f} s" if "seconds" in metrics else ""
     return "  ".join(f"{name} {metrics[name]:.3g}" for name in names) + seconds

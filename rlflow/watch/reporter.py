@@ -1,4 +1,4 @@
-"""Reporters: what a run tells while it goes, and to whom. No reporter ends a run; one that fails is left out, and that is said once."""
+"""Reporters: they show or record a run while it goes on. No reporter can end a run: one that raises is left out, and a note says so."""
 
 from __future__ import annotations
 
@@ -20,61 +20,65 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as it starts. ``settings`` as in settings.json; ``held_out``: how many prompts an evaluation has; ``done``: how many
-    iterations were behind it when it was resumed; ``shown``: its folder as it is best written where the run was started."""
+    """A run as it starts."""
 
     folder: Path
     flow: str
-    iterations: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    held_out: int = 0
-    done: int = 0
-    shown: str = ""
+    iterations: int  # iterations in all
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as in settings.json
+    held_out: int = 0  # prompts of an evaluation
+    done: int = 0  # finished iterations of a run that is resumed
+    shown: str = ""  # the folder as it is best written from where the run was started
 
     @property
     def place(self) -> str:
-        """The folder, for people."""
+        """The folder as users read it."""
         return self.shown or str(self.folder)
 
 
 class Reporter(Protocol):
-    """Something that is told how a run goes. Iterations count from 0, as in metrics.jsonl."""
+    """Takes the events of a run. Iterations count from 0, as in metrics.jsonl."""
 
     def start(self, run: RunInfo) -> None:
-        """The run's folder is there and its first iteration is ahead."""
+        """The run begins: its folder exists, and its first iteration comes next."""
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        """An iteration ended. ``stages``: seconds by node; ``metrics["seconds"]`` is the iteration's own."""
+        """An iteration has ended. ``stages``: node → seconds; ``metrics["seconds"]``: seconds of the whole iteration."""
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        """An evaluation after ``number`` iterations."""
+        """An evaluation after ``number`` iterations has ended."""
 
     def note(self, text: str) -> None:
-        """A line for people. Comes before the start and after the end as well."""
+        """A line for users. It may come before the start and after the end."""
 
     def close(self, state: State, error: str = "") -> None:
-        """The run ended. Called once more it does nothing."""
+        """The run has ended. A second call does nothing."""
 
 
 class Quiet:
-    """Says nothing."""
+    """A reporter that does nothing."""
 
-    def start(self, run: RunInfo) -> None: ...
+    def start(self, run: RunInfo) -> None:
+        """Do nothing."""
 
-    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None: ...
+    def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """Do nothing."""
 
-    def evaluation(self, number: int, metrics: Metrics) -> None: ...
+    def evaluation(self, number: int, metrics: Metrics) -> None:
+        """Do nothing."""
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """Do nothing."""
 
-    def close(self, state: State, error: str = "") -> None: ...
+    def close(self, state: State, error: str = "") -> None:
+        """Do nothing."""
 
 
 class Several:
-    """Tells each of its parts, the view first. A part that raises is left out from then on; a view gives way to ``spare``, once.
+    """Passes events to several reporters, the view first. One that raises is left out from then on; a view is replaced once by ``spare``.
 
-    Threads take turns. What a signal's handler tells while its own thread is telling waits until that is done: streams and locks can
-    not be entered twice.
+    Threads take turns. An event from a signal handler whose thread is passing on another event waits until that is done, since streams and
+    locks cannot be entered twice.
     """
 
     def __init__(self, view: Reporter, others: Iterable[Reporter] = (), spare: Callable[[RunInfo | None], Reporter] | None = None) -> None:
@@ -83,42 +87,47 @@ class Several:
         self._run: RunInfo | None = None
         self._waiting: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._turn = threading.RLock()
-        self._teller: int | None = None
+        self._passing_thread: int | None = None
 
     def start(self, run: RunInfo) -> None:
+        """Pass the start to each reporter."""
         self._run = run
         self._each("start", run)
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
+        """Pass an iteration to each reporter."""
         self._each("iteration", number, metrics, samples, stages)
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
+        """Pass an evaluation to each reporter."""
         self._each("evaluation", number, metrics)
 
     def note(self, text: str) -> None:
+        """Pass a note to each reporter."""
         self._each("note", text)
 
     def close(self, state: State, error: str = "") -> None:
+        """Pass the end to each reporter."""
         self._each("close", state, error)
 
     def _each(self, verb: str, *values: Any) -> None:
         self._waiting.append((verb, values))
-        if self._teller == threading.get_ident():
+        if self._passing_thread == threading.get_ident():
             return
         with self._turn:
-            self._teller = threading.get_ident()
+            self._passing_thread = threading.get_ident()
             try:
                 while self._waiting:
                     verb, values = self._waiting.popleft()
                     self._tell(verb, values)
             finally:
-                self._teller = None
+                self._passing_thread = None
 
     def _tell(self, verb: str, values: tuple[Any, ...]) -> None:
         for part in list(self._parts):
             try:
                 getattr(part, verb)(*values)
-            except Exception as error:  # whatever it is: a run is worth more than what is said of it
+            except Exception as error:  # of any type: a run is worth more than its reports
                 self._leave_out(part, error)
 
     def _leave_out(self, part: Reporter, error: Exception) -> None:
@@ -144,12 +153,12 @@ def make_reporter(quiet: bool = False, as_json: bool = False, track: Sequence[st
     trackers = [(name, tracker(name)) for name in dict.fromkeys(track)]
     view: Reporter = Quiet() if quiet else Live(stream) if lively(stream) else Plain(stream)
     say: Callable[[str], None] = complain if quiet else view.note
-    others: list[Reporter] = [Recorder(say), *(Background(name, made, say) for name, made in trackers)]
-    return Several(view, others, None if quiet else lambda run: Plain(stream, run))
+    background: list[Reporter] = [Recorder(say), *(Background(name, backend, say) for name, backend in trackers)]
+    return Several(view, background, None if quiet else lambda run: Plain(stream, run))
 
 
 def alarm(reporter: Reporter, text: str) -> None:
-    """Say what must be heard even with --quiet: something of the run is lost, or will be."""
+    """Report that something of the run is lost or will be; with --quiet this goes to standard error."""
     reporter.note(text)
     view = reporter._parts[0] if isinstance(reporter, Several) and reporter._parts else reporter
     if isinstance(view, Quiet):
@@ -157,5 +166,5 @@ def alarm(reporter: Reporter, text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """What is said even by --quiet: that something is left out."""
+    """Print a line to standard error, with secrets masked, also with --quiet."""
     print(printable(masked(text)), file=sys.stderr, flush=True)

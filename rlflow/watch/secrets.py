@@ -1,7 +1,7 @@
-"""Secrets kept out of settings, logs, trackers and terminals, by three signs: the name that a value bears, in settings, flags and the
-environment; the value itself, once a name has told of it; and its shape.
+"""Keeps secrets out of settings, logs, trackers and terminals. A secret is known by its name in settings, flags and the environment; by its
+value, once it has stood under such a name; and by its shape.
 
-What models and data say (samples.jsonl, answers.jsonl) is what a run learns from, and is left as it is.
+Text of models and data (samples.jsonl, answers.jsonl) is what a run learns from, and is not changed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ TELLING = {
     "token", "secret", "secrets", "key", "keys", "apikey", "apikeys", "password", "passwords", "passwd", "passphrase", "credential",
     "credentials", "creds", "pat", "pass", "auth", "authorization", "pwd", "bearer", "cookie", "jwt",
 }  # fmt: skip
-ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")  # of a part: PGPASSWORD, authtoken
-ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url"}  # as the last part: no secret itself, but about one
+ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey")  # ends of a part: PGPASSWORD, authtoken
+ABOUT = {"mode", "method", "type", "sock", "path", "file", "dir", "url"}  # last parts of names that are about a secret without being one
 ALONE = {"password", "passwd", "passphrase", "secret", "apikey", "pwd"}  # telling in running text even without another part
 KEYS = {"api", "access", "secret", "private", "ssh", "auth", "client", "license"}  # before 'key': no name of a field
 TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "audio", "video", "special", "think"}
 WORD = re.compile(r"[A-Za-z][A-Za-z_. -]{0,18}")
-FOLDERS = ("PWD", "OLDPWD")  # of every shell
+FOLDERS = ("PWD", "OLDPWD")  # variables of every shell
 SHORTEST = 6  # a shorter value would be found by chance in innocent text
 LINE = 16  # characters of a line that is a secret of its own, where a secret has several
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -53,18 +53,18 @@ _remembered: set[str] = set()
 
 @lru_cache(maxsize=4096)
 def telling(name: str) -> bool:
-    """Whether what bears this name is a secret: one of its parts (of snake_case, kebab-case, dotted.name or camelCase) says so."""
+    """Whether a value of this name is a secret, by the parts of the name (of snake_case, kebab-case, dotted.name or camelCase)."""
     parts = [part.lower() for part in PARTS.findall(name)]
     return any(part in TELLING or part.endswith(ENDINGS) for part in parts) and parts[-1] not in ABOUT
 
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping with secrets masked, at every depth. Short numbers, booleans and None stay: --hp.key_dim is none."""
+    """The mapping with secrets masked at every depth. Short numbers, booleans and None stay, since --hp.key_dim is no secret."""
     return {masked(str(key)): MASK if telling(str(key)) and hides(value) else _cleaned(value) for key, value in mapping.items()}
 
 
 def remember(mapping: Mapping[str, Any]) -> None:
-    """From here on ``masked`` masks the values that telling names have here, wherever they stand: an error may repeat a flag's value."""
+    """Have ``masked`` mask the secrets of this mapping from now on wherever they stand, since an error may repeat a flag's value."""
     for name, value in mapping.items():
         if isinstance(value, Mapping):
             remember(value)
@@ -73,8 +73,8 @@ def remember(mapping: Mapping[str, Any]) -> None:
 
 
 def masked(text: str) -> str:
-    """The text without values of telling environment variables and of what is remembered, without what has the shape of a secret, without
-    passwords in addresses, and without what stands beside a telling name."""
+    """The text with secrets masked: values of secret environment variables, values that were remembered, text in the shape of a secret,
+    passwords in addresses, and values beside the name of a secret."""
     for value in _values():
         text = text.replace(value, MASK)
     text = ADDRESS.sub(lambda found: f"{found[1] or found[2]}{MASK}@", SHAPES.sub(MASK, text))
@@ -84,7 +84,7 @@ def masked(text: str) -> str:
 
 
 def guard(*streams: TextIO | None) -> None:
-    """What is written to these streams is masked from here on: what stages print, warnings and tracebacks too."""
+    """Mask secrets in all that is written to these streams from now on: prints of stages, warnings and tracebacks."""
     for stream in streams:
         if stream is not None and not hasattr(stream, "guarded"):
             _guard(stream)
@@ -101,38 +101,38 @@ def _guard(stream: Any) -> None:
 
 
 def _beside_names(text: str) -> str:
-    """The text without the values that stand beside telling names."""
-    kept, at = [], 0
-    while found := BESIDE.search(text, at):
-        end, quote = found.end("lead"), found["quote"] or ""
-        kept.append(text[at:end])
-        at = end  # beside a name that tells nothing another may stand
-        if _clear(found):
-            value = found["quoted"] or PLAIN.match(text, end)[0]  # type: ignore[index]
+    """The text with the values masked that stand beside names of secrets."""
+    pieces, at = [], 0
+    while match := BESIDE.search(text, at):
+        end, quote = match.end("lead"), match["quote"] or ""
+        pieces.append(text[at:end])
+        at = end  # beside a name of no secret the name of one may stand
+        if _announces(match):
+            value = match["quoted"] or PLAIN.match(text, end)[0]  # type: ignore[index]
             if not NUMBER.fullmatch(value) and MASK not in value:
-                kept.append(f"{quote}{MASK}{quote}")
+                pieces.append(f"{quote}{MASK}{quote}")
                 at = end + len(value) + 2 * len(quote)
-    return "".join([*kept, text[at:]])
+    return "".join([*pieces, text[at:]])
 
 
-def _clear(found: re.Match[str]) -> bool:
-    """Whether a name in running text clearly says that a secret follows. It has to end in a telling part: KeyError does not; and what a
-    colon follows has another part too, or says it alone: "unexpected token: x" does not."""
-    parts = PARTS.findall(found["name"].rpartition(".")[2])
+def _announces(match: re.Match[str]) -> bool:
+    """Whether a name in running text clearly says that a secret follows. Its last part has to say so, which that of KeyError does not;
+    before a colon it also needs another part, or has to be clear alone, which "unexpected token: x" is not."""
+    parts = PARTS.findall(match["name"].rpartition(".")[2])
     last = parts[-1].lower() if parts else ""
     tells = last in TELLING or last.endswith(ENDINGS)
-    return tells and ("=" in (found["sign"] or "=") or len(parts) > 1 or last in ALONE)
+    return tells and ("=" in (match["sign"] or "=") or len(parts) > 1 or last in ALONE)
 
 
 def _values() -> list[str]:
-    """Longest first, so that no rest of a longer value is left where a shorter one is part of it."""
-    known = {value for name, value in os.environ.items() if len(value) >= SHORTEST and name not in FOLDERS and telling(name)}
-    return sorted({form for value in known | _remembered for form in _forms(value)}, key=len, reverse=True)
+    """The values to mask, the longest first: otherwise masking a shorter value could leave the rest of a longer one."""
+    telling_values = {value for name, value in os.environ.items() if len(value) >= SHORTEST and name not in FOLDERS and telling(name)}
+    return sorted({form for value in telling_values | _remembered for form in _forms(value)}, key=len, reverse=True)
 
 
 @lru_cache(maxsize=256)
 def _forms(value: str) -> tuple[str, ...]:
-    """A value as it may stand in text: as it is, as JSON or Python quote it, in an address, and by its lines where it has several."""
+    """The forms in which a value may stand in text: as it is, quoted by JSON or Python, in an address, and each of its lines."""
     lines = [line for line in value.splitlines() if len(line) >= LINE and "-----" not in line] if "\n" in value else []
     return value, json.dumps(value)[1:-1], repr(value)[1:-1], urllib.parse.quote(value, safe=""), *lines
 
@@ -146,7 +146,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _ordinary(name: str, text: str) -> bool:
-    """Whether a setting, as prompt_key or pad_token are, is but a word, which would be missed wherever else it stands."""
+    """Whether the value of a setting such as prompt_key or pad_token is an ordinary word, which must not be masked elsewhere."""
     if not WORD.fullmatch(text):
         return False
     before, last = ["", *(part.lower() for part in PARTS.findall(name))][-2:]
@@ -156,7 +156,7 @@ def _ordinary(name: str, text: str) -> bool:
 
 
 def hides(value: Any) -> bool:
-    """Whether a value under a telling name can be a secret. Of texts those are none that say a short number: flags are texts."""
+    """Whether a value under the name of a secret can be one. A text that is a short number cannot: values of flags are texts."""
     if value is None or isinstance(value, bool | float):
         return False
     if isinstance(value, str) and NUMBER.fullmatch(value):

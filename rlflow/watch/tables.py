@@ -19,9 +19,9 @@ from rlflow.watch.recorder import NOTES
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
-CURVE = 60  # signs of a curve
-PARTS = 4  # of a model folder that are listed
-WORDS = 3  # lines of bounds.txt that say in words what bounded the run
+CURVE = 60  # characters of a curve
+PARTS = 4  # most files of a model folder that are listed
+WORDS = 3  # last lines of bounds.txt, which say in words what bounded the run
 FILES = {
     "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
     "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print",
@@ -32,48 +32,49 @@ FILES = {
 TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "seed")
 
 
-def runs(found: Sequence[RunSummary], now: float) -> Table:
-    """A line per run, the latest last."""
+def runs(summaries: Sequence[RunSummary], now: float) -> Table:
+    """A table with a line for each run, the latest last. ``now``: seconds since the epoch."""
     table = Table("run", "flow", "state", "iteration", "accuracy", "reward", "age", box=None, padding=(0, 2, 0, 0))
-    for one in sorted(found, key=lambda summary: summary.updated):
-        accuracy, score = one.evaluation.get("evaluation/sampled"), reward(one.metrics)
-        cells = (one.folder.name, one.flow)
-        table.add_row(*(plain(cell) for cell in cells), state(one), f"{one.iteration}/{one.iterations}",
+    for summary in sorted(summaries, key=lambda run: run.updated):
+        accuracy, score = summary.evaluation.get("evaluation/sampled"), reward(summary.metrics)
+        cells = (summary.folder.name, summary.flow)
+        table.add_row(*(plain(cell) for cell in cells), state(summary), f"{summary.iteration}/{summary.iterations}",
                       "" if accuracy is None else f"{accuracy:.1%}", "" if score is None else f"{score:.3f}",
-                      spoken(max(now - one.updated, 0.0)))
+                      spoken(max(now - summary.updated, 0.0)))
     return table
 
 
-def state(one: RunSummary) -> Text:
-    return Text(one.state + (" (damaged)" if one.problem else ""), style=STYLES.get(one.state, ""))
+def state(summary: RunSummary) -> Text:
+    """The state of a run in its color."""
+    return Text(summary.state + (" (damaged)" if summary.problem else ""), style=STYLES.get(summary.state, ""))
 
 
 def story(folder: Path) -> list[RenderableType]:
-    """A run from its settings to its files."""
-    found, history = summarised(folder), History()
+    """The text of `rlflow show`: a run from its settings to its files."""
+    summary, history = summarised(folder), History()
     for line in Growing(folder / "metrics.jsonl").lines():
         history.add(line)
-    age = spoken(max(time.time() - found.updated, 0.0))
-    head = Text.assemble((printable(str(folder)), "bold"), "  ", plain(found.flow), "  ", state(found),
-                         f"  {found.iteration}/{found.iterations} iterations, last written {age} ago")
-    problems = [f"error: {found.error}"] if found.error else []
-    problems += [found.problem] if found.problem else []
+    age = spoken(max(time.time() - summary.updated, 0.0))
+    head = Text.assemble((printable(str(folder)), "bold"), "  ", plain(summary.flow), "  ", state(summary),
+                         f"  {summary.iteration}/{summary.iterations} iterations, last written {age} ago")
+    problems = [f"error: {summary.error}"] if summary.error else []
+    problems += [summary.problem] if summary.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
-    parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), curves(history), last(found, folder)]
+    parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), curves(history), last(summary, folder)]
     return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), files(folder)] if part is not None]
 
 
 def settings(folder: Path) -> RenderableType | None:
-    """The settings that say what the run is: the algorithm's, and those of the run that are set."""
-    known = read_object(folder / "settings.json")
+    """The most important settings of a run: the algorithm's, those in TELLING, and those of the roles."""
+    recorded = read_object(folder / "settings.json")
     lines = []
-    for title, values, names in (("hp", known.get("hp"), None), ("run", known.get("options"), TELLING)):
+    for title, values, names in (("hp", recorded.get("hp"), None), ("run", recorded.get("options"), TELLING)):
         if isinstance(values, dict):
-            chosen = {name: values[name] for name in (names or values) if values.get(name) not in (None, [], "")}
-            lines.append(f"{title}: {_pairs(chosen)}")
-    roles = known.get("roles")
-    own = roles if isinstance(roles, dict) else {}
-    lines += [f"{role}: {_pairs(values)}" for role, values in own.items() if isinstance(values, dict) and values]
+            present = {name: values[name] for name in (names or values) if values.get(name) not in (None, [], "")}
+            lines.append(f"{title}: {_pairs(present)}")
+    roles = recorded.get("roles")
+    by_role = roles if isinstance(roles, dict) else {}
+    lines += [f"{role}: {_pairs(values)}" for role, values in by_role.items() if isinstance(values, dict) and values]
     return plain("\n".join(lines)) if lines else None
 
 
@@ -82,7 +83,7 @@ def _pairs(values: Mapping[str, object]) -> str:
 
 
 def learning(history: History) -> RenderableType | None:
-    """The first evaluation and the last."""
+    """A table of the first evaluation and the last."""
     if len(history.evaluations) < 2:
         return None
     (first, before), (end, after) = history.evaluations[0], history.evaluations[-1]
@@ -95,7 +96,7 @@ def learning(history: History) -> RenderableType | None:
 
 
 def curves(history: History) -> RenderableType | None:
-    """Reward and accuracy over the run, a sign for a stretch of it."""
+    """Curves of reward and accuracy over the run."""
     scores = [score for _, values in sorted(dict(history.iterations).items()) if (score := reward(values)) is not None]
     shares = [values.get("evaluation/sampled", 0.0) for _, values in sorted(dict(history.evaluations).items())]
     lines = [f"{name:<9} {sparkline(values)}  {values[0]:.3f} → {values[-1]:.3f}" for name, values in
@@ -104,7 +105,7 @@ def curves(history: History) -> RenderableType | None:
 
 
 def sparkline(values: Sequence[float], width: int = CURVE) -> str:
-    """Means of stretches as bars between the lowest and the highest."""
+    """A curve of at most ``width`` characters: the means of equal stretches of the values, drawn between their lowest and highest."""
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
     means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
@@ -112,16 +113,17 @@ def sparkline(values: Sequence[float], width: int = CURVE) -> str:
     return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for mean in means)
 
 
-def last(found: RunSummary, folder: Path) -> RenderableType | None:
-    shown = figures(Frame(metrics=found.metrics))
+def last(summary: RunSummary, folder: Path) -> RenderableType | None:
+    """The numbers and the slowest nodes of the last iteration."""
+    numbers = figures(Frame(metrics=summary.metrics))
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
-    lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in shown)] if shown else []
+    lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
     lines += ["slowest nodes: " + "  ".join(f"{name} {spoken(seconds)}" for name, seconds in stages)] if stages else []
     return plain("\n".join(lines)) if lines else None
 
 
 def bounds(folder: Path) -> RenderableType | None:
-    """What bounded the run: the lines of words below the table."""
+    """The last lines of bounds.txt, which say what bounded the run."""
     try:
         lines = durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
     except OSError:
@@ -130,50 +132,52 @@ def bounds(folder: Path) -> RenderableType | None:
 
 
 def depends(folder: Path) -> RenderableType | None:
-    """What its numbers depend on beside settings and graph: each model folder, reward and file of data on a line, and versions."""
-    known = read_object(folder / "identity.json")
-    kept, told, weights = (known.get(name) for name in ("kept", "told", "weights"))
+    """The inputs that the run's numbers depend on beside settings and graph: a line for each model folder, reward and data file, and one
+    of versions."""
+    identity = read_object(folder / "identity.json")
+    digests, versions, weights = (identity.get(name) for name in ("kept", "told", "weights"))
     parts: dict[str, list[str]] = {}
-    for name in kept if isinstance(kept, dict) else ():
+    for name in digests if isinstance(digests, dict) else ():
         head, _, part = str(name).partition(": ")
-        parts.setdefault(head, []).append(f"{part} {_short(kept[name])}".strip())  # type: ignore[index]
+        parts.setdefault(head, []).append(f"{part} {_short(digests[name])}".strip())  # type: ignore[index]
     for name, file in weights.items() if isinstance(weights, dict) else ():
         head, _, part = str(name).partition(": ")
         digest = file.get("sha256") if isinstance(file, dict) else None
         parts.setdefault(head, []).insert(0, f"{part} {_short(f'sha256 {digest}') if digest else 'not read yet'}")
     lines = [f"  {head}: {listed(values, PARTS)}" for head, values in parts.items()]
-    lines += [f"  {_pairs(told)}"] if isinstance(told, dict) and told else []
+    lines += [f"  {_pairs(versions)}"] if isinstance(versions, dict) and versions else []
     return plain("\n".join(["depends on", *lines])) if lines else None
 
 
 def _short(value: object) -> str:
-    """A value for a line; of a digest its first letters."""
+    """A value in short; of a digest its first characters."""
     kind, _, digits = str(value).partition(" ")
     return f"{kind} {digits[:12]}" if kind in ("sha256", "digest") else str(value)[:40]
 
 
 def notes(folder: Path) -> RenderableType | None:
-    """The last notes of the run."""
+    """The last ten notes of the run."""
     try:
         lines = durable.read(folder / NOTES).decode(errors="replace").splitlines()
     except OSError:
         return None
-    more = [f"… {len(lines) - 10} more in {NOTES}"] if len(lines) > 10 else []
-    return plain("\n".join([*more, *lines[-10:]])) if lines else None
+    omitted = [f"… {len(lines) - 10} more in {NOTES}"] if len(lines) > 10 else []
+    return plain("\n".join([*omitted, *lines[-10:]])) if lines else None
 
 
 def files(folder: Path) -> RenderableType:
-    there = [f"{name} ({about})" for name, about in FILES.items() if (folder / name).exists()]
-    return plain(f"files: {listed(there)}")
+    """The files of the run and what is in each."""
+    present = [f"{name} ({about})" for name, about in FILES.items() if (folder / name).exists()]
+    return plain(f"files: {listed(present)}")
 
 
 def plain(text: str) -> Text:
-    """Text that is neither markup nor able to drive a terminal."""
+    """The text without markup, with control characters escaped so that it cannot drive a terminal."""
     return Text(printable(text))
 
 
 def output(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output: as wide as the terminal, or 160 columns where there is none."""
+    """Print to standard output, as wide as the terminal, or 160 columns where it is none."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)

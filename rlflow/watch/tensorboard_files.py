@@ -20,19 +20,23 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
+        """Open the event file of a run. Gives where to look for it."""
         folder = run.folder / "tensorboard"
         self._writer = self._module.SummaryWriter(str(folder), flush_secs=10)
         self._writer.add_text("settings", f"<pre>{html.escape(json.dumps(settings, indent=1, default=str))}</pre>", 0)
         return f"{folder} (tensorboard --logdir {run.folder.parent})"
 
     def log(self, step: int, metrics: Metrics) -> None:
+        """Write the metrics of a step."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def table(self, step: int, rows: Rows) -> None:
+        """Write rows of samples."""
         self._writer.add_text("samples", markdown(rows), step)
 
     def close(self, state: State) -> None:
+        """Write what waits and close the file."""
         self._writer.close()
 
 

@@ -1,4 +1,5 @@
-"""Standard streams that end no run: a terminal that is closed while it goes on, descriptors that were closed before it began."""
+"""Keeps standard streams from ending a run: a terminal that is closed while the run goes on, and streams that were closed before it
+began."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ NAMES = ("stdout", "stderr")
 
 
 class Steady:
-    """A stream to a terminal. Once that has hung up, as when a connection breaks, what is written goes nowhere and raises in nobody's
-    code, a stage's ``print`` among them."""
+    """A stream to a terminal. Once the terminal is gone, as when a connection breaks, text that is written is dropped and raises no error,
+    for instance in a stage's ``print``."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Write text; once the terminal is gone, drop it. Raises OSError for any other failure."""
         try:
             return int(self._stream.write(text))
         except OSError as error:
@@ -27,6 +29,7 @@ class Steady:
             return len(text)
 
     def flush(self) -> None:
+        """Flush the stream; once the terminal is gone, do nothing."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -43,7 +46,7 @@ class Steady:
 
 @contextlib.contextmanager
 def steady() -> Iterator[None]:
-    """While inside, standard streams that are terminals are steady."""
+    """While inside, standard streams that are terminals are ``Steady``."""
     before = {name: getattr(sys, name) for name in NAMES}
     for name, stream in before.items():
         if stream is not None and not isinstance(stream, Steady) and stream.isatty():
@@ -57,7 +60,8 @@ def steady() -> Iterator[None]:
 
 
 def open_all() -> None:
-    """Have standard streams that are closed (``>&-``) lead nowhere: else the next file that is opened would be what is printed to."""
+    """Open closed standard streams (``>&-``) on /dev/null. Otherwise the next file that is opened would take their descriptors, and prints
+    would go into it."""
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(descriptor)
@@ -67,7 +71,7 @@ def open_all() -> None:
 
 
 def nowhere(descriptor: int, mode: int) -> None:
-    """Have a descriptor lead to nobody."""
+    """Point a descriptor to /dev/null. ``mode``: os.O_RDONLY or os.O_WRONLY."""
     null = os.open(os.devnull, mode)
     if null != descriptor:
         os.dup2(null, descriptor)

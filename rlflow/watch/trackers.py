@@ -1,5 +1,7 @@
-"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, imported when asked for. They work in a thread of
-their own, so that a slow disk or server holds up nothing; one that fails is said once and left out."""
+"""Trackers: TensorBoard, Weights & Biases and MLflow, each through its own library, which is imported when it is asked for.
+
+A tracker works in a thread of its own, so that a slow disk or server delays nothing. One that fails is reported once and left out.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +17,24 @@ from rlflow.watch.secrets import redacted
 
 NAMES = ("tensorboard", "wandb", "mlflow")
 TABLE_EVERY = 10  # iterations between tables of samples; all are in samples.jsonl
-WAITING = 10_000  # records that may wait for a slow tracker
-CLOSE_SECONDS = {"done": 60.0, "failed": 20.0, "interrupted": 5.0}
+WAITING = 10_000  # most records that wait for a slow tracker
+CLOSE_SECONDS = {"done": 60.0, "failed": 20.0, "interrupted": 5.0}  # state of a run → seconds that a tracker may take to end
 
 
 class Tracker(Protocol):
-    """What the three have in common. Names are the trackers', steps count finished iterations."""
+    """The interface of a tracker. Metrics have the names of `rlflow.watch.names`; a step is the number of finished iterations."""
 
     def start(self, run: RunInfo, settings: Mapping[str, Any]) -> str:
-        """Begin; return where to look."""
+        """Begin a run. Gives a text that says where to look for it."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Finite numbers."""
+        """Write the metrics of a step, all of them finite."""
 
     def table(self, step: int, rows: Rows) -> None:
-        """Samples: prompt, completion, answer, finish, scores, as far as a run has them."""
+        """Write rows of samples: prompt, completion, answer, finish and scores, as far as a run has them."""
 
     def close(self, state: State) -> None:
-        """Write what waits."""
+        """Write what waits, and end the run with its state."""
 
 
 def tracker(name: str) -> Tracker:
@@ -49,36 +51,40 @@ def tracker(name: str) -> Tracker:
 
 
 class Background:
-    """A reporter that hands all it is told to a tracker in a thread. ``say`` is called from the caller's thread only."""
+    """A reporter that passes events to a tracker in a thread. ``say`` reports to the user; it is called from the caller's thread only."""
 
-    def __init__(self, name: str, made: Tracker, say: Callable[[str], None]) -> None:
-        self.name, self._tracker, self._say = name, made, say
+    def __init__(self, name: str, backend: Tracker, say: Callable[[str], None]) -> None:
+        self.name, self._tracker, self._say = name, backend, say
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING)
         self._open = False  # from the start to the end, or to the first failure
-        self._problem = self._where = ""  # what the thread has to tell
+        self._problem = self._place = ""  # reports of the thread: what failed, and where the tracker writes
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
     def start(self, run: RunInfo) -> None:
+        """Start the thread and the tracker, with secrets masked in the settings."""
         settings = redacted(run.settings)
         self._open = True
         self._thread.start()
         self._put(lambda: self._begin(run, settings))
 
     def iteration(self, number: int, metrics: Metrics, samples: Rows, stages: Mapping[str, float]) -> None:
-        known = renamed({**metrics, **{f"timing_s/{node}": seconds for node, seconds in stages.items()}})
-        self._put(lambda: self._tracker.log(number + 1, known))
+        """Pass the metrics of an iteration to the tracker, and samples every TABLE_EVERY iterations."""
+        tracker_metrics = renamed({**metrics, **{f"timing_s/{node}": seconds for node, seconds in stages.items()}})
+        self._put(lambda: self._tracker.log(number + 1, tracker_metrics))
         if samples and number % TABLE_EVERY == 0:
             rows = [{"iteration": number, **row} for row in samples]
             self._put(lambda: self._tracker.table(number + 1, rows))
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
-        known = renamed(metrics)
-        self._put(lambda: self._tracker.log(number, known))
+        """Pass the metrics of an evaluation to the tracker."""
+        tracker_metrics = renamed(metrics)
+        self._put(lambda: self._tracker.log(number, tracker_metrics))
 
     def note(self, text: str) -> None:
-        """Notes are for people."""
+        """Do nothing: notes are for users."""
 
     def close(self, state: State, error: str = "") -> None:
+        """Let the tracker write what waits, for at most CLOSE_SECONDS."""
         self._put(lambda: self._tracker.close(state))
         self._put(None)
         if self._open:
@@ -98,16 +104,16 @@ class Background:
                 self._report()
 
     def _report(self) -> None:
-        """Say what the thread has to tell: where the tracker writes, or that it is left out."""
-        where, self._where = self._where, ""
-        if where:
-            self._say(f"{self.name}: {where}")
+        """Report what the thread has left: where the tracker writes, or that it has failed."""
+        place, self._place = self._place, ""
+        if place:
+            self._say(f"{self.name}: {place}")
         if self._open and self._problem:
             self._open = False
             self._say(f"tracker {self.name} failed and is left out from here on: {self._problem}")
 
     def _begin(self, run: RunInfo, settings: Mapping[str, Any]) -> None:
-        self._where = self._tracker.start(run, settings)
+        self._place = self._tracker.start(run, settings)
 
     def _work(self) -> None:
         while self._open and (job := self._jobs.get()) is not None:

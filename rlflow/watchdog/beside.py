@@ -1,4 +1,4 @@
-"""The watchdog as the process has it that it watches: how it is started, and what it is told."""
+"""The watchdog's handle in the process that it watches: starts the watchdog and sends it messages."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from rlflow.watchdog import kin, launcher, private
 from rlflow.watchdog.board import Board
 from rlflow.watchdog.stacks import show_stacks
 
-BEAT_SECONDS = 0.25  # between two signs that the interpreter lets its threads run
-CLOSE_SECONDS = 10.0  # that it may take to end what a run has started
-STARTS = 3  # of the watchdog, which may be killed itself
+BEAT_SECONDS = 0.25  # between two heartbeats, which say that the interpreter lets its threads run
+CLOSE_SECONDS = 10.0  # the watchdog may take to end what a run has started
+STARTS = 3  # how often the watchdog is started; it may be killed itself
 CODE = "import sys; sys.path.append(sys.argv[1]); from watchdog.dog import main; main()"  # of this package, but of no other of ours
 
 class ProcessExit(BaseException):
-    """A stage called ``os._exit``. No Exception: what a stage does about errors of its own is not meant for this."""
+    """A stage called ``os._exit``. It is no Exception, so that a stage's own handlers do not catch it."""
 
 
 class Watchdog:
-    """``name``: of what is started here, in the mark of processes, and in names of private folders. ``board``: where nodes under way are
-    written down. ``signals``: a descriptor that takes the number of each signal, -1 where nothing is watched, as on systems that are not
-    Linux."""
+    """The watchdog of this process. It works on Linux alone; elsewhere nothing is watched."""
 
     def __init__(self) -> None:
-        self.name, self.pid, self.board, self.signals = secrets.token_hex(8), os.getpid(), Board(), -1
-        self.process: int | None = None  # of the watchdog, once it has said so
-        self._over, self._told = threading.Event(), b""
+        self.name = secrets.token_hex(8)  # in the mark of processes that this one starts, and in names of its private folders
+        self.pid = os.getpid()
+        self.board = Board()  # where nodes under way are written down
+        self.signals = -1  # descriptor that takes the number of each signal; -1 where nothing is watched
+        self.process: int | None = None  # pid of the watchdog, once it has said so
+        self._over, self._run_message = threading.Event(), b""
         self._folders: list[Path] = []
         self._files: list[int] = []
         self._commands = -1
@@ -44,7 +45,7 @@ class Watchdog:
 
     @classmethod
     def start(cls) -> Watchdog:
-        """One for this process. Where there is no room for it, of processes or memory, a run goes on without."""
+        """Start a watchdog of this process. Where no process, thread or memory can be had for it, the run goes on without one."""
         dog = cls()
         if sys.platform == "linux":
             try:
@@ -55,8 +56,8 @@ class Watchdog:
 
     def _open(self) -> None:
         self.board = Board.new()
-        (self._heard, self._commands), (self._seen, self.signals) = os.pipe(), os.pipe()
-        self._files = [self._heard, self._commands, self._seen, self.signals]
+        (self._command_end, self._commands), (self._signal_end, self.signals) = os.pipe(), os.pipe()
+        self._files = [self._command_end, self._commands, self._signal_end, self.signals]
         for file in (self._commands, self.signals):
             os.set_blocking(file, False)
         self._thread = threading.Thread(target=self._beat, args=(self._spawned(),), name="watchdog", daemon=True)
@@ -64,7 +65,7 @@ class Watchdog:
         self.refuse_exits()
 
     def refuse_exits(self) -> None:
-        """From now on ``os._exit`` within a node is the node's failure."""
+        """Make calls of ``os._exit`` within a node raise ``ProcessExit`` there."""
         global _exit
         if not watched:
             _exit = os._exit
@@ -73,17 +74,17 @@ class Watchdog:
 
     def _spawned(self) -> subprocess.Popen[bytes]:
         assert self.board.file is not None
-        files = [self.board.file, self._heard, self._seen, launcher.pipe()]
-        told = [str(Path(__file__).parents[1]), str(self.pid), kin.started(self.pid), self.name, *map(str, files)]
-        return subprocess.Popen([sys.executable, "-I", "-S", "-c", CODE, *told], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        files = [self.board.file, self._command_end, self._signal_end, launcher.pipe()]
+        arguments = [str(Path(__file__).parents[1]), str(self.pid), kin.started(self.pid), self.name, *map(str, files)]
+        return subprocess.Popen([sys.executable, "-I", "-S", "-c", CODE, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 start_new_session=True, bufsize=0, pass_fds=[file for file in files if file >= 0])  # fmt: skip
 
     def _beat(self, child: subprocess.Popen[bytes]) -> None:
-        """In a thread: say that threads run, and start the watchdog anew where it is killed."""
+        """The thread: send heartbeats, and start the watchdog anew where it is killed."""
         for start in range(STARTS):
             if start:
                 child = self._spawned()
-                self._say(self._told + b"".join(map(_folder, self._folders)))
+                self._say(self._run_message + b"".join(map(_folder, self._folders)))
             assert child.stdout is not None
             with child.stdout:
                 child.wait()  # it goes on as nobody's child
@@ -94,17 +95,18 @@ class Watchdog:
                 return
 
     def watch(self, folder: Path) -> None:
-        """A run begins, in this folder."""
-        self._told = _line({"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}})
-        self._say(self._told)
+        """Tell the watchdog that a run begins in this folder."""
+        self._run_message = _line({"run": {"folder": str(folder), "path": str(folder.absolute()), "stacks": show_stacks()}})
+        self._say(self._run_message)
 
     def remove_in_the_end(self, folder: Path) -> None:
-        """A private folder, however this process ends. To be told before the folder is made: what is not there need not go."""
+        """Remove a private folder however this process ends. Call this before the folder is made; a folder that is not there does no
+        harm."""
         self._folders.append(folder)
         self._say(_folder(folder))
 
     def close(self) -> None:
-        """End what was started here, and watch no more."""
+        """End all processes that this one has started with its mark, remove private folders, and end the watchdog."""
         if self._thread is not None:
             self._over.set()
             self._say(_line({"end": True}))
@@ -124,25 +126,25 @@ class Watchdog:
         self._files, self._thread, self.signals, self._commands, self.board = [], None, -1, -1, Board()
 
     def mark(self) -> None:
-        """Processes that are started from now on are of the run."""
+        """Mark processes that are started from now on as parts of the run."""
         os.environ[kin.MARK] = kin.marks(self.name, os.environ.get(kin.MARK, ""))
 
     @contextlib.contextmanager
     def marking(self) -> Iterator[None]:
-        """The same while inside."""
+        """While inside, mark processes that are started as parts of the run."""
         self.mark()
         try:
             yield
         finally:
-            rest = kin.without(self.name, os.environ.get(kin.MARK, ""))
-            if rest:
-                os.environ[kin.MARK] = rest
+            outer_marks = kin.without(self.name, os.environ.get(kin.MARK, ""))
+            if outer_marks:
+                os.environ[kin.MARK] = outer_marks
             else:
                 os.environ.pop(kin.MARK, None)
 
     def forked(self) -> None:
-        """In a child that was forked by a stage. Its environment need not tell whose it is, so it says so itself; and what a terminal
-        asks of the run is the run's affair."""
+        """Called in a child that a stage has forked: tell the watchdog of the child, whose environment may lack the mark, and let signals
+        of the terminal be handled by the run alone."""
         self._say(_line({"fork": os.getpid()}))
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -155,7 +157,7 @@ class Watchdog:
 
 
 def for_worker() -> Watchdog:
-    """That of a process that works for another: where the one that watches the run sees it too, by its mark, none of its own."""
+    """The watchdog of a worker process. A worker with the mark of a run is ended by the watchdog of that run and needs none of its own."""
     if kin.MARK not in os.environ:
         dog = Watchdog.start()
         dog.mark()
@@ -173,12 +175,12 @@ def _line(message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-watched: list[Watchdog] = []  # of this process
-_exit = os._exit  # as it was before one of these watched
+watched: list[Watchdog] = []  # watchdogs of this process
+_exit = os._exit  # the function as it was before a watchdog replaced it
 
 
 def _leave(status: int) -> NoReturn:
-    """In place of ``os._exit``: what a stage calls is its failure. A child that was forked may end as it likes."""
+    """Stands in place of ``os._exit``: raises within a node of this process. A forked child may exit."""
     if any(dog.pid == os.getpid() and dog.board.inside for dog in watched):
         raise ProcessExit(f"os._exit({status})")
     _exit(status)

@@ -1,4 +1,6 @@
-"""What a process does, written down where another one reads it without its help: memory that both have. The standard library alone."""
+"""The board: shared memory in which a process writes which nodes it runs, and which the watchdog reads without the process's help.
+
+This module imports the standard library alone, since the watchdog loads it."""
 
 from __future__ import annotations
 
@@ -15,21 +17,21 @@ from typing import NamedTuple
 BEATS = struct.Struct("<Q")
 ENTRY = struct.Struct("<Qdq88s")  # number, seconds, iteration, name
 NAME = 88  # bytes of a name
-PLACES = 36  # entries: as many threads as may do something at once
+PLACES = 36  # entries of the board; a node of one more thread is not written
 SIZE = BEATS.size + PLACES * ENTRY.size
 
 
 class NodeUnderWay(NamedTuple):
-    """A node under way. number: no two have the same. seconds: that it may run."""
+    """A node that is being run."""
 
-    number: int
-    seconds: float
+    number: int  # unique within the process; 0 for an empty entry
+    seconds: float  # its deadline
     iteration: int
     name: str
 
 
 class Board:
-    """``file``: the descriptor of the memory; without one nothing is written, and nobody reads."""
+    """The board over the memory of the descriptor ``file``; without a descriptor nothing is written."""
 
     def __init__(self, file: int | None = None) -> None:
         self.file = file
@@ -40,7 +42,7 @@ class Board:
 
     @classmethod
     def new(cls) -> Board:
-        """In memory without a name, which goes with the last process that has it (Linux). Raises OSError."""
+        """A board in new memory, which is freed with the last process that has it open (Linux). Raises OSError."""
         file = os.memfd_create("rlflow-board")
         try:
             os.ftruncate(file, SIZE)
@@ -49,12 +51,12 @@ class Board:
             os.close(file)
             raise
 
-    # -- who works ---------------------------------------------------------------------------------------------------------------
+    # -- the process that works ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def during(self, name: str, iteration: int, seconds: float) -> Iterator[None]:
-        """While inside, this thread does the node."""
-        place, outer, self._inside.deep = self._taken(), self.inside, True
+        """While inside, the board says that this thread runs the node, which may take so many seconds."""
+        place, outer, self._inside.deep = self._free_place(), self.inside, True
         if place is not None:
             self._put(place, NodeUnderWay(next(self._numbers), seconds, iteration, name))
         try:
@@ -65,8 +67,8 @@ class Board:
                 self._put(place, NodeUnderWay(0, 0.0, 0, ""))
                 self._free.append(place)
 
-    def _taken(self) -> int | None:
-        """A place for an entry; of very many threads at once some have none."""
+    def _free_place(self) -> int | None:
+        """The place of a free entry; None where more threads run nodes than the board has entries."""
         try:
             return self._free.popleft()
         except IndexError:
@@ -74,7 +76,7 @@ class Board:
 
     @property
     def inside(self) -> bool:
-        """Whether this thread does a node."""
+        """Whether this thread runs a node."""
         return getattr(self._inside, "deep", False)
 
     def _put(self, place: int, entry: NodeUnderWay) -> None:
@@ -83,22 +85,22 @@ class Board:
             ENTRY.pack_into(self._memory, BEATS.size + place * ENTRY.size, entry.number, entry.seconds, entry.iteration, name)
 
     def beat(self) -> None:
-        """Say that the interpreter lets its threads run."""
+        """Write a heartbeat: the interpreter lets its threads run."""
         self._beats += 1
         if self._memory is not None:
             BEATS.pack_into(self._memory, 0, self._beats)
 
-    # -- who watches -------------------------------------------------------------------------------------------------------------
+    # -- the watchdog ----------------------------------------------------------------------------------------------------------------
 
     @property
     def beats(self) -> int:
-        """How often has been said that the interpreter runs."""
+        """The number of heartbeats so far."""
         assert self._memory is not None
         return int(BEATS.unpack_from(self._memory, 0)[0])
 
     def entries(self) -> list[NodeUnderWay]:
-        """Nodes under way, the one that began first at the front."""
+        """The nodes under way, in the order in which they began."""
         assert self._memory is not None
-        found = (ENTRY.unpack_from(self._memory, BEATS.size + place * ENTRY.size) for place in range(PLACES))
+        slots = (ENTRY.unpack_from(self._memory, BEATS.size + place * ENTRY.size) for place in range(PLACES))
         return sorted(NodeUnderWay(number, seconds, iteration, name.rstrip(b"\0").decode(errors="replace"))
-                      for number, seconds, iteration, name in found if number)  # fmt: skip
+                      for number, seconds, iteration, name in slots if number)  # fmt: skip

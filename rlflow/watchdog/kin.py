@@ -1,7 +1,8 @@
-"""Processes that belong to a run: their mark, how they are found, and how they end. The standard library alone: the watchdog starts in
-milliseconds.
+"""Processes of a run: how they are marked, found and ended, and whether one still lives.
 
-What a run starts inherits a variable of its environment, through every fork, session and parent that ends. /proc tells who has it.
+What a run starts inherits a mark, a variable of the environment, through every fork and every new session, also when its parent ends; /proc
+tells which processes have it. This module reads /proc itself instead of using psutil, since the watchdog loads it: that starts within
+milliseconds by importing the standard library alone.
 """
 
 from __future__ import annotations
@@ -14,27 +15,26 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-MARK = "RLFLOW_RUN"  # names of the run and of those that it is part of, outermost first, with slashes between
-LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")  # they end by themselves, when they have sent or removed what is left
+MARK = "RLFLOW_RUN"  # the variable: the names of a run and of runs around it, the outermost first, separated by slashes
+LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")  # commands that end by themselves, once they have sent or removed all
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ROUNDS = 20  # in which processes are killed, until none has started another meanwhile
+ROUNDS = 20  # most rounds of killing processes, which may start others meanwhile
 PAUSE = 0.05  # seconds between two rounds
 
-Known = tuple[int, str]  # a process: its number, and when it was started, as in Stat
+Known = tuple[int, str]  # (pid, start) of a process; the start as in Stat
 
 
 class Stat(NamedTuple):
-    """What the kernel says of a process. state: its letter, T for stopped, Z for ended and not yet collected. started: clock ticks since
-    the machine's start. status: as ``os.waitpid`` gives it, of one that has ended."""
+    """A process as the kernel describes it."""
 
-    state: str
-    parent: int
-    started: str
-    status: int
+    state: str  # a letter: T for stopped, Z for ended and not yet collected, …
+    parent: int  # pid of the parent
+    started: str  # clock ticks from the machine's start to the process's
+    status: int  # of a process that has ended, as ``os.waitpid`` gives it
 
 
 def stat(pid: int) -> Stat | None:
-    """None for a process that is gone."""
+    """A process as the kernel describes it; None for one that is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # the name before may hold anything
@@ -55,28 +55,30 @@ def lives(pid: int, start: str) -> bool:
 
 
 def marks(name: str, value: str = "") -> str:
-    """The variable's value with one more name; ``value``: what it is now."""
+    """The value of the mark with one more name. ``value``: its value so far."""
     return f"{value}/{name}" if value else name
 
 
 def without(name: str, value: str) -> str:
-    return "/".join(each for each in value.split("/") if each != name)
+    """The value of the mark without this name."""
+    return "/".join(part for part in value.split("/") if part != name)
 
 
 def marked(name: str) -> list[int]:
-    """Processes that were started with this name in their mark, but for those that are left alone."""
-    found, wanted, prefix = [], name.encode(), f"{MARK}=".encode()
+    """Pids of the processes that have this name in their mark, except those that end by themselves (``LEFT_ALONE``)."""
+    pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
                 environment = file.read()
-                if wanted in environment and any(wanted in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
+                if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
                                                  if item.startswith(prefix)) and not left_alone(int(entry)):  # fmt: skip
-                    found.append(int(entry))
-    return found
+                    pids.append(int(entry))
+    return pids
 
 
 def left_alone(pid: int) -> bool:
+    """Whether a process is one of ``LEFT_ALONE``, which end by themselves."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         words = file.read()
         return any(name in words for name in LEFT_ALONE)
@@ -91,52 +93,53 @@ def command(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[Known]:
-    """Children of a process, their children, and so on."""
+    """(pid, start) of the children of a process, of their children, and so on."""
     children: dict[int, list[Known]] = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (each := stat(int(entry))) is not None:
-            children.setdefault(each.parent, []).append((int(entry), each.started))
-    found, rest = list[Known](), [pid]
-    while rest:
-        more = children.get(rest.pop(), [])
-        found += more
-        rest += [child for child, _ in more]
-    return found
+        if entry.isdigit() and (status := stat(int(entry))) is not None:
+            children.setdefault(status.parent, []).append((int(entry), status.started))
+    below, unvisited = list[Known](), [pid]
+    while unvisited:
+        next_children = children.get(unvisited.pop(), [])
+        below += next_children
+        unvisited += [child for child, _ in next_children]
+    return below
 
 
-def still(known: list[Known]) -> list[int]:
-    """Those that live."""
-    return [pid for pid, start in known if lives(pid, start)]
+def still(processes: list[Known]) -> list[int]:
+    """Pids of those processes that still live."""
+    return [pid for pid, start in processes if lives(pid, start)]
 
 
-def end_all(found: Callable[[], list[int]]) -> list[int]:
-    """Kill what is found, again and again until nothing is; what is left after that."""
-    left = running(found())
+def end_all(find: Callable[[], list[int]]) -> list[int]:
+    """Kill the processes that ``find`` finds, again and again until it finds none. Gives the pids of those that are left after
+    ``ROUNDS``."""
+    survivors = running(find())
     for _ in range(ROUNDS):
-        if not left:
+        if not survivors:
             break
-        for pid in left:
+        for pid in survivors:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(PAUSE)
-        left = running(found())
-    return left
+        survivors = running(find())
+    return survivors
 
 
 def running(pids: list[int]) -> list[int]:
-    """Those that have not ended."""
+    """The pids of those processes that have not ended, without this one's."""
     return [pid for pid in pids if pid != os.getpid() and started(pid)]
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however it ends, and while this one is stopped (Linux)."""
+    """Have the kernel kill this process when its parent ends, however that ends, even while this process is stopped (Linux)."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we asked
         os._exit(1)
 
 
 def adopt() -> None:
-    """Become the parent of descendants whose own parents end (Linux)."""
+    """Make this process the parent of descendants whose own parents end (Linux)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -149,15 +152,16 @@ def _prctl(option: int, value: int) -> None:
 
 @contextlib.contextmanager
 def here_alone() -> Iterator[None]:
-    """What happens inside happens in this process. A child that was forked inside and comes out, by a return or an exception, ends there:
-    it must not go on with the work of its parent, and answer in its place."""
+    """Keep forked children inside: a child that is forked inside and leaves it, by a return or an exception, exits there. It must not go on
+    with its parent's work and answer in the parent's place."""
     pid = os.getpid()
     try:
         yield
     except BaseException as error:
         if os.getpid() != pid:
-            left = [each for each in (error, error.__cause__) if isinstance(each, SystemExit)]  # which may have been made an error's cause
-            _leave(left[0].code if left else 1)
+            # an exit may be the cause of another error
+            exits = [raised for raised in (error, error.__cause__) if isinstance(raised, SystemExit)]
+            _leave(exits[0].code if exits else 1)
         raise
     finally:
         if os.getpid() != pid:

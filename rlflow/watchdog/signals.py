@@ -1,5 +1,5 @@
-"""Ctrl-C, preemption and a closed terminal: the first request ends the run at a point from which it can be resumed, a second ctrl-C ends
-it now."""
+"""Signals that ask a run to stop: ctrl-C, preemption and a closed terminal. The first one ends the run at a point from which it can be
+resumed; a second ctrl-C ends it at once."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ ASKING = launcher.PASSED_ON  # the launcher above the run passes on what asks th
 
 
 class StopSignals:
-    """While inside, SIGINT, SIGTERM and SIGHUP ask to stop. Without effect outside the main thread, where Python takes no signals.
-    ``wakeup``: a descriptor that takes the number of each signal, even while C code keeps the interpreter's lock; -1 for none."""
+    """While inside, the first SIGINT, SIGTERM or SIGHUP calls ``ask``, and a ctrl-C after it raises KeyboardInterrupt. Without effect
+    outside the main thread, where Python takes no signals. ``wakeup``: a descriptor to which the number of each signal is written, even
+    while C code keeps the interpreter's lock; -1 for none."""
 
     def __init__(self, ask: Callable[[], None], wakeup: int = -1) -> None:
         self._ask, self._wakeup = ask, wakeup
         self._before: dict[int, object] = {}
         self._wakeup_before = -1
-        self.asked = False
-        self.over = False  # the run has ended, and closes what it has open
+        self.asked = False  # whether a signal has asked to stop
+        self.over = False  # whether the run has ended and is closing
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             if self._wakeup >= 0:
                 self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-            self._before = {number: signal.signal(number, self._received) for number in heard()}
+            self._before = {number: signal.signal(number, self._received) for number in stopping()}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -51,13 +52,13 @@ class StopSignals:
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """While inside, each of these signals ends what is being prepared, as a ctrl-C does: there is nothing to save yet."""
+    """While inside, each signal that asks to stop raises KeyboardInterrupt: a run that is being prepared has nothing to save yet."""
 
     def received(number: int, frame: FrameType | None) -> NoReturn:
         launcher.seen(number)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, received) for number in heard()}
+    before = {number: signal.signal(number, received) for number in stopping()}
     try:
         yield
     finally:
@@ -67,15 +68,15 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_terminations() -> Iterator[None]:
-    """For a library that puts handlers of its own in SIGTERM's place, which leave the program, print pages, or are lost in its code: what
-    stood there before comes back, and a SIGTERM that came meanwhile is what it would have been, the end of what is being prepared."""
+    """Use around calls of a library that replaces the handler of SIGTERM by its own. Afterwards the handler from before is back, and a
+    SIGTERM that came meanwhile raises KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, (seen, written) = signal.getsignal(signal.SIGTERM), os.pipe()
-    for file in (seen, written):
+    before, (reading, writing) = signal.getsignal(signal.SIGTERM), os.pipe()
+    for file in (reading, writing):
         os.set_blocking(file, False)
-    wakeup = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
         yield
     finally:
@@ -83,13 +84,13 @@ def own_terminations() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
         numbers = b""
         with contextlib.suppress(BlockingIOError):
-            numbers = os.read(seen, 1 << 10)
-        os.close(seen)
-        os.close(written)
+            numbers = os.read(reading, 1 << 10)
+        os.close(reading)
+        os.close(writing)
         if signal.SIGTERM in numbers:
             raise KeyboardInterrupt
 
 
-def heard() -> list[signal.Signals]:
-    """Those that are not ignored: `nohup` has SIGHUP ignored."""
+def stopping() -> list[signal.Signals]:
+    """The signals that ask to stop, without a SIGHUP that is ignored, as under `nohup`."""
     return [number for number in ASKING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]

@@ -1,4 +1,7 @@
-"""Where the threads of a process are, written by a signal that needs no help of its interpreter. The standard library alone."""
+"""The stacks of a process's threads, written by a signal handler that works while C code keeps the interpreter's lock.
+
+This module imports the standard library alone, since the watchdog loads it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 
 SECONDS = 2.0  # how long stacks may take to be written
-FRAMES = 8  # of a stack that are shown
+FRAMES = 8  # most frames of a stack that are shown
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-Outer = Callable[[str, str], bool]  # whether a frame, by its file and function, is where what is shown of a stack ends
+Outer = Callable[[str, str], bool]  # (file, function) → whether what is shown of a stack ends before this frame
 
 
 def show_stacks() -> int:
-    """Have SIGUSR2 write the stacks of all threads, where it means nothing else. The descriptor of the file, a memory's without a name; -1
-    where there is none."""
+    """Have SIGUSR2 write the stacks of all threads to a memory file. Gives its descriptor, or -1 where the system has no such files or the
+    signal is used otherwise."""
     return _file(os.getpid())
 
 
@@ -28,12 +31,13 @@ def _file(pid: int) -> int:
         return -1
     file = os.memfd_create("stacks")
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True, chain=False)
-    signal.siginterrupt(signal.SIGUSR2, False)  # what is written down is not woken by it, where the system can help it
+    signal.siginterrupt(signal.SIGUSR2, False)  # system calls go on after it
     return file
 
 
 def written(pid: int, file: int, send: Callable[[], object]) -> str:
-    """What a process writes to its descriptor ``file`` once ``send`` has sent it the signal; nothing where it writes nothing."""
+    """The text that a process writes to its descriptor ``file`` after ``send`` has sent it the signal; empty where it writes nothing within
+    SECONDS."""
     path = f"/proc/{pid}/fd/{file}"
     try:
         before = os.stat(path).st_size
@@ -47,7 +51,7 @@ def written(pid: int, file: int, send: Callable[[], object]) -> str:
 
 
 def _wait(path: str, before: int) -> None:
-    """Until the file has grown and grows no more."""
+    """Wait until the file has grown and grows no more."""
     last, limit = before, time.monotonic() + SECONDS
     while time.monotonic() < limit:
         time.sleep(0.005)
@@ -57,13 +61,14 @@ def _wait(path: str, before: int) -> None:
 
 
 def shown(dump: str, outer: Outer) -> str:
-    """Of each thread that is within such a frame the frames inside of it, the innermost first; of the others none."""
+    """The frames of a dump, as lines, innermost first: of each thread that is inside a frame for which ``outer`` holds, the frames inside
+    that one. Other threads are left out."""
     return "\n".join(line for frames in _threads(dump, outer) for line in frames)
 
 
 def _threads(dump: str, outer: Outer) -> Iterator[list[str]]:
     for thread in re.split(r"\n(?=(?:Current )?[Tt]hread )", dump):
-        frames = [found.groups() for line in thread.splitlines() if (found := FRAME.match(line))]
+        frames = [match.groups() for line in thread.splitlines() if (match := FRAME.match(line))]
         last = next((i for i, (path, _, name) in enumerate(frames) if outer(path, name)), None)
         if last is not None:
             yield [f"    {_short(path)}:{line} in {name}" for path, line, name in frames[:last][:FRAMES]]

@@ -24,6 +24,7 @@ from rlflow.axis import Axis
 from rlflow.backends.null import Generator, Trainer, numbers, token_numbers
 from rlflow.batch import Batch, flatten, pad, padding
 from rlflow.columns import Level
+from rlflow.execution.account import UpdateRows
 from rlflow.execution.apply import split_metrics
 from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New
@@ -107,7 +108,7 @@ def watched(flow, hp, calls):
 
     def kept_update(role, batch, loss, given, call):
         calls.append(Call(loss, batch, {name: value for name, value in given.items() if name not in ("after", "epochs", "minibatch")}))
-        return {}
+        return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), (), waits=True)
 
     engine.stage, engine.update = kept_stage, kept_update
     return roles

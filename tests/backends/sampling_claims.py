@@ -196,8 +196,10 @@ def rows_of_real_lengths_are_sampled(subject):
     seeds = [2**61 + row for row in range(len(prompts) * 4)]
     out = subject.generate(sampling, seeds, prompts)
     check_logprobs(subject, prompts, out, sampling)
-    chunks = getattr(subject.one, "generate_chunks", lambda *call: [subject.one.generate(*call[:3])])
-    check_whole(list(chunks(prompts, sampling, seeds, 5)), out)
+    if hasattr(subject.one, "generate_chunks"):
+        check_whole(list(subject.one.generate_chunks(prompts, sampling, seeds, 5)), out)
+    else:
+        assert tokens(subject.generate(sampling, seeds, prompts)) == tokens(out)
     assert len(set(map(len, tokens(out)))) > 8
     turned = list(range(len(prompts)))[::-1]
     rows = [4 * prompt + sample for prompt in turned for sample in range(4)]

@@ -9,8 +9,6 @@ import torch
 from rlflow.checkpoints import Snapshot, Writer, load_latest
 from rlflow.checkpoints.folder import steps
 
-pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
-
 
 def loads(campaign, run):
     loaded = load_latest(run)
@@ -34,6 +32,7 @@ def test_a_snapshot_larger_than_the_room_is_refused_before_a_byte_is_written(dis
     assert loads(campaign, run) == 14
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_at_any_call_harms_nothing(disk, campaign, faults):
     """At each call of a save, somebody else takes the rest of the disk."""
     outcomes, point = [], 0
@@ -64,6 +63,7 @@ def test_a_disk_that_fills_at_any_call_harms_nothing(disk, campaign, faults):
     assert sum(failed for _, failed in outcomes) > 10
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_harms_nothing(tmp_path, campaign, injected):
     campaign.write_run(tmp_path / "base", (10, 11))
     injected("limit", tmp_path)

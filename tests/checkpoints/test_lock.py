@@ -13,8 +13,6 @@ import pytest
 from rlflow.checkpoints import Lock
 from rlflow.errors import PlanError, RunHeld
 
-pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
-
 HOLD = """
 import os, sys
 from pathlib import Path
@@ -48,6 +46,7 @@ def test_of_eight_at_once_one_wins_and_a_dead_ones_lock_is_taken_over(tmp_path, 
         assert len({re.search(r"process (\d+) on", text)[1] for text in one["said"]}) == 1  # the winner, by all the losers
 
 
+@pytest.mark.slow
 def test_the_message_names_the_holder_and_the_remedy(tmp_path, holder):
     with pytest.raises(RunHeld) as caught:
         Lock(tmp_path).acquire()
@@ -55,6 +54,7 @@ def test_the_message_names_the_holder_and_the_remedy(tmp_path, holder):
     assert f"remedy:   wait for it, or stop it: kill {holder.pid}" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_process_that_was_killed_is_taken_over(tmp_path, holder):
     holder.kill()
     holder.wait()
@@ -76,6 +76,7 @@ def test_a_lock_is_let_go_when_the_body_raises(tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_running_folder_is_free(tmp_path, holder):
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy/run.lock").write_bytes((tmp_path / "run.lock").read_bytes())
@@ -90,6 +91,7 @@ def test_whatever_stands_in_a_lock_that_nobody_holds_it_is_free(tmp_path, conten
         pass
 
 
+@pytest.mark.slow
 def test_a_child_that_outlives_the_holder_is_spoken_of(tmp_path):
     """A forked child shares its parent's lock; started anew it would not."""
     parent = started("os._exit(0) if os.fork() else sys.stdin.read()", tmp_path)

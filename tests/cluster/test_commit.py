@@ -69,8 +69,8 @@ def workers():
 
 def died(workers, gone=True):
     """The watch has found a death."""
-    ward = WatchedWorker(WorkerId("all", 0), None, ProcessInfo(Process.this(), "node"))
-    workers.fleet.watch.death, workers.fleet.watch.verdict = Death(ward, "has died", gone), "rank 0 of pool 'all' has died"
+    worker = WatchedWorker(WorkerId("all", 0), None, ProcessInfo(Process.this(), "node"))
+    workers.fleet.watch.death, workers.fleet.watch.verdict = Death(worker, "has died", gone), "rank 0 of pool 'all' has died"
     return workers.fleet.watch.death
 
 

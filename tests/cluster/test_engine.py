@@ -14,7 +14,7 @@ from rlflow.author.load import load
 from rlflow.cluster import engine as cluster_engine
 from rlflow.cluster.launch import wait_for_models
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.rpc.sockets import Lines
+from rlflow.cluster.rpc.sockets import Sockets
 from rlflow.cluster.sharding.shard_map import RemoteColumn
 
 pytestmark = pytest.mark.slow
@@ -71,20 +71,20 @@ def test_metrics_are_those_of_a_single_process(pooled, alone, rows):
 
 def test_short_calls_go_over_lines_and_by_ray_where_there_are_none(pooled, monkeypatch):
     spoken, pool = [], pooled.prepared.engine.pools["all"]
-    assert pool.lines.settled(60)
+    assert pool.sockets.settled(60)
 
     def talk(what, *told):
-        found = Pool.talk(pool, what, *told)
+        found = Pool.short_call(pool, what, *told)
         spoken.append((what, found is not None))
         return found
 
-    monkeypatch.setattr(pool, "talk", talk)
+    monkeypatch.setattr(pool, "short_call", talk)
     prepared = pooled.prepared
     prompts = prepared.prompts.take(7)
     over_lines = prepared.executor.run(prepared.plan, prompts)
     assert ("stage", True) in spoken
     spoken.clear()
-    monkeypatch.setattr(pool, "lines", Lines())
+    monkeypatch.setattr(pool, "sockets", Sockets())
     by_ray = prepared.executor.run(prepared.plan, prompts)
     assert {found for _, found in spoken} == {False}
     assert by_ray.metrics == pytest.approx(over_lines.metrics, nan_ok=True, rel=0)

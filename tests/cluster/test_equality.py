@@ -28,10 +28,16 @@ def apart(one, other):
     return (difference / sum(float(tensor.double().square().sum()) for tensor in one.values())) ** 0.5
 
 
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory):
+    """The run of PPO in one process."""
+    return run("ppo", tmp_path_factory.mktemp("here"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pools", ["all=1", "train=1,rollout=1"])
-def test_one_rank_is_bit_equal_to_one_process(tmp_path, ray_address, pools):
-    here, weights = run("ppo", tmp_path / "here")
+def test_one_rank_is_bit_equal_to_one_process(tmp_path, ray_address, ppo, pools):
+    here, weights = ppo
     there, others = run("ppo", tmp_path / "there", pools=pools, ray_address=ray_address)
     assert there == here
     assert weights.keys() == others.keys() == {"actor", "critic"}
@@ -41,6 +47,7 @@ def test_one_rank_is_bit_equal_to_one_process(tmp_path, ray_address, pools):
 
 STEPS = {"iterations": 5, "held_out": 0, "hp.minibatch": 20}
 LIMITS = {"float32": 1e-5, "float64": 1e-7}
+RANKS = {"float32": 2, "float64": 4}
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +67,10 @@ def steps(lines):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", LIMITS)
-def test_four_ranks_take_the_same_steps(tmp_path, ray_address, alone, dtype):
+def test_several_ranks_take_the_same_steps(tmp_path, ray_address, alone, dtype):
+    """What is left of a difference in float64 is rounding: there the bound is tight, so there are more ranks."""
     here, weights = alone(dtype)
-    there, others = run("grpo", tmp_path, dtype=dtype, pools="all=4", ray_address=ray_address, **STEPS)
+    there, others = run("grpo", tmp_path, dtype=dtype, pools=f"all={RANKS[dtype]}", ray_address=ray_address, **STEPS)
     assert steps(there) == steps(here)
     assert 0 < apart(weights["actor"], others["actor"]) <= LIMITS[dtype]
 

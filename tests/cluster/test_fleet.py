@@ -25,11 +25,11 @@ def fleet(tmp_path):
     (tmp_path / "train-1").mkdir(mode=0o700)
     (tmp_path / "train-1" / "meeting").touch()
     (tmp_path / "other").mkdir(mode=0o700)
-    meetings = {"train": f"{tmp_path}/train-1/meeting", "rollout": "rollout-2/meeting"}
-    fleet = Fleet(tmp_path, {}, {}, meetings, 1, 3.0, 1.0, {}, Placement({"train": 1, "rollout": 1}), lambda apart: Placement({}))
-    fleet.pools |= {name: Pool(name, ()) for name in meetings}
+    rendezvous_points = {"train": f"{tmp_path}/train-1/meeting", "rollout": "rollout-2/meeting"}
+    fleet = Fleet(tmp_path, {}, {}, rendezvous_points, 1, 3.0, 1.0, {}, Placement({"train": 1, "rollout": 1}), lambda apart: Placement({}))
+    fleet.pools |= {name: Pool(name, ()) for name in rendezvous_points}
     for pool in fleet.pools.values():
-        pool.lines = Lines()
+        pool.sockets = Lines()
     return fleet
 
 
@@ -37,7 +37,7 @@ def fleet(tmp_path):
 def test_in_the_end_lines_are_closed_and_the_folders_in_which_ranks_met_are_gone_and_no_others(fleet, tmp_path, controllers):
     fleet.controllers = controllers
     fleet.stop()
-    assert [pool.lines.closed for pool in fleet.pools.values()] == [True, True]
+    assert [pool.sockets.closed for pool in fleet.pools.values()] == [True, True]
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     fleet.stop()  # twice is no error
 
@@ -46,7 +46,7 @@ def test_folders_go_even_where_ending_the_workers_fails(fleet, tmp_path):
     def fail():
         raise OSError("no more sockets")
 
-    fleet.pools["train"].lines.close = fail
+    fleet.pools["train"].sockets.close = fail
     with pytest.raises(OSError, match="no more sockets"):
         fleet.stop()
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
@@ -61,4 +61,4 @@ def test_whoever_waits_gives_up_when_the_watch_ends(fleet):
 
 def test_the_watch_ends_workers_that_are_silent_for_as_long_as_the_heartbeat_says(fleet):
     assert (fleet.watch.limit, fleet.watch.controllers) == (3.0, fleet.controllers)
-    assert Path(fleet.meetings["train"]).exists()
+    assert Path(fleet.rendezvous_points["train"]).exists()

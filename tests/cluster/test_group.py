@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 
 from rlflow.cluster import group
-from rlflow.cluster.group import backend_of, told
+from rlflow.cluster.group import backend_of, exchange_texts
 from rlflow.watch.listening import addresses
 
 
-def rank_that_meets(rank, meeting, pipe):
+def rank_that_meets(rank, rendezvous, pipe):
     """In a process of its own. Tells where to meet, where that is not known, and what came of it."""
     for name in (*group.TALKING, "VLLM_HOST_IP"):
         os.environ.pop(name, None)
-    if meeting is None and rank == 0:
-        meeting = group.listen(group.LOOPBACK)
-        pipe.send(meeting)
-    group.join(meeting or pipe.recv(), rank, 2, "cpu", group.LOOPBACK)
+    if rendezvous is None and rank == 0:
+        rendezvous = group.listen(group.LOOPBACK)
+        pipe.send(rendezvous)
+    group.join(rendezvous or pipe.recv(), rank, 2, "cpu", group.LOOPBACK)
     numbers = torch.tensor([rank + 1.0])
     dist.all_reduce(numbers)
     beyond = [f"{host}:{port}" for host, port in addresses(os.getpid()) if not host.is_loopback]
@@ -30,15 +30,15 @@ def rank_that_meets(rank, meeting, pipe):
     os._exit(0)
 
 
-def ranks_that_meet(meeting):
+def ranks_that_meet(rendezvous):
     fork, ranks = multiprocessing.get_context("fork"), []  # importing torch takes seconds
     for rank in range(2):
         own, theirs = fork.Pipe()
-        process = fork.Process(target=rank_that_meets, args=(rank, meeting, theirs))
+        process = fork.Process(target=rank_that_meets, args=(rank, rendezvous, theirs))
         process.start()
         theirs.close()
         ranks.append((process, own))
-    if meeting is None:
+    if rendezvous is None:
         ranks[1][1].send(ranks[0][1].recv())
     found = [own.recv() for _, own in ranks]
     for process, own in ranks:
@@ -53,9 +53,9 @@ def test_ranks_that_meet_at_an_address_listen_on_its_interface_alone():
 
 
 def test_ranks_of_one_machine_meet_in_a_private_folder_that_either_makes(tmp_path):
-    meeting = tmp_path / "rlflow-run" / "all-0123" / "meeting"
-    assert ranks_that_meet(str(meeting)) == [[3.0, [], "lo", "lo"]] * 2
-    for folder in (meeting.parent, meeting.parents[1]):
+    rendezvous = tmp_path / "rlflow-run" / "all-0123" / "meeting"
+    assert ranks_that_meet(str(rendezvous)) == [[3.0, [], "lo", "lo"]] * 2
+    for folder in (rendezvous.parent, rendezvous.parents[1]):
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
 
 
@@ -69,7 +69,8 @@ def test_ranks_that_share_a_gpu_talk_by_gloo_alone():
 
 def test_each_rank_hears_what_all_of_them_tell():
     store, heard = dist.HashStore(), {}
-    ranks = [threading.Thread(target=lambda rank=rank: heard.update({rank: told(store, rank, 3, f"gpu {rank % 2}")})) for rank in range(3)]
+    ranks = [threading.Thread(target=lambda rank=rank: heard.update({rank: exchange_texts(store, rank, 3, f"gpu {rank % 2}")}))
+             for rank in range(3)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -64,8 +64,8 @@ class Ended:
             self.failure = str(error)
         (folder / "said.json").write_text(json.dumps([self.notes, self.failure]))
         fleet = prepared.workers.fleet if prepared.workers else None
-        self.processes = [ward.presence.process for ward in fleet.wards] if fleet else []
-        self.meetings = [Path(meeting) for meeting in fleet.meetings.values()] if fleet else []
+        self.processes = [worker.presence.process for worker in fleet.watched] if fleet else []
+        self.rendezvous_points = [Path(rendezvous) for rendezvous in fleet.rendezvous_points.values()] if fleet else []
 
     def lines(self, name):
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
@@ -128,7 +128,7 @@ def assert_same(run, whole):
 
 def assert_nothing_left(run):
     assert [process for process in run.processes if process.alive()] == []
-    assert [path for path in run.meetings if path.exists()] == []
+    assert [path for path in run.rendezvous_points if path.exists()] == []
 
 
 @pytest.mark.slow

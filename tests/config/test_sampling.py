@@ -101,7 +101,8 @@ def test_a_call_that_the_flow_does_not_make_is_refused_with_those_that_it_makes(
 def test_a_run_samples_so_eagerly_too_and_its_settings_say_it(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8)))
-    keywords = {"backend": "null", "data": str(data), "prompts": 2, "held_out": 0, "threads": 1, "actor": {"generate": {"temperature": 0.5}}}
+    keywords = {"backend": "null", "data": str(data), "prompts": 2, "held_out": 0, "threads": 1,
+                "actor": {"generate": {"temperature": 0.5}}}
     roles = rlflow.roles(twice, **keywords)
     try:
         prompts = roles.take()

@@ -118,7 +118,7 @@ def test_a_template_is_stopped_only_so_often(monkeypatch):
         with pytest.raises(PlanError, match="processor time"):
             template.render([ASK])
     monkeypatch.setattr(chat, "SECONDS", 10**6)
-    with pytest.raises(PlanError, match="is stopped at a prompt: so it was at 5 before"):
+    with pytest.raises(PlanError, match="is stopped at a prompt: it was stopped 5 times before"):
         template.render([ASK])
 
 

@@ -133,7 +133,7 @@ def test_numbers_without_a_dtype_are_float32(jsonl):
         ({"template": "Q: {question}"}, "must name {prompt}"),
         ({"template": "put it in \\boxed{}: {prompt}"}, "write other braces twice"),
         ({"system": "Be brief."}, "'system' has no effect"),
-        ({"task": {"min_terms": 2}}, "'task' has no effect"),
+        ({"task": {"min_terms": 2}}, "'min_terms' has no effect"),
         ({"max_prompt": 0}, r"longer than max_prompt(.|\n)*at least 1"),
     ],
 )

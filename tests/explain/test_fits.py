@@ -42,6 +42,8 @@ def test_all_that_does_not_fit_is_said_at_once(planned_as):
     ("grpo --pools train=1,rollout=1,rest=1 --actor.trainer.pool train --actor.generator.pool rollout", {"pool-unused": "rest"}),
     ("grpo --pools train=4,rollout=8 --prompts 4 --hp.samples 2", {"idle-ranks": "8 ranks, at most 4 rows at once"}),
     ("grpo --pools train=4,rollout=2 --prompts 4 --hp.minibatch 2", {"small-minibatch": "minibatch=2, 4 ranks"}),
+    ("grpo --pools train=8,rollout=4 --prompts 4 --hp.samples 2 --hp.minibatch 8", {}),  # as many rows as ranks
+    ("dapo --pools train=2,rollout=9 --prompts 4 --hp.samples 2 --hp.groups 2", {"idle-ranks": "9 ranks, at most 4 rows"}),  # in a repeat
     ("dpo --pools all=9 --prompts 4", {"idle-ranks": "9 ranks, at most 8 rows at once"}),
     (f"grpo --model {FOLDER}", {"no-room": "256 positions of role 'actor'"}),
     (f"grpo --model {FOLDER} --hp.max_tokens 255", {}),

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 import rlflow.tasks
+from rlflow.author.load import load_flow
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.settings import TrainerSettings
+from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.memory.sizes import ModelFacts, ModelFootprint
+from rlflow.trace.compile import compile_flow
 from rlflow.training.protocols import ModelSpec
 
 FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
@@ -133,3 +136,26 @@ def test_a_flow_that_never_samples_has_a_generator_to_be_evaluated(planned_as):
     [warning, unused] = planned_as(f"sft --model {FOLDER} --data chain_sum --pools a=1,b=1 --actor.trainer.pool a").warnings
     assert (warning.code, unused.code) == ("evaluation-undecided", "pool-unused")
     assert warning.remedy == "--actor.generator.pool a, or --held-out 0"
+
+
+@pytest.mark.parametrize(("flow", "rows", "groups"), [
+    ("sft", [6], [6]),
+    ("dpo", [12], [6]),  # the records of a data set of pairs have two rows each
+    ("ppo", [6, 6], [6, 6]),
+    ("grpo", [6, 48], [6, 6]),
+])  # fmt: skip
+def test_an_axis_has_so_many_rows_in_so_many_groups(flow, rows, groups):
+    sizes = Sizes.of(compile_flow(load_flow(flow)).graph, Assumed(prompts=6))
+    assert [sizes.rows[axis] for axis in sorted(sizes.rows)] == rows
+    assert [sizes.groups[axis] for axis in sorted(sizes.groups)] == groups
+
+
+def test_a_repeat_has_the_groups_that_it_wants_whatever_one_pass_of_it_gives():
+    graph = compile_flow(load_flow("dapo")).graph
+    [node] = [node for node in graph.nodes if node.body]
+    sizes, settings = Sizes.of(graph, Assumed(prompts=6)), dict(node.settings)
+    samples = graph.axes[node.makes].samples
+    assert sizes.rows[node.makes] == settings["groups"] * samples
+    assert sizes.groups[node.makes] == settings["groups"]
+    body = sizes.bodies[node.id]
+    assert body.rows[body.graph.rows] == 6 * samples

@@ -17,6 +17,14 @@ def module_of(path: Path) -> str:
     return ".".join(names).removesuffix(".__init__")
 
 
+def mirrors(path: Path, root: Path = ROOT) -> list[str]:
+    """Test files that have a source's name, or its folder's: tests/backends/test_fsdp.py for backends/fsdp/network.py."""
+    inside = Path(*path.parts[1:]) if path.parts[0] == "rlflow" else path
+    folder = root / "tests" / inside.parent
+    places = [folder / f"test_{path.stem}.py", root / "tests" / f"test_{path.stem}.py", folder.with_name(f"test_{folder.name}.py")]
+    return [str(place.relative_to(root)) for place in dict.fromkeys(places) if place.exists()]
+
+
 @cache
 def imported(path: Path) -> frozenset[str]:
     """Modules and names that a file imports, each in full."""

@@ -56,35 +56,35 @@ class Tree:
         (folder / "site" / "sitecustomize.py").write_text(FINDER)
         return cls(folder)
 
-    def verdict(self, path: Path, source: str, tests: list[str], seconds: float, stamp: int) -> tuple[str, str]:
+    def verdict(self, path: Path, source: str, tests: list[str], seconds: float, stamp: int, slow: bool = False) -> tuple[str, str]:
         """(killed, survived or timeout; the test that failed) of a source of a mutant. stamp: seconds since 1970 that no earlier mutant
-        had, so that no compiled module of it is taken for this one."""
+        had, so that no compiled module of it is taken for this one. slow: by tests that are marked so, in place of the others."""
         place = self.folder / path
         kept = place.read_bytes()
         try:
             while True:
                 place.write_text(source)
                 os.utime(place, (stamp, stamp))
-                said, test = self._tested(tests, seconds)
+                said, test = self._tested(tests, seconds, slow)
                 place.write_bytes(kept)
                 os.utime(place, (stamp + 1, stamp + 1))
-                if said != "killed" or self._is_sound(test, seconds):
+                if said != "killed" or self._is_sound(test, seconds, slow):
                     return said, test
                 self.failing.add(test)
         finally:
             place.write_bytes(kept)
             os.utime(place, (stamp + 1, stamp + 1))
 
-    def _is_sound(self, test: str, seconds: float) -> bool:
+    def _is_sound(self, test: str, seconds: float, slow: bool) -> bool:
         """Whether a test passes without the mutant. What fails before any test, as an import does, has no name and is the mutant's."""
-        if test and test not in self.sound and self._tested([test], seconds)[0] == "survived":
+        if test and test not in self.sound and self._tested([test], seconds, slow)[0] == "survived":
             self.sound.add(test)
         return not test or test in self.sound
 
-    def _tested(self, tests: list[str], seconds: float) -> tuple[str, str]:
+    def _tested(self, tests: list[str], seconds: float, slow: bool) -> tuple[str, str]:
         left_out = [f"--deselect={test}" for test in sorted(self.failing)]
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--no-header",
-                   f"--timeout={TEST_SECONDS}", *left_out, *tests]  # fmt: skip
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "slow" if slow else "not slow", "-p", "no:cacheprovider",
+                   "--no-header", f"--timeout={4 * TEST_SECONDS if slow else TEST_SECONDS}", *left_out, *tests]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(self.folder / "site"), "RLFLOW_SKIP_ENGINES": "1"}
         process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    errors="replace", start_new_session=True)  # fmt: skip

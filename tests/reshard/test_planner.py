@@ -125,6 +125,21 @@ def test_what_many_could_send_is_shared_out_among_them():
     assert make_plan(source, target).stats.outbound.tolist() == [4 << 20] * 4 + [0]
 
 
+def test_the_least_loaded_is_the_one_that_sends_the_fewest_bytes_whatever_their_dtypes():
+    tensors = {"large": ("float64", ((0, 64),)), "middle": ("int8", ((0, 128),)), "small": ("int8", ((0, 96),))}
+    source, target = (WeightLayout(3, {name: Spread((box[0][1],), dtype, tuple((box,) if rank in ranks else () for rank in range(3)))
+                                       for name, (dtype, box) in tensors.items()}) for ranks in ((0, 1), (2,)))  # fmt: skip
+    assert make_plan(source, target).stats.outbound.tolist() == [512, 128 + 96, 0]
+
+
+def test_pieces_of_a_tensor_go_to_who_has_sent_the_fewest_bytes_of_it():
+    ends = [0, 10, 13, 16, 19]
+    source = WeightLayout(6, {"a": Spread((19,), "float64", ((((0, 19),),),) * 2 + ((),) * 4)})
+    needed = tuple((((low, high),),) for low, high in zip(ends, ends[1:], strict=False))
+    target = WeightLayout(6, {"a": Spread((19,), "float64", ((), (), *needed))})
+    assert make_plan(source, target).stats.outbound.tolist() == [80, 72, 0, 0, 0, 0]
+
+
 def test_the_narrower_dtype_travels():
     assert [wire("float32", "bfloat16"), wire("bfloat16", "float32"), wire("bfloat16", "float16")] == ["bfloat16", "bfloat16", "float16"]
 

@@ -17,8 +17,6 @@ from rlflow import Batch, PlanError, text, token
 from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
 from rlflow.rewards.confinement import Confinement
 
-pytestmark = pytest.mark.slow  # real processes, disks or libraries: seconds each
-
 
 def judged(pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen") -> Scores:
     (reward,) = bind([parse_reward(f"{file}:{function}")], pool, timeout=timeout)
@@ -92,6 +90,7 @@ def test_numbers_of_every_kind_count_whatever_else_the_function_does(pool, hosti
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_many_rows_keep_their_order_among_rows_that_fail(hostile):
     actions = {7: "exit", 40: "raise", 41: "kill", 100: "hang", 101: "nan", 299: "exit"}
     with RewardPool(2) as pool:
@@ -124,6 +123,7 @@ def test_warm_workers_are_kept(hostile):
         assert pool.processes() == before
 
 
+@pytest.mark.slow
 def test_there_is_one_process_until_rows_wait_for_it(hostile):
     with RewardPool(2, Confinement(folders=(str(Path(hostile).parent),))) as pool:
         assert judged(pool, hostile, *map(str, range(64))).values.tolist() == list(range(64))

@@ -8,7 +8,7 @@ import rlflow
 from rlflow.author.load import load_flow
 from rlflow.passes import plan
 from rlflow.runs.bounds import PATH, RunTotals
-from rlflow.runs.report import bounded
+from rlflow.runs.report import bounds_text
 from rlflow.spans import Span, critical_path
 from rlflow.trace.compile import compile_flow
 
@@ -49,7 +49,7 @@ def test_a_report_says_what_bounded_an_iteration():
     assert (found.iterations, found.seconds, found.bound, found.by, found.outside) == (2, 10.0, 9.5, PATH, 0.5)
     assert found.critical == {"generate": 4.0, "reward": 5.0, "gae": 0.5}
     assert found.busy == pytest.approx({"model": 0.7, "cpu": 0.025, "io": 5 / 80})
-    assert bounded(totals).splitlines()[-3:] == [
+    assert bounds_text(totals).splitlines()[-3:] == [
         "an iteration took 10.000 s; no schedule of its nodes takes less than 9.500 s: the longest path",
         "critical path: generate 4.000 s → reward 5.000 s → gae 0.500 s; 0.500 s outside nodes",
         "busy: model 70%, cpu 2%, io 6%"]
@@ -63,7 +63,7 @@ def test_a_lane_with_more_work_than_the_longest_path_is_the_bound():
     told = totals.as_json()
     assert (told["bounded_by"], told["bound"], told["critical"][0]) == ("train", 6.0, {"node": "a", "seconds": 3.0})
     assert json.loads(json.dumps(told)) == told
-    assert "busy: train 92%, train.cpu 4%, rollout 0%" in bounded(totals)  # a pool that did nothing is said, a side lane is not
+    assert "busy: train 92%, train.cpu 4%, rollout 0%" in bounds_text(totals)  # a pool that did nothing is said, a side lane is not
 
 
 def test_what_was_sampled_ahead_counts_for_the_time_in_which_it_was_waited_for():
@@ -100,7 +100,7 @@ def test_what_runs_within_a_repeat_counts_there_and_not_for_the_repeat_as_well()
     assert list(found.critical.items()) == [
         ("generate", 4.0), ("reward", 3.0), ("keep", 0.125), ("attempt", 2.875), ("logprobs", 2.0), ("update", 4.0)]
     assert (found.outside, found.path) == (4.0, 16.0)
-    assert bounded(totals).splitlines()[-2] == (
+    assert bounds_text(totals).splitlines()[-2] == (
         "critical path: generate 4.000 s → reward 3.000 s → … → attempt 2.875 s → logprobs 2.000 s → update 4.000 s; 4.000 s outside nodes")
 
 
@@ -131,7 +131,7 @@ def test_the_critical_path_is_that_of_most_iterations_and_never_one_that_none_ha
     assert totals.bounds.critical == {"generate": 4.0, "reward": 5.0, "gae": 1.0}
     assert (totals.bounds.alike, totals.bounds.outside) == (2, 0.5)
     said = "critical path (of 2 iterations): generate 4.000 s → reward 5.000 s → gae 1.000 s; 0.500 s outside nodes"
-    assert bounded(totals).splitlines()[-2] == said
+    assert bounds_text(totals).splitlines()[-2] == said
 
 
 def test_a_lane_keeps_a_node_waiting_only_where_it_is_full():
@@ -145,7 +145,7 @@ def test_a_lane_keeps_a_node_waiting_only_where_it_is_full():
 
 
 def test_of_no_iteration_nothing_is_said():
-    assert bounded(RunTotals()) == "no iteration was run to its end"
+    assert bounds_text(RunTotals()) == "no iteration was run to its end"
     assert RunTotals({"model": 1}).as_json()["bound"] == 0.0
 
 

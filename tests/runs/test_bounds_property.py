@@ -12,7 +12,7 @@ from rlflow.passes.prune import prune
 from rlflow.passes.rank import rank
 from rlflow.plan import Plan
 from rlflow.runs.bounds import RunTotals
-from rlflow.runs.report import bounded
+from rlflow.runs.report import bounds_text
 from rlflow.simulate import simulate
 from rlflow.spans import Span
 
@@ -104,7 +104,7 @@ def test_the_chain_is_one_that_an_iteration_had_and_no_time_stands_twice(case):
     assert not case.within or abs(totals.shares[HOLDER].seconds - own) < 1e-9
     if case.within and HOLDER in chain and all(taken(spans, case.within) for spans in case.iterations):
         assert set(case.within) & set(chain)
-    shown = re.findall(r"(\w+) \d+\.\d{3} s|…", bounded(totals).splitlines()[-2].partition(": ")[2].partition(";")[0])
+    shown = re.findall(r"(\w+) \d+\.\d{3} s|…", bounds_text(totals).splitlines()[-2].partition(": ")[2].partition(";")[0])
     assert [name for name in shown if name] == [name for name in chain if name in shown]
 
 

@@ -18,7 +18,7 @@ from rlflow.runs import identity, resume
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
-from rlflow.runs.weights import DigestReader, compared, digest, stated
+from rlflow.runs.weights import DigestReader, compare_weights, digest, weight_file
 from rlflow.watch.reporter import Quiet
 
 REWARD = "from scale import times\n\n\ndef score(completion):\n    from inner import add\n    return times(len(completion)) + add(1)\n"
@@ -200,6 +200,16 @@ def test_a_run_whose_identity_is_not_known_goes_on_and_says_so(left, begun):
     assert identity.read(begun).weights
 
 
+def test_an_identity_that_cannot_be_read_says_why(tmp_path):
+    (tmp_path / identity.FILE).write_text('{"format": "another"}')
+    with pytest.raises(ValueError, match=f"{identity.FILE} cannot be read: Input should be 'rlflow-identity'"):
+        identity.read(tmp_path)
+    (tmp_path / identity.FILE).unlink()
+    (tmp_path / identity.FILE).mkdir()
+    with pytest.raises(ValueError, match=f"{identity.FILE} cannot be read: it is no regular file"):
+        identity.read(tmp_path)
+
+
 def test_weights_that_nobody_read_are_refused_where_their_file_is_another(place, begun):
     path, name = place / "reference/model.safetensors", "reference: model.safetensors"
     recorded(begun, weights={name: as_of_long_ago(path).model_dump()})
@@ -213,39 +223,39 @@ def test_weights_that_nobody_read_are_refused_where_their_file_is_another(place,
 
 def as_of_long_ago(path):
     """The file as it would be stated had it lain there for a while."""
-    return stated(path).model_copy(update={"recent": False})
+    return weight_file(path).model_copy(update={"recent": False})
 
 
 def test_files_that_nobody_touched_are_not_read_again(tmp_path):
     path = tmp_path / "weights"
     path.write_bytes(b"a")
     before = {"w": as_of_long_ago(path).with_digest("0" * 64)}  # not its digest, so that reading would tell
-    assert compared(before, {"w": stated(path)}, {"w": path}, print)[1] == []
+    assert compare_weights(before, {"w": weight_file(path)}, {"w": path}, print)[1] == []
     recent = {"w": before["w"].model_copy(update={"recent": True})}
-    assert len(compared(recent, {"w": stated(path)}, {"w": path}, print)[1]) == 1
-    assert stated(path).recent == (time.time_ns() - path.stat().st_ctime_ns < 2 * 10**9)
+    assert len(compare_weights(recent, {"w": weight_file(path)}, {"w": path}, print)[1]) == 1
+    assert weight_file(path).recent == (time.time_ns() - path.stat().st_ctime_ns < 2 * 10**9)
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())
 def test_any_change_of_a_byte_is_noticed(tmp_path_factory, content, data):
     path = tmp_path_factory.mktemp("weights") / "weights"
     path.write_bytes(content)
-    before = {"w": stated(path).with_digest(digest(path))}
+    before = {"w": weight_file(path).with_digest(digest(path))}
     place = data.draw(st.integers(0, len(content) - 1))
     flip = data.draw(st.integers(1, 255))
     path.write_bytes(content[:place] + bytes([content[place] ^ flip]) + content[place + 1 :])
-    _, changes = compared(before, {"w": stated(path)}, {"w": path}, print)
+    _, changes = compare_weights(before, {"w": weight_file(path)}, {"w": path}, print)
     assert [change.name for change in changes] == ["w"]
 
 
 def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tmp_path):
     path, put, said = tmp_path / "weights", [], []
     path.write_bytes(b"first")
-    known = identity.Identity(weights={"w": stated(path)})
+    known = identity.Identity(weights={"w": weight_file(path)})
     path.write_bytes(b"second")
     DigestReader(known, {"w": path}, put.append, said.append).start().wait(60)
     assert "cannot be resumed" in said[0]
-    [change] = compared(put[0].weights, {"w": stated(path)}, {"w": path}, print)[1]
+    [change] = compare_weights(put[0].weights, {"w": weight_file(path)}, {"w": path}, print)[1]
     assert change.before == identity.UNSTEADY
 
 

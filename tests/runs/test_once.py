@@ -5,6 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from rlflow.author.load import load_flow
+from rlflow.binding.roles import bind_roles
+from rlflow.config.flags import sort_values
+from rlflow.runs.planning import place_roles
+from rlflow.trace.compile import compile_flow
+
 ONCE = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "once.py"))
 SETTINGS = {f"settings {role}.{half}": 1 for role in ("actor", "critic", "reference") for half in ("trainer", "generator")}
 
@@ -35,3 +41,10 @@ def test_what_is_done_twice_is_named():
     once = {"settings actor.trainer": 1, "passes": 1}
     assert ONCE["more_than_once"](once, [{"settings actor.trainer": 1}]) == []
     assert ONCE["more_than_once"]({**once, "passes": 2}, [{"layouts": 1}]) == ["driver: passes, 2 times", "worker: layouts"]
+
+
+def test_no_pools_are_no_placement():
+    """A fork leaves the pools of its run with ``--pools ''``."""
+    config = sort_values({"backend": "null", "pools": ""}, ["actor", "reward"])
+    program = compile_flow(load_flow("grpo"))
+    assert place_roles(program, bind_roles(program.graph, config), config).placement is None

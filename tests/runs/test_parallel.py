@@ -48,7 +48,7 @@ def lies(tmp_path):
         program = compile_flow(found, hp, options_of(given))
         placed = place_roles(program, bind_roles(program.graph, given), given)
         where = place_across_machines(placed, program, apart).placement
-        return [where.lies(role, half) for half in ("generator", "trainer") for role in roles]
+        return [where.parallelism(role, half) for half in ("generator", "trainer") for role in roles]
 
     return lies
 

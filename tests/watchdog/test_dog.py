@@ -121,7 +121,7 @@ def test_no_run_is_failed_before_its_node_has_run_for_its_deadline(looks, second
 
 
 def told(dog, folder, **status):
-    dog.told = WatchedRun("runs/mine", str(folder), -1)
+    dog.run = WatchedRun("runs/mine", str(folder), -1)
     running = {"state": "running", "iteration": 1, "process": {"pid": dog.pid}, "flow": "ppo"}
     (folder / "status.json").write_text(json.dumps({**running, **status}))
 
@@ -134,7 +134,7 @@ def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_pat
             (tmp_path / "checkpoints" / names.step(iteration, revision) / names.MANIFEST).touch()
     with dog.board.during("judge", 12, 1.0):
         dog.look("S", TICK)
-        dog._leave_word("failed", "because")
+        dog._report("failed", "because")
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["iteration"], found["flow"]) == ("failed", 12, "ppo")
     assert found["error"] == said[-1] == f"because\nsaved as {names.step(10, 2)}; go on with: rlflow resume runs/mine"
@@ -145,7 +145,7 @@ def test_a_run_that_is_ended_says_so_in_its_status_and_how_to_go_on(dog, tmp_pat
 def test_what_another_wrote_or_what_has_ended_is_left_as_it_is(dog, tmp_path, status):
     told(dog, tmp_path, **status)
     before = (tmp_path / "status.json").read_text()
-    dog._leave_word("failed", "because")
+    dog._report("failed", "because")
     dog.vanished(None)
     assert (tmp_path / "status.json").read_text() == before
     assert said == ["because\nno checkpoint was written: start the run again"]

@@ -60,6 +60,14 @@ def test_orphans_of_the_run_end_with_it_though_nothing_tells_whose_they_are():
     assert gone(int(done.stdout.split()[0]), 0)
 
 
+def test_orphans_that_end_before_the_run_does_are_seen_off():
+    run = ("import subprocess\n"
+           "out = subprocess.run(['sh', '-c', 'true >&- & echo $!'], env={}, stdout=subprocess.PIPE, text=True).stdout\n"
+           "while os.path.exists(f'/proc/{int(out)}'): time.sleep(0.01)  # until the launcher has collected it\n"
+           f"{DONE.format(code=5)}")  # fmt: skip
+    assert ended(run).returncode == 5
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("whom", ["launcher", "run", "both"])
 def test_who_asks_is_heard_once(number, whom):

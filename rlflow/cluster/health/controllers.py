@@ -1,5 +1,5 @@
-"""The processes by which a Ray lives that a run has started. Where one of them dies Ray says so late: it looks for it for a minute, and
-then ends whoever is connected."""
+"""The controlling processes of a Ray that a run has started. They are watched here, since Ray itself reports the death of one late: it
+looks for it for a minute, and then ends the processes that are connected."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from dataclasses import dataclass, field
 
 from rlflow.watchdog import kin
 
-RAYLET, GCS = "raylet", "gcs_server"  # starts workers and holds objects, ends with all of them; knows who is where
+RAYLET = "raylet"  # starts workers and holds objects; when it ends, they end too
+GCS = "gcs_server"  # knows which worker is where
 
 
 @dataclass(frozen=True)
 class Controllers:
-    """``processes``: by name; none of a Ray that was joined, which is others' affair."""
+    """The controlling processes of a local Ray; none for a Ray that was joined, which others look after."""
 
-    processes: Mapping[str, kin.Known] = field(default_factory=dict)
+    processes: Mapping[str, kin.Known] = field(default_factory=dict)  # name → (pid, start)
 
     @classmethod
     def of_this_process(cls) -> Controllers:
-        """Of the Ray that was just started here."""
-        names = {known: os.path.basename(kin.command(known[0])) for known in kin.descendants(os.getpid())}
-        return cls({name: known for known, name in names.items() if name in (RAYLET, GCS)})
+        """The controllers of the Ray that this process has just started."""
+        names = {process: os.path.basename(kin.command(process[0])) for process in kin.descendants(os.getpid())}
+        return cls({name: process for process, name in names.items() if name in (RAYLET, GCS)})
 
     def lost(self, *names: str) -> str | None:
-        """In words which of these has died, or of all."""
-        for name, (pid, started) in self.processes.items():
-            if name in (names or self.processes) and not kin.lives(pid, started):
+        """A text that says which of the named controllers (without names: of all) has died; None where none has."""
+        for name, (pid, start) in self.processes.items():
+            if name in (names or self.processes) and not kin.lives(pid, start):
                 return f"Ray's {name} (pid {pid}) has died, without which no worker can be started and no run on pools goes on"
         return None

@@ -1,4 +1,4 @@
-"""What a worker lets others see of it: that it lives, what it does since when, and where its threads are."""
+"""What a worker shows of itself: its process, and what its threads do for how long."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from rlflow.process import Process
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """A worker's process. stacks: descriptor of its memory file that SIGUSR2 has its stacks written to, which another process of this
-    user on the same machine opens by /proc; -1 where there is none."""
+    """A worker's process, as the health monitor needs it."""
 
     process: Process
-    node: str
-    stacks: int = -1
+    node: str  # Ray's id of its node
+    stacks: int = -1  # the worker's descriptor to which SIGUSR2 writes its stacks; -1 for none
 
 
 class Marks:
-    """What is under way, by thread: of calls within a call the innermost."""
+    """The work of each thread of this process. Of calls within a call, the innermost counts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, list[tuple[object, float]]] = {}
 
     @contextlib.contextmanager
-    def during(self, what: object) -> Iterator[None]:
-        held = self._open.setdefault(threading.get_ident(), [])
+    def during(self, activity: object) -> Iterator[None]:
+        """While inside, this thread does the activity, whose text describes it."""
+        stack = self._open.setdefault(threading.get_ident(), [])
         with self._lock:
-            held.append((what, time.monotonic()))
+            stack.append((activity, time.monotonic()))
         try:
             yield
         finally:
             with self._lock:
-                held.pop()
+                stack.pop()
 
     def now(self) -> tuple[tuple[str, float], ...]:
-        """(what, for how many seconds) of each thread that does something."""
+        """(activity, seconds) of each thread that is at work."""
         moment = time.monotonic()
         with self._lock:
-            return tuple((str(held[-1][0]), moment - held[0][1]) for held in self._open.values() if held)
+            return tuple((str(stack[-1][0]), moment - stack[0][1]) for stack in self._open.values() if stack)
 
 
 MARKS = Marks()

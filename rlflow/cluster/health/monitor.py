@@ -1,7 +1,8 @@
-"""Watching the workers of a run: who is dead, stopped or lets no thread run is found, named, killed and seen to be gone.
+"""The health monitor: detects dead, stopped and hanging workers of a run, reports why, and kills their pool.
 
-A worker answers ``beat`` from a thread that does nothing else. It answers while other threads compute or spin in Python; it does not
-where the process is dead or stopped, or C code keeps the interpreter's lock. How long a stage may take is its own deadline's affair.
+A worker answers heartbeats in a thread that does nothing else. It answers while other threads compute or spin in Python; it does not answer
+where the process is dead or stopped, or C code keeps the interpreter's lock. A stage that takes too long is ended by its own deadline
+instead.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.sharding.shard_map import WorkerId
 from rlflow.errors import Dead
 
-PRESENT_SECONDS = 60.0  # how long a worker may take to say who it is
-CAUSE_SECONDS = 5.0  # how long a failed call waits for a look at every worker
+PRESENT_SECONDS = 60.0  # how long a worker may take to name its process
+CAUSE_SECONDS = 5.0  # how long a failed call waits until every worker was looked at
 NODE_SECONDS = 15.0  # how long another node may take to look at a process there, or to kill it
-SHOWN = 2  # of the ranks that are late, whose stacks are shown
+SHOWN = 2  # most late ranks whose stacks are shown
 _task: Any = ray.remote
 
 
 @dataclass
 class WatchedWorker:
-    """One worker under watch. silent: seconds for which it has owed an answer. doing: what it last said it does, and for how long."""
+    """A worker that the monitor watches."""
 
     at: WorkerId
     actor: Any
     presence: ProcessInfo
-    roles: str = ""
-    doing: tuple[tuple[str, float], ...] = ()
-    silent: float = 0.0
-    ref: Any = None
+    roles: str = ""  # the roles on its pool, for messages
+    doing: tuple[tuple[str, float], ...] = ()  # (activity, seconds) in its last heartbeat
+    silent: float = 0.0  # seconds since its heartbeat was asked for
+    ref: Any = None  # reference of the heartbeat that it has not answered
 
     def __str__(self) -> str:
         process = self.presence.process
@@ -48,56 +49,60 @@ class WatchedWorker:
         return f"{self.at} ({about})"
 
     def under_way(self) -> str:
+        """A text that says what the worker did at its last heartbeat."""
         ran = ", ".join(f"{what} for {seconds:.0f} s" for what, seconds in self.doing)
         return f"when last heard of it ran {ran or 'nothing'}"
 
 
 @dataclass(frozen=True)
 class Death:
-    """What was found of a worker, in words, and whether no process of its pool is left."""
+    """The death of a worker, as the postmortem found it."""
 
-    ward: WatchedWorker
-    how: str
-    gone: bool
+    worker: WatchedWorker
+    how: str  # in words how it died, or why it was killed
+    gone: bool  # whether no process of its pool is left
 
     @property
     def pool(self) -> str:
-        return self.ward.at.pool
+        """The pool of the worker."""
+        return self.worker.at.pool
 
     def __str__(self) -> str:
-        return f"{self.ward} {self.how}; {self.ward.under_way()}"
+        return f"{self.worker} {self.how}; {self.worker.under_way()}"
 
 
 @dataclass(frozen=True)
 class Newcomers:
-    """Of workers that load their models, which may keep them from answering for long: nobody is killed, but where they are is told."""
+    """The watcher of workers that load their models, which may keep them from answering for long. It kills none, but says where a late one
+    is."""
 
     pool: Pool[Any]
-    verdict: str | None = None
+    verdict: str | None = None  # never known
 
     def cause(self) -> None:
+        """None: no death is known."""
         return None
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        return "".join(map(self._told, list(at)[:SHOWN]))
+        """A text that says where these workers are in their start."""
+        return "".join(map(self._described, list(at)[:SHOWN]))
 
-    def _told(self, at: WorkerId) -> str:
+    def _described(self, at: WorkerId) -> str:
         try:
-            return f"; {at} still loads{_under(_there(_present(at, _asked_who(self.pool.actors[at.rank])), look))}"
+            return f"; {at} still loads{_under(_there(_present(at, _identity(self.pool.actors[at.rank])), look))}"
         except Dead as error:
             return f"; {error}"
 
 
 @dataclass
-class Watch:
-    """A thread that asks every worker for a beat, again and again. ``limit``: seconds of silence that end a worker, 0 for none: a death
-    is noticed without. ``death`` and ``verdict`` are set once, after what they tell of is killed; nothing is watched from then on. With
-    its raylet a Ray has lost all workers: that is a verdict without a death, since none can be started in their place."""
+class HealthMonitor:
+    """A thread that asks every worker for heartbeats. After the first death it kills the pool, sets ``death`` and ``verdict``, and ends.
+    The loss of Ray's raylet is a verdict without a death, since no worker can be started anew."""
 
-    limit: float
+    limit: float  # seconds without a heartbeat after which a worker is killed; 0: never
     controllers: Controllers = field(default_factory=Controllers)
-    wards: list[WatchedWorker] = field(default_factory=list)
-    verdict: str | None = None
+    watched: list[WatchedWorker] = field(default_factory=list)
+    verdict: str | None = None  # in words what ended the run's workers
     death: Death | None = None
 
     def __post_init__(self) -> None:
@@ -107,32 +112,33 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def start(self, pools: Mapping[str, Pool[Any]], roles: Mapping[str, str]) -> None:
-        """Ask every worker who it is, and watch from now on. ``roles``: of each pool, for messages."""
-        asked = [(pool.at(rank), actor, _asked_who(actor)) for pool in pools.values() for rank, actor in enumerate(pool.actors)]
-        self.wards += [WatchedWorker(at, actor, _present(at, ref), roles.get(at.pool, "")) for at, actor, ref in asked]
+        """Ask every worker for its process, and watch them from now on. ``roles``: pool → its roles, for messages. Raises Dead."""
+        identities = [(pool.at(rank), actor, _identity(actor)) for pool in pools.values() for rank, actor in enumerate(pool.actors)]
+        self.watched += [WatchedWorker(at, actor, _present(at, ref), roles.get(at.pool, "")) for at, actor, ref in identities]
         for pool in pools.values():
             pool.watcher = self
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more; calls that still wait give up."""
+        """End the thread. Calls that still wait raise Dead."""
         self.verdict = self.verdict or "the run has ended"
         self._over = True
         self._hurry.set()
         if self._thread is not None:
             self._thread.join(2 * self.tick + GONE_SECONDS)
 
-    # -- what those ask who wait for an answer -----------------------------------------------------------------------------------
+    # -- questions of calls that wait for an answer ------------------------------------------------------------------------------
 
     def found(self, seconds: float) -> Death | None:
-        """Who died, once it is known; looked for as long as that."""
+        """The death of a worker, waited for at most so many seconds; None where none is known by then."""
         limit = time.monotonic() + seconds
         while self.cause() is None and time.monotonic() < limit:
             pass
         return self.death
 
     def cause(self) -> str | None:
+        """The verdict after a look at every worker that begins now; None where all are well."""
         with self._changed:
             after = self._round + 1  # one that begins from now on
             self._hurry.set()
@@ -140,75 +146,76 @@ class Watch:
         return self.verdict
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        found = [ward for ward in self.wards if ward.at in set(at)][:SHOWN]
-        return "".join(f"; {ward.at}: {ward.under_way()}{_under(_there(ward.presence, look))}" for ward in found)
+        """A text that says what these workers do, with their stacks."""
+        late_workers = [worker for worker in self.watched if worker.at in set(at)][:SHOWN]
+        return "".join(f"; {worker.at}: {worker.under_way()}{_under(_there(worker.presence, look))}" for worker in late_workers)
 
     # -- the thread --------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._over:
-            began = time.monotonic()
+            start = time.monotonic()
             self._hurry.clear()
-            lost = self._beat()
-            if (gone := self.controllers.lost(RAYLET)) is not None:
+            dead = self._beat()
+            if (lost_controller := self.controllers.lost(RAYLET)) is not None:
                 with self._changed:
-                    self.verdict = gone
+                    self.verdict = lost_controller
                     self._changed.notify_all()
                 return
-            if lost is not None:
-                self._judge(lost)
+            if dead is not None:
+                self._end_pool(dead)
                 return
-            self._hurry.wait(max(began + self.tick - time.monotonic(), 0.0))
-            self._count(time.monotonic() - began)
+            self._hurry.wait(max(start + self.tick - time.monotonic(), 0.0))
+            self._count(time.monotonic() - start)
 
     def _beat(self) -> WatchedWorker | None:
-        """Ask those who have answered the last time; who is gone."""
+        """Ask for heartbeats those workers that have answered the last one. Gives a worker that is dead or silent for too long."""
         self._round += 1
-        for ward in self.wards:
-            if ward.ref is None:
-                ward.ref = ward.actor.beat.options(concurrency_group="beat").remote()
-        refs = [ward.ref for ward in self.wards]
+        for worker in self.watched:
+            if worker.ref is None:
+                worker.ref = worker.actor.beat.options(concurrency_group="beat").remote()
+        refs = [worker.ref for worker in self.watched]
         answered, _ = ray.wait(refs, num_returns=len(refs), timeout=self.tick)
-        for ward in (ward for ward in self.wards if ward.ref in answered):
+        for worker in (worker for worker in self.watched if worker.ref in answered):
             try:
-                ward.doing, ward.silent, ward.ref = ray.get(ward.ref, timeout=self.tick), 0.0, None
+                worker.doing, worker.silent, worker.ref = ray.get(worker.ref, timeout=self.tick), 0.0, None
             except RayError:
-                return ward
+                return worker
         with self._changed:
             if len(answered) == len(refs):
                 self._complete = self._round
             self._changed.notify_all()
-        return next((ward for ward in self.wards if self.limit and ward.silent > self.limit), None)
+        return next((worker for worker in self.watched if self.limit and worker.silent > self.limit), None)
 
-    def _count(self, passed: float) -> None:
-        """More than two ticks at once are this process's own delay: nobody's silence."""
-        for ward in self.wards:
-            if ward.ref is not None:
-                ward.silent += min(passed, 2 * self.tick)
+    def _count(self, elapsed: float) -> None:
+        """Add to the silence of workers. More than two ticks at once are a delay of this process, and do not count."""
+        for worker in self.watched:
+            if worker.ref is not None:
+                worker.silent += min(elapsed, 2 * self.tick)
 
-    def _judge(self, ward: WatchedWorker) -> None:
-        found, gone = None, False
+    def _end_pool(self, worker: WatchedWorker) -> None:
+        process_state, ended = None, False
         try:
-            found = _there(ward.presence, look)
-            pool = [other for other in self.wards if other.at.pool == ward.at.pool]  # they may wait for it in a collective
-            gone = sum(end(other.presence) or not _stands(other.presence.node) for other in pool) == len(pool)
+            process_state = _there(worker.presence, look)
+            pool = [peer for peer in self.watched if peer.at.pool == worker.at.pool]  # they may wait for it in a collective
+            ended = sum(end(peer.presence) or not _stands(peer.presence.node) for peer in pool) == len(pool)
         finally:
-            lives = isinstance(found, ProcessState) and found.state
-            silence = f", without an answer for {ward.silent:.0f} s" if lives and ward.silent > self.tick else ""
-            state = f"{found}{silence}" if isinstance(found, ProcessState) else "is gone, and its node does not answer"
-            left = "" if gone else "; not all processes of its pool could be ended"
+            lives = isinstance(process_state, ProcessState) and process_state.state
+            silence = f", without an answer for {worker.silent:.0f} s" if lives and worker.silent > self.tick else ""
+            state = f"{process_state}{silence}" if isinstance(process_state, ProcessState) else "is gone, and its node does not answer"
+            remark = "" if ended else "; not all processes of its pool could be ended"
             with self._changed:
-                self.death = Death(ward, state, gone)
-                self.verdict = f"{self.death}{left}{_under(found)}"
+                self.death = Death(worker, state, ended)
+                self.verdict = f"{self.death}{remark}{_under(process_state)}"
                 self._changed.notify_all()
 
 
-def _asked_who(actor: Any) -> Any:
+def _identity(actor: Any) -> Any:
     return actor.present.options(concurrency_group="beat").remote()
 
 
 def _present(at: WorkerId, ref: Any) -> ProcessInfo:
-    """Who a worker is. Raises Dead for one that does not say it."""
+    """The process of a worker. Raises Dead for one that does not answer."""
     try:
         presence: ProcessInfo = ray.get(ref, timeout=PRESENT_SECONDS)
     except RayError as error:
@@ -216,34 +223,34 @@ def _present(at: WorkerId, ref: Any) -> ProcessInfo:
     return presence
 
 
-def _under(found: Any) -> str:
-    return f"\n{found.stacks}" if isinstance(found, ProcessState) and found.stacks else ""
+def _under(process_state: Any) -> str:
+    return f"\n{process_state.stacks}" if isinstance(process_state, ProcessState) and process_state.stacks else ""
 
 
 def _stands(node: str) -> bool:
-    """Whether Ray has this node still: with a node its processes go."""
+    """Whether Ray still has this node; with a node its processes are gone."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return any(each["NodeID"] == node and each["Alive"] for each in nodes)
+    return any(entry["NodeID"] == node and entry["Alive"] for entry in nodes)
 
 
 def end(presence: ProcessInfo, asked: bool = False) -> bool:
-    """Kill a worker's process, wherever it is; whether it is gone. It may be gone already, or, ``asked`` by Ray, be about to."""
+    """Kill a worker's process on any machine. Gives whether it is gone. ``asked``: whether Ray was told to end it already."""
     return bool(_there(presence, see_off if asked else kill))
 
 
-def _there(presence: ProcessInfo, what: Callable[[ProcessInfo], Any]) -> Any:
-    """A function of ``inquest`` on the worker's node; None where that does not answer."""
+def _there(presence: ProcessInfo, function: Callable[[ProcessInfo], Any]) -> Any:
+    """Call a function of ``postmortem`` on the worker's machine. None where that does not answer."""
     if presence.process.alive() is not None:  # this machine
-        return what(presence)
-    where = NodeAffinitySchedulingStrategy(presence.node, soft=False)
+        return function(presence)
+    affinity = NodeAffinitySchedulingStrategy(presence.node, soft=False)
     try:
-        return ray.get(_inquest.options(scheduling_strategy=where).remote(what, presence), timeout=NODE_SECONDS)
+        return ray.get(_postmortem.options(scheduling_strategy=affinity).remote(function, presence), timeout=NODE_SECONDS)
     except RayError:
         return None
 
 
-def _asked(what: Callable[[ProcessInfo], Any], presence: ProcessInfo) -> Any:
-    return what(presence)
+def _call(function: Callable[[ProcessInfo], Any], presence: ProcessInfo) -> Any:
+    return function(presence)
 
 
-_inquest: Any = _task(num_cpus=0, max_retries=0)(_asked)
+_postmortem: Any = _task(num_cpus=0, max_retries=0)(_call)

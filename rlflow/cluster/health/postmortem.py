@@ -1,4 +1,4 @@
-"""A worker's process seen from its own machine: what keeps it, where its threads are, and its end. Nothing here needs its help."""
+"""Looks at a worker's process from its own machine, without its help: its state, the stacks of its threads, and how it is killed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rlflow.watchdog import kin, stacks
 
 LEAVING_SECONDS = 2.0  # how long a process that was asked to end may take, before it is killed
 GONE_SECONDS = 5.0  # how long a killed process may take to be gone
-HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # wherever a worker has it
+HOST = os.sep.join(host.__file__.split(os.sep)[-2:])  # end of the path of the actor's file, on any machine
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """state: the kernel's letter, T for stopped, empty for a process that is gone. stacks: of threads that carry out calls."""
+    """How a process was found. Prints in words."""
 
-    state: str
-    stacks: str = ""
+    state: str  # the kernel's letter, T for stopped; empty for a process that is gone
+    stacks: str = ""  # stacks of the threads that carry out calls
 
     def __str__(self) -> str:
         return {"": "has died", "T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger",
@@ -31,27 +31,27 @@ class ProcessState:
 
 
 def look(presence: ProcessInfo) -> ProcessState:
-    """A stopped process goes on while its stacks are written: it is to be ended anyway."""
+    """The state and stacks of a process. A stopped one is continued to write its stacks, since it will be killed anyway."""
     state = _state(presence)
     return ProcessState(state, _stacks(presence, state) if state else "")
 
 
 def kill(presence: ProcessInfo) -> bool:
-    """Kill the process; whether it is gone."""
+    """Kill the process. Gives whether it is gone."""
     _signal(presence, signal.SIGCONT)
     _signal(presence, signal.SIGKILL)
     return _until(lambda: presence.process.alive() is False, GONE_SECONDS)
 
 
 def see_off(presence: ProcessInfo) -> bool:
-    """The same for a process that Ray has been told to end: had it been killed before Ray saw to it, Ray would tell the terminal of a
-    worker that died."""
+    """Wait for the end of a process that Ray was told to end, and kill it if it stays. Gives whether it is gone. Killed at once, it would
+    have Ray print a message about a dead worker."""
     return _until(lambda: presence.process.alive() is False, LEAVING_SECONDS) or kill(presence)
 
 
 def _state(presence: ProcessInfo) -> str:
-    found = kin.stat(presence.process.pid) if presence.process.alive() else None
-    return found.state if found is not None else ""
+    status = kin.stat(presence.process.pid) if presence.process.alive() else None
+    return status.state if status is not None else ""
 
 
 def _signal(presence: ProcessInfo, number: int) -> None:
@@ -61,7 +61,7 @@ def _signal(presence: ProcessInfo, number: int) -> None:
 
 
 def _stacks(presence: ProcessInfo, state: str) -> str:
-    """Of threads that run a method of a worker, its frames within that."""
+    """The stacks of the threads that run a worker's method, down to that method."""
 
     def ask() -> None:
         _signal(presence, signal.SIGUSR2)

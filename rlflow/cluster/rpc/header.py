@@ -32,10 +32,11 @@ FORMS = {"text": {Level.TEXT}, "ragged": {Level.TOKEN, Level.PROMPT}, "tensor": 
 
 
 class WireError(ValueError):
-    """These bytes are no batch of this version, or this batch cannot be bytes."""
+    """Bytes are no batch of this version, or a batch cannot be written as bytes."""
 
     @classmethod
     def of(cls, what: str, found: object, expected: object) -> WireError:
+        """An error that names the place, what was found and what was expected."""
         return cls(": ".join((_brief(what), f"found {_brief(found)}, expected {expected}")))
 
 
@@ -45,30 +46,31 @@ def _brief(value: object) -> str:
 
 
 class Buffer(NamedTuple):
-    """dtype (as torch prints it, without ``torch.``) and shape of a piece of the payload."""
+    """A tensor within the payload."""
 
-    dtype: str
+    dtype: str  # as torch prints it, without ``torch.``
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the tensor."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 class HeaderColumn(NamedTuple):
-    """A column of the header. ``form``: text (bytes and offsets), ragged (entries and lengths), tensor, or tuple (of scalars)."""
+    """A column in the header."""
 
     name: str
     kind: Kind
-    form: str
+    form: str  # text (bytes and offsets), ragged (entries and lengths), tensor, or tuple (of scalars)
     buffers: tuple[Buffer, ...]
 
 
 def packed(axis: Axis, columns: Sequence[HeaderColumn]) -> bytes:
-    """The header as msgpack."""
-    listed = [[name, kind.level.value, kind.dtype, form, buffers] for name, kind, form, buffers in columns]
+    """The header of a batch as msgpack. Raises WireError where it is too large."""
+    entries = [[name, kind.level.value, kind.dtype, form, buffers] for name, kind, form, buffers in columns]
     width = axis.keys.shape[1]
-    header: bytes = msgpack.packb([bool(axis.grouped), len(axis), listed, *([width] if width != KEYS else [])],
+    header: bytes = msgpack.packb([bool(axis.grouped), len(axis), entries, *([width] if width != KEYS else [])],
                                   unicode_errors="surrogatepass")
     if len(header) > HEADER_LIMIT:
         raise WireError.of("header", f"{len(header)} bytes for {len(columns)} columns", f"at most {HEADER_LIMIT}")
@@ -82,8 +84,8 @@ def unpacked(raw: memoryview) -> tuple[bool, tuple[int, int], list[HeaderColumn]
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise WireError.of("header", f"{type(error).__name__}: {error}", "msgpack") from error
     longer = type(decoded) is list and len(decoded) == 4
-    grouped, rows, listed, width = _fields("header", decoded if longer else _with_width(decoded), (bool, int, list, int))
-    columns = [_column(entry) for entry in listed]
+    grouped, rows, entries, width = _fields("header", decoded if longer else _with_width(decoded), (bool, int, list, int))
+    columns = [_column(entry) for entry in entries]
     if len({column.name for column in columns}) != len(columns):
         raise WireError.of("header", f"columns {[column.name for column in columns][:16]}", "one column of each name")
     if rows < 0:
@@ -101,8 +103,8 @@ def _with_width(decoded: Any) -> Any:
 def _fields(what: str, value: Any, types: Sequence[Any]) -> list[Any]:
     """A list with one item of each type (True is no int). Raises WireError for anything else."""
     if type(value) is not list or len(value) != len(types) or not all(type(v) in _either(t) for v, t in zip(value, types, strict=True)):
-        found = [type(item).__name__ for item in value[:16]] if type(value) is list else type(value).__name__
-        raise WireError.of(what, found, [" or ".join(t.__name__ for t in _either(kind)) for kind in types])
+        types_found = [type(item).__name__ for item in value[:16]] if type(value) is list else type(value).__name__
+        raise WireError.of(what, types_found, [" or ".join(t.__name__ for t in _either(kind)) for kind in types])
     return value
 
 
@@ -154,13 +156,13 @@ def _fits(column: HeaderColumn, dtypes: Sequence[str]) -> bool:
 
 def check_rows(name: str, data: Data, axis: Axis) -> None:
     """Raises WireError where a column does not have the batch's rows."""
-    what, level = f"column {name!r}", data.kind.level
+    subject, level = f"column {name!r}", data.kind.level
     if level is Level.SCALAR:
-        _check_scalars(what, data.value if isinstance(data.value, tuple) else (data.value,))
+        _check_scalars(subject, data.value if isinstance(data.value, tuple) else (data.value,))
     elif data.lengths is not None:
-        _check_lengths(what, data.value, data.lengths, len(axis))
+        _check_lengths(subject, data.value, data.lengths, len(axis))
     else:
-        _check_count(what, data.value, level, axis)
+        _check_count(subject, data.value, level, axis)
 
 
 def _check_scalars(what: str, values: Sequence[Tensor]) -> None:
@@ -171,16 +173,16 @@ def _check_scalars(what: str, values: Sequence[Tensor]) -> None:
 
 def _check_count(what: str, value: Any, level: Level, axis: Axis) -> None:
     rows = axis.groups if level is Level.GROUP else len(axis)
-    found = len(value) if level is Level.TEXT or value.ndim else "no"
-    if found != rows:
-        raise WireError.of(what, f"{found} entries", f"{rows}, one for each {level.value}")
+    entries = len(value) if level is Level.TEXT or value.ndim else "no"
+    if entries != rows:
+        raise WireError.of(what, f"{entries} entries", f"{rows}, one for each {level.value}")
 
 
 def _check_lengths(what: str, value: Tensor, lengths: Tensor, rows: int) -> None:
     if lengths.shape != (rows,) or not value.ndim:
         raise WireError.of(what, f"lengths {list(lengths.shape)} of {list(value.shape)} entries", f"{rows} lengths, entries side by side")
-    each = lengths.numpy()
-    ends = each.cumsum()  # a sum that runs over is negative before it is anything else
-    sound = not rows or (each.min() >= 0 and ends.min() >= 0)
-    if not sound or (ends[-1] if rows else 0) != len(value):
+    values = lengths.numpy()
+    ends = values.cumsum()  # a sum that runs over is negative before it is anything else
+    valid = not rows or (values.min() >= 0 and ends.min() >= 0)
+    if not valid or (ends[-1] if rows else 0) != len(value):
         raise WireError.of(what, f"lengths {lengths[:4].tolist()} …", f"{rows} lengths that sum to {len(value)}")

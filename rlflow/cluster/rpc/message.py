@@ -1,7 +1,7 @@
-"""What the driver asks of a worker, and what it answers: plain data, no tensors of columns, as few bytes.
+"""Call and Answer: the messages between the driver and a worker. They are plain data of few bytes and contain no tensors of columns.
 
-Both are msgpack of plain values, made once per rank and call: a pickle of dataclasses and arrays takes ten times as long. What may be any
-object (an author's settings) goes along as a pickle, made once per call.
+Both are msgpack of plain values, made once for each rank and call, since a pickle of dataclasses and arrays takes ten times as long. A
+value that may be any object (an author's settings) goes along as a pickle, made once for each call.
 """
 
 from __future__ import annotations
@@ -25,30 +25,27 @@ Index = NDArray[np.int64]
 
 
 class ShardRows(NamedTuple):
-    """Rows of a shard: the worker's own under ``key``, or the next of the transfers that come with the call (None). ``rows``: which,
-    None for all in their order. A transfer has just the rows that are wanted."""
+    """Rows of one shard."""
 
-    key: int | None
-    rows: Index | None = None
+    key: int | None  # of a shard of the worker; None: the next of the transfers that come with the call, which has these rows alone
+    rows: Index | None = None  # which rows; None: all, in their order
 
 
 class Source(NamedTuple):
-    """Columns that lie alike. columns: (name wanted, name in the shard). parts one after another, then put into ``order``. kinds: of
-    the columns, where there are no parts to say them."""
+    """Columns whose rows are in the same shards."""
 
-    columns: Sequence[tuple[str, str]]
-    parts: Sequence[ShardRows]
-    order: Index | None = None
-    kinds: Sequence[Kind] = ()
+    columns: Sequence[tuple[str, str]]  # (name in the batch, name in the shard)
+    parts: Sequence[ShardRows]  # put one after another
+    order: Index | None = None  # the order into which the rows are then put; None: as they are
+    kinds: Sequence[Kind] = ()  # of the columns, where there are no parts
 
 
 class Inputs(NamedTuple):
-    """The batch of a call: keys int64 [rows, 2 or more], None for those of the first part's shard; where its columns come from, and the
-    scalars."""
+    """The batch of a call."""
 
-    keys: Index | None
+    keys: Index | None  # int64 [rows, 2 or more]; None: those of the first part's shard
     grouped: bool
-    sources: Sequence[Source]
+    sources: Sequence[Source]  # where its columns come from
     scalars: Mapping[str, Data] = {}
 
 
@@ -56,40 +53,42 @@ NOTHING = Inputs(np.zeros((0, 2), np.int64), False, ())
 
 
 class Call(NamedTuple):
-    """One operation on a worker: ``op`` with ``arguments``; what it gives is kept under ``key``."""
+    """One operation on a worker."""
 
     op: str
-    key: int
+    key: int  # under which its result is stored
     inputs: Inputs
     iteration: int = 0
     arguments: Mapping[str, Any] = {}
-    forget: Sequence[int] = ()  # keys that nobody needs any more
+    forget: Sequence[int] = ()  # keys of shards that are no longer needed
 
     def __str__(self) -> str:
-        """For whoever asks what a worker does."""
+        """The activity of a worker in words."""
         of = self.arguments.get("function") or self.arguments.get("role")
         return f"{self.op}{f' of {of}' if of else ''} in iteration {self.iteration}"
 
     def packed(self, arguments: bytes) -> bytes:
-        """``arguments``: those of the call, from ``pickled``, which are the same for all ranks."""
+        """The call as bytes. ``arguments``: those of the call from ``pickled``, the same for all ranks."""
         keys, grouped, sources, scalars = self.inputs
         width = 0 if keys is None else keys.shape[1]
-        inputs = (_raw(keys), width, grouped, [_source(each) for each in sources], _whole(scalars))
+        inputs = (_raw(keys), width, grouped, [_source(source) for source in sources], _whole(scalars))
         frame: bytes = msgpack.packb((self.op, self.key, inputs, self.iteration, arguments, self.forget))
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | memoryview) -> Call:
+        """The call of these bytes."""
         op, key, (keys, width, grouped, sources, scalars), iteration, arguments, forget = msgpack.unpackb(frame, use_list=False)
         rows = _index(keys)
-        inputs = Inputs(None if rows is None else rows.reshape(-1, width), grouped, [_opened(*each) for each in sources],
+        inputs = Inputs(None if rows is None else rows.reshape(-1, width), grouped, [_opened(*source) for source in sources],
                         _scalars(scalars))
         return Call(op, key, inputs, iteration, cloudpickle.loads(arguments), forget)
 
 
 def pickled(arguments: Mapping[str, Any]) -> bytes:
-    found: bytes = cloudpickle.dumps(dict(arguments))  # type: ignore[no-untyped-call]
-    return found
+    """The arguments of a call as bytes."""
+    raw: bytes = cloudpickle.dumps(dict(arguments))  # type: ignore[no-untyped-call]
+    return raw
 
 
 def _whole(scalars: Mapping[str, Data]) -> bytes | None:
@@ -119,38 +118,38 @@ def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any) -> Source
 
 @functools.cache
 def kind_of(level: str, dtype: str | None) -> Kind:
+    """The kind of a level and dtype, made once."""
     return Kind(Level(level), dtype)
 
 
 class Answer(NamedTuple):
-    """key: what the shard is kept under. rows: how many it has. columns: name → kind and bytes. lengths: by level of the ragged
-    columns. scalars come whole; ``value`` is what an operation gives that is no batch. ran: from when to when, by the wall clock, which
-    several machines share."""
+    """The result of an operation."""
 
-    key: int = 0
-    rows: int = 0
-    columns: Mapping[str, tuple[Kind, int]] = {}
-    lengths: Mapping[str, Index] = {}
-    scalars: Mapping[str, Data] = {}
-    tallies: Mapping[str, PartialMetric] = {}
-    value: Any = None
-    ran: tuple[float, float] = (0.0, 0.0)
+    key: int = 0  # under which the worker stores the shard
+    rows: int = 0  # of the shard
+    columns: Mapping[str, tuple[Kind, int]] = {}  # name → (kind, bytes)
+    lengths: Mapping[str, Index] = {}  # level of ragged columns → int64 [rows]
+    scalars: Mapping[str, Data] = {}  # whole, not stored
+    tallies: Mapping[str, PartialMetric] = {}  # metrics
+    value: Any = None  # a result that is no batch
+    ran: tuple[float, float] = (0.0, 0.0)  # start and end in seconds of the wall clock, which machines share
 
     def packed(self) -> bytes | Answer:
-        """Bytes; where there is a value, which may be large, the answer itself."""
+        """The answer as bytes. An answer with a value, which may be large, is given as it is."""
         if self.value is not None:
             return self
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
-        lengths = {level: each.tobytes() for level, each in self.lengths.items()}
-        tallies = {name: (float(each.total), int(each.count), float(each.highest), each.kind) for name, each in self.tallies.items()}
+        lengths = {level: values.tobytes() for level, values in self.lengths.items()}
+        tallies = {name: (float(tally.total), int(tally.count), float(tally.highest), tally.kind) for name, tally in self.tallies.items()}
         frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran))
         return frame
 
     @staticmethod
     def unpacked(frame: bytes | Answer) -> Answer:
+        """The answer of these bytes."""
         if isinstance(frame, Answer):
             return frame
         key, rows, columns, lengths, scalars, tallies, ran = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
         return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
-                      _scalars(scalars), {name: PartialMetric(*each) for name, each in tallies.items()}, ran=tuple(ran))
+                      _scalars(scalars), {name: PartialMetric(*values) for name, values in tallies.items()}, ran=tuple(ran))

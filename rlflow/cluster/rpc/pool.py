@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from rlflow import own_lines
 from rlflow.batch import Batch
 from rlflow.cluster.rpc.actor import ERA, Host, Payload, opened, packed
-from rlflow.cluster.rpc.sockets import LARGEST, Gone, Lines, PendingCalls, content
+from rlflow.cluster.rpc.sockets import LARGEST, Gone, PendingCalls, Sockets, content
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, merge_order, units_of_rows
 from rlflow.deadline import LOOK, Deadline
@@ -27,51 +27,55 @@ SECONDS = 300.0  # how long a call may take where nothing else is said
 
 
 class Watcher(Protocol):
-    """Who knows how the workers are."""
+    """Knows whether workers are alive; the health monitor of a run."""
 
     @property
     def verdict(self) -> str | None:
-        """What ended the run on the workers, once it is known."""
+        """A text that says what ended the workers, once that is known; None before."""
 
     def cause(self) -> str | None:
-        """The verdict, after a look at every worker: what has just failed may be no more than what follows from a worker's death."""
+        """The verdict after a look at every worker, since an error of one may follow from the death of another."""
 
     def late(self, at: Iterable[WorkerId]) -> str:
-        """What those do who should have answered."""
+        """A text that says what these workers do, which should have answered."""
 
 
 class Future(Generic[R]):
-    """The answers of several workers, in the order of ``at``; ``merge`` makes one result of them."""
+    """The answers of several workers to one call.
+
+    ``what``: the call, for messages. ``at``: the workers. ``refs``: Ray's references of their answers, in this order. ``seconds``: the
+    deadline. ``merge``: makes the result of the answers. ``watcher``: knows of dead workers. ``limit``: a deadline that began earlier, of
+    which this wait is a part."""
 
     def __init__(
         self, what: str, at: Sequence[WorkerId], refs: Sequence[Any], seconds: float, merge: Callable[[list[Any]], R],
         watcher: Watcher | None = None, limit: Deadline | None = None,
     ) -> None:
-        """``limit``: a deadline that began earlier, of which this wait is a part."""
         self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, merge
         self._watcher, self._limit = watcher, limit or Deadline(seconds)
 
     def done(self) -> bool:
+        """Whether all answers have come."""
         return len(ray.wait(list(self.refs), num_returns=len(self.refs), timeout=0)[0]) == len(self.refs) if self.refs else True
 
     def result(self) -> R:
-        """Wait for all, or for the first that fails. Raises RemoteError with the rank, Late with the ranks that have not answered at the
-        deadline, and Dead as soon as it is known that a worker is gone, be it another one."""
+        """Wait for all answers, or for the first error. Raises RemoteError with the rank, Late with the ranks that have not answered by the
+        deadline, and Dead as soon as any worker is known to be gone."""
         return self._merge(self._answers())
 
     def _answers(self) -> list[Any]:
-        """What ``_look`` finds, which each kind of future does in its own way."""
+        """Wait until ``_look``, which each kind of future has for itself, finds all answers."""
         while True:
             if self._watcher is not None and self._watcher.verdict is not None:
                 raise Dead(self._watcher.verdict)
-            left = self._limit.left()
-            if (answers := self._look(min(max(left, 0.0), LOOK))) is not None:
+            seconds = self._limit.left()
+            if (answers := self._look(min(max(seconds, 0.0), LOOK))) is not None:
                 return answers
-            if left <= 0:
+            if seconds <= 0:
                 raise self._late()
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """The answers if they come within so many seconds. Raises what one failed with."""
+        """The answers if all come within so many seconds, else None. Raises the error of one that failed."""
         try:
             return list(ray.get(list(self.refs), timeout=seconds))
         except GetTimeoutError:
@@ -94,8 +98,8 @@ class Future(Generic[R]):
                              if ref in ready and (error := _error(ref)) is not None])  # fmt: skip
 
     def _judged(self, failed: Sequence[tuple[WorkerId, BaseException]]) -> BaseException:
-        """What the first rank raised that raised anything."""
-        problem = next((error for _, error in failed if _passed(error)), None)
+        """The error to raise out of those of several ranks: a worker's death before what follows from it."""
+        problem = next((error for _, error in failed if _raised_as_it_is(error)), None)
         if problem is not None:
             return problem
         cause = self._watcher.cause() if self._watcher is not None else None
@@ -103,37 +107,39 @@ class Future(Generic[R]):
 
 
 class SocketFuture(Future[R]):
-    """Answers that come over lines, of which ``talk`` has one to each of ``at``."""
+    """The answers to a short call over sockets; ``calls`` has a connection to each worker of ``at``."""
 
     def __init__(
-        self, what: str, at: Sequence[WorkerId], talk: PendingCalls, seconds: float, merge: Callable[[list[Any]], R],
+        self, what: str, at: Sequence[WorkerId], calls: PendingCalls, seconds: float, merge: Callable[[list[Any]], R],
         watcher: Watcher | None,
     ) -> None:
         super().__init__(what, at, (), seconds, merge, watcher)
-        self._talk = talk
+        self._calls = calls
 
     def done(self) -> bool:
-        self._talk.listen(0.0)
-        return not self._talk.waiting
+        """Whether all answers have come."""
+        self._calls.listen(0.0)
+        return not self._calls.waiting
 
     def result(self) -> R:
+        """Wait for all answers and return the connections; raises as ``Future.result`` does."""
         try:
             return super().result()
         finally:
-            self._talk.close()
+            self._calls.close()
 
     def _look(self, seconds: float) -> list[Any] | None:
-        self._talk.listen(seconds)
-        if failed := [(at, error) for at in self.at if (error := self._talk.error(at.rank)) is not None]:
+        self._calls.listen(seconds)
+        if failed := [(at, error) for at in self.at if (error := self._calls.error(at.rank)) is not None]:
             raise self._judged(failed)
-        return None if self._talk.waiting else [content(self._talk.heard[at.rank]) for at in self.at]
+        return None if self._calls.waiting else [content(self._calls.replies[at.rank]) for at in self.at]
 
     def _waiting(self) -> list[WorkerId]:
-        return [at for at in self.at if at.rank in self._talk.waiting]
+        return [at for at in self.at if at.rank in self._calls.waiting]
 
 
 def _error(ref: Any) -> BaseException | None:
-    """What an answer that is there is instead."""
+    """The error of an answer that has come; None where it is a value."""
     try:
         ray.get(ref, timeout=SECONDS)
     except RayTaskError as error:
@@ -143,13 +149,13 @@ def _error(ref: Any) -> BaseException | None:
     return None
 
 
-def _passed(cause: BaseException) -> bool:
-    """Whether it says by itself what is wrong and where: problems of the author's, and what the engine knows."""
+def _raised_as_it_is(cause: BaseException) -> bool:
+    """Whether the error is raised as it is: errors of rlflow say themselves what is wrong and where."""
     return isinstance(cause, FlowError | PlanError | RemoteError | SkipIteration | Stopped)
 
 
 def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
-    """What a worker raised, with the rank."""
+    """The error of a worker as a RemoteError that names the rank and the call."""
     if isinstance(cause, RayActorError | GetTimeoutError | Gone):
         return Dead(f"{at} is gone while '{what}' ran there: {str(cause).splitlines()[0]}")
     remote = RemoteError(f"{own_lines.described(cause)} ({at})")
@@ -158,14 +164,14 @@ def translated(cause: BaseException, at: WorkerId, what: str) -> RemoteError:
 
 
 class Pool(Generic[W]):
-    """Objects of one class, one per rank, numbered from 0. ``call`` and its kin take a method of the class, or its name."""
+    """Objects of one class on workers, one for each rank, numbered from 0. ``call`` and ``map`` take a method of the class, or its name."""
 
     def __init__(self, name: str, actors: Sequence[Any]) -> None:
         self.name, self.actors = name, tuple(actors)
-        self.era = 0  # grows when what the workers were asked before is void
-        self.making: list[Any] = []
+        self.era = 0  # grows when earlier calls become void
+        self.making: list[Any] = []  # references of the calls that make the objects
         self.watcher: Watcher | None = None
-        self.lines = Lines()
+        self.sockets = Sockets()
         self._places = tuple(WorkerId(name, rank) for rank in range(len(self.actors)))
         self._methods: dict[tuple[int, str, str, int | str], Any] = {}
 
@@ -176,22 +182,24 @@ class Pool(Generic[W]):
         return f"Pool({self.name}, {len(self)} ranks)"
 
     def at(self, rank: int) -> WorkerId:
+        """The id of the worker of a rank."""
         return self._places[rank]
 
     def send(self, rank: int, method: str, *args: Any, group: str = "cpu", answers: int = 1) -> Any:
-        """Start a method on one rank; the reference of its result, or of each of its several. References among ``args`` arrive as
-        their values."""
+        """Start a method on one rank. Gives the reference of its result, or a list of references where it has several ``answers``.
+        References among ``args`` arrive as their values. ``group``: the threads of the worker that run it."""
         return self._method(rank, "do", group, answers).remote(self.era, method, *args)
 
     def run(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """Have one rank's object ``run`` a frame; ``transfers``: references, which arrive as their values."""
-        return self._method(rank, "do_run", group).remote(self._told(frame), *transfers)
+        """Have one rank's object ``run`` a frame. Gives the reference of the answer. ``transfers``: references, which arrive as their
+        values."""
+        return self._method(rank, "do_run", group).remote(self._with_era(frame), *transfers)
 
     def run_chunks(self, rank: int, frame: bytes, transfers: Sequence[Any], group: str) -> Any:
-        """The same for a frame with several answers; their references, each as soon as it is there."""
-        return self._method(rank, "do_chunks", group, "streaming").remote(self._told(frame), *transfers)
+        """Have one rank's object ``run_chunks`` a frame. Gives an iterator over references of its answers, each as soon as it has come."""
+        return self._method(rank, "do_chunks", group, "streaming").remote(self._with_era(frame), *transfers)
 
-    def _told(self, frame: bytes) -> bytes:
+    def _with_era(self, frame: bytes) -> bytes:
         return self.era.to_bytes(ERA, "little") + frame
 
     def _method(self, rank: int, name: str, group: str, answers: int | str = 1) -> Any:
@@ -201,48 +209,50 @@ class Pool(Generic[W]):
         return self._methods[which]
 
     def connect(self) -> None:
-        """New lines to the workers on this machine."""
-        self.lines.close()
+        """Open new sockets to the workers on this machine."""
+        self.sockets.close()
         key = secrets.token_bytes(32)
         names = [actor.listen.options(concurrency_group="control").remote(key) for actor in self.actors]
-        self.lines = Lines(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
+        self.sockets = Sockets(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
 
-    def talk(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
-        """Have each of some ranks ``run`` a frame and answer over a line; None where there is not a line free to each."""
-        lines = self.lines.take(frames) if max(map(len, frames.values())) < LARGEST else None
-        if lines is None:
+    def short_call(self, what: str, frames: Mapping[int, bytes], seconds: float) -> Future[list[Any]] | None:
+        """Have some ranks ``run`` a frame each and answer over sockets. None where a frame is too large, or a rank has no free connection.
+        ``what``: the call, for messages."""
+        connections = self.sockets.take(frames) if max(map(len, frames.values())) < LARGEST else None
+        if connections is None:
             return None
-        talk = PendingCalls(self.lines, lines)
+        calls = PendingCalls(self.sockets, connections)
         for rank, frame in frames.items():
-            talk.say(rank, self._told(frame))
-        return SocketFuture(what, [self.at(rank) for rank in frames], talk, seconds, list, self.watcher)
+            calls.send(rank, self._with_era(frame))
+        return SocketFuture(what, [self.at(rank) for rank in frames], calls, seconds, list, self.watcher)
 
     def made(self, seconds: float) -> Future[list[None]]:
-        """The objects are there, or what kept one from being made."""
+        """The end of making the objects; its result raises the error of one that could not be made."""
         return self.future("the start", list(enumerate(self.making)), seconds, list)
 
     def take_over(self, other: Pool[W]) -> None:
-        """Stand for the workers of another pool from now on, which nobody watches yet."""
-        self.lines.close()
-        self.actors, self.making, self.era, self.watcher, self.lines = other.actors, other.making, other.era, None, other.lines
+        """Take over the workers of another pool, which is not watched yet, in place of this pool's own."""
+        self.sockets.close()
+        self.actors, self.making, self.era, self.watcher, self.sockets = other.actors, other.making, other.era, None, other.sockets
         self._methods = {}
 
     def future(
         self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R], limit: Deadline | None = None
     ) -> Future[R]:
+        """The future of answers. ``refs``: (rank, reference) of each; the other parameters as those of ``Future``."""
         return Future(method, [self.at(rank) for rank, _ in refs], [ref for _, ref in refs], seconds, merge, self.watcher, limit)
 
     def call(
         self, method: Callable[Concatenate[W, P], R] | str, *args: Any, seconds: float = SECONDS, group: str = "cpu"
     ) -> Future[list[R]]:
-        """Every rank, the same arguments; one result per rank, in rank order."""
+        """Call a method on every rank with the same arguments. Its result: one value for each rank, in rank order."""
         name = _name(method)
         return self.future(name, [(rank, self.send(rank, name, *args, group=group)) for rank in range(len(self))], seconds, list)
 
     def call_batch(
         self, method: Callable[[W, Batch], Batch] | str, batch: Batch, *, by_group: bool = False, seconds: float = SECONDS
     ) -> Future[Batch]:
-        """Every row to exactly one rank, any number of rows; results over the rows in their original order.
+        """Call a method from batch to batch, with every row on exactly one rank. Its result: the rows in their original order.
 
         Raises ValueError with the rank where a rank gives another number of rows than it got.
         """
@@ -261,8 +271,8 @@ class Pool(Generic[W]):
         return self.future(name, refs, seconds, merge)
 
     def map(self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS) -> Iterator[R]:
-        """The method over items, each on the next rank; results in the order of the items, each as soon as it and those before it are
-        there. At most two items per rank are under way."""
+        """Call a method for each item, on one rank after another. Gives the results in the order of the items, each as soon as possible. At
+        most two items of a rank are under way."""
         name, waiting = _name(method), list[Future[R]]()
         for number, item in enumerate(items):
             rank = number % len(self)
@@ -279,18 +289,21 @@ def _name(method: Callable[..., Any] | str) -> str:
 
 def make_pool(
     name: str, kind: type[W], ranks: int, arguments: Callable[[int], tuple[Any, ...]], bundles: Any,
-    meet: tuple[Any, ...] | None = None, **options: Any,
+    interface: tuple[Any, ...] | None = None, **options: Any,
 ) -> Pool[W]:
-    """Start the objects: ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. meet: what ``Host.meet`` is asked on
-    the first rank; what it answers is a last argument on all. ``Pool.made`` waits for them."""
+    """Start a pool: make ``kind(*arguments(rank))`` on each rank, in the bundles of a placement group. ``Pool.made`` waits for the objects.
+
+    ``interface``: arguments of ``Host.meet``, which the first rank answers with its address; all ranks get that as a last argument."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     host: Any = Host
     actors = []
     for rank in range(ranks):
-        where = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
-        actors.append(host.options(scheduling_strategy=where, **options).remote())
+        strategy = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=rank) if bundles is not None else "DEFAULT"
+        actors.append(host.options(scheduling_strategy=strategy, **options).remote())
     pool: Pool[W] = Pool(name, actors)
-    met = [] if meet is None else [actors[0].meet.options(concurrency_group="control").remote(*meet)]  # Ray waits for it, and hands it on
-    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank), *met) for rank, actor in enumerate(actors)]
+    # a reference, whose value Ray waits for and hands on
+    rendezvous = [] if interface is None else [actors[0].meet.options(concurrency_group="control").remote(*interface)]
+    pool.making = [actor.make.options(concurrency_group="model").remote(kind, *arguments(rank), *rendezvous)
+                   for rank, actor in enumerate(actors)]  # fmt: skip
     return pool

@@ -1,7 +1,7 @@
-"""Short calls to workers on the driver's machine, past Ray: a frame over a socket of the kernel's and its answer, in a fraction of the
-time that an actor's call takes.
+"""Short calls to workers on the driver's machine without Ray: a frame and its answer over a Unix socket, which takes a fraction of the time
+of an actor's call.
 
-Ray carries all that is long or large, all that goes to another machine, and these too where a worker cannot be reached so.
+Ray carries all other calls: long or large ones, those to other machines, and short ones to a worker that has no free connection.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from ray import cloudpickle
 
 from rlflow import own_lines
 
-LINES = 2  # calls at once to one worker: as many as it has threads for what is short
-LARGEST = 64 << 10  # bytes of a frame: what the kernel takes at once, also for a process that is stopped
-ATTEMPTS = 100  # to connect, before a worker listens no more
-GIVEN, PICKLED, RAISED = b"g", b"p", b"r"  # an answer that is bytes, any other, an exception
+CONNECTIONS = 2  # to each worker: as many as it has threads for short calls
+LARGEST = 64 << 10  # most bytes of a frame: the kernel takes so many at once, also for a process that is stopped
+ATTEMPTS = 100  # to connect, after which a worker stops listening
+BYTES, PICKLED, RAISED = b"g", b"p", b"r"  # first byte of a reply: an answer of bytes, any other answer, an exception
 
 
 def listen(key: bytes, answer: Callable[[bytes], Any]) -> str:
-    """On a worker: answer what comes over ``LINES`` lines from whoever has the key, each in a thread of its own. The name to connect to;
-    none on systems whose sockets need files."""
+    """On a worker: answer frames over ``CONNECTIONS`` connections from a process that has the key, each in a thread of its own. Gives the
+    socket's name; empty on systems whose sockets need files."""
     if sys.platform != "linux":
         return ""
     name = f"\0rlflow-{secrets.token_hex(16)}"
-    listener = Listener(name, "AF_UNIX", backlog=LINES, authkey=key)
+    listener = Listener(name, "AF_UNIX", backlog=CONNECTIONS, authkey=key)
     threading.Thread(target=_accept, args=(listener, answer), name="lines", daemon=True).start()
     return name
 
 
 def _accept(listener: Listener, answer: Callable[[bytes], Any]) -> None:
-    """Connect all lines; whoever has not the key is turned away, but not for ever."""
-    lines = 0
+    """Accept all connections. A process without the key is turned away, at most ATTEMPTS times."""
+    connected = 0
     with listener:
         for _ in range(ATTEMPTS):
             with contextlib.suppress(AuthenticationError, EOFError, OSError):
                 connection = listener.accept()
-                threading.Thread(target=_serve, args=(connection, answer), name=f"line {lines}", daemon=True).start()
-                lines += 1
-            if lines == LINES:
+                threading.Thread(target=_serve, args=(connection, answer), name=f"line {connected}", daemon=True).start()
+                connected += 1
+            if connected == CONNECTIONS:
                 return
 
 
@@ -57,16 +57,16 @@ def _serve(connection: Any, answer: Callable[[bytes], Any]) -> None:
             connection.send_bytes(_answered(connection.recv_bytes(), answer))
 
 
-def _answered(told: bytes, answer: Callable[[bytes], Any]) -> bytes:
+def _answered(frame: bytes, answer: Callable[[bytes], Any]) -> bytes:
     try:
-        given = answer(told)
-        return GIVEN + given if isinstance(given, bytes) else PICKLED + _pickled(given)
+        result = answer(frame)
+        return BYTES + result if isinstance(result, bytes) else PICKLED + _pickled(result)
     except Exception as error:
         return RAISED + _raised(error)
 
 
 def _raised(error: Exception) -> bytes:
-    """The exception, or, where it cannot be carried over, one that says the same."""
+    """The pickled exception, or, where it cannot be pickled, a RuntimeError of the same text."""
     try:
         raw = _pickled(error)
         cloudpickle.loads(raw)
@@ -83,12 +83,13 @@ def _pickled(value: Any) -> bytes:
 
 
 class Gone(Exception):
-    """Who was spoken to hung up."""
+    """The worker has closed its end of a connection."""
 
 
-class Lines:
-    """The driver's ends of the lines to the workers of a pool, by rank; a line carries one call at a time. They come up while other things
-    are done, and a worker that does not answer, or that is on another machine, has none."""
+class Sockets:
+    """The driver's connections to the workers of a pool, by rank. A connection carries one call at a time. A thread opens them; a worker
+    that does not answer, or is on another machine, has none. ``names``: sockets by rank, as ``listen`` gives them. ``key``: the shared
+    secret."""
 
     def __init__(self, names: Sequence[str] = (), key: bytes = b"") -> None:
         self._free: list[deque[Connection]] = [deque() for _ in names]
@@ -100,77 +101,79 @@ class Lines:
     def _connect(self, names: Sequence[str], key: bytes) -> None:
         for rank, name in enumerate(names):
             with contextlib.suppress(AuthenticationError, EOFError, OSError):
-                for _ in range(LINES if name else 0):
+                for _ in range(CONNECTIONS if name else 0):
                     self.give(rank, Client(name, "AF_UNIX", authkey=key))
 
     def settled(self, seconds: float) -> bool:
-        """Whether all have come up that do, waited for as long as that."""
+        """Whether opening connections has ended; waits for it for at most so many seconds."""
         if self._connecting.ident is not None:
             self._connecting.join(seconds)
         return not self._connecting.is_alive()
 
     def take(self, ranks: Iterable[int]) -> dict[int, Connection] | None:
-        """A line to each of the ranks, or none to any."""
-        wanted = tuple(ranks)
+        """A free connection to each of the ranks; None where one of them has none."""
+        needed = tuple(ranks)
         with self._lock:
-            if not all(rank < len(self._free) and self._free[rank] for rank in wanted):
+            if not all(rank < len(self._free) and self._free[rank] for rank in needed):
                 return None
-            return {rank: self._free[rank].popleft() for rank in wanted}
+            return {rank: self._free[rank].popleft() for rank in needed}
 
-    def give(self, rank: int, line: Connection) -> None:
-        """A line is free again."""
+    def give(self, rank: int, connection: Connection) -> None:
+        """Give back a connection that is free again."""
         with self._lock:
-            self._free[rank].append(line)
+            self._free[rank].append(connection)
 
     def close(self) -> None:
+        """Close all free connections."""
         with self._lock:
-            for lines in self._free:
-                while lines:
-                    lines.pop().close()
+            for connections in self._free:
+                while connections:
+                    connections.pop().close()
 
 
 class PendingCalls:
-    """Calls that were made over lines and what is heard of them. Made with the lines, which go back to where they are from."""
+    """Calls under way over connections, and their replies. A connection goes back to ``sockets`` when its reply has come."""
 
-    def __init__(self, lines: Lines, taken: Mapping[int, Connection]) -> None:
-        self._lines, self._open = lines, dict(taken)
-        self.heard: dict[int, bytes] = {}
-        self.broken: list[int] = []
+    def __init__(self, sockets: Sockets, connections: Mapping[int, Connection]) -> None:
+        self._sockets, self._open = sockets, dict(connections)
+        self.replies: dict[int, bytes] = {}  # rank → reply
+        self.broken: list[int] = []  # ranks whose connection is lost
 
-    def say(self, rank: int, frame: bytes) -> None:
+    def send(self, rank: int, frame: bytes) -> None:
+        """Send a frame to a rank."""
         try:
             self._open[rank].send_bytes(frame)
         except OSError:
             self._lost(rank)
 
     def listen(self, seconds: float) -> None:
-        """Hear what comes until all have answered, one has raised or is gone, or the time is over."""
+        """Take in replies until all have come, one is an exception, a worker is gone, or the time is over."""
         limit = time.monotonic() + seconds
-        while self._open and not self.broken and not any(map(raised, self.heard.values())):
+        while self._open and not self.broken and not any(map(raised, self.replies.values())):
             ready = wait(list(self._open.values()), max(limit - time.monotonic(), 0.0))
-            for rank in [rank for rank, line in self._open.items() if line in ready]:
-                self._hear(rank)
+            for rank in [rank for rank, connection in self._open.items() if connection in ready]:
+                self._receive(rank)
             if not ready:
                 return
 
-    def _hear(self, rank: int) -> None:
+    def _receive(self, rank: int) -> None:
         try:
-            self.heard[rank] = self._open[rank].recv_bytes()
+            self.replies[rank] = self._open[rank].recv_bytes()
         except (EOFError, OSError):
             self._lost(rank)
         else:
-            self._lines.give(rank, self._open.pop(rank))
+            self._sockets.give(rank, self._open.pop(rank))
 
     def _lost(self, rank: int) -> None:
         self._open.pop(rank).close()
         self.broken.append(rank)
 
     def error(self, rank: int) -> BaseException | None:
-        """What a rank raised, or that it is gone."""
+        """The exception that a rank raised, or Gone where its connection is lost; else None."""
         if rank in self.broken:
-            return Gone("it hung up")
-        heard = self.heard.get(rank, b"")
-        return content(heard) if raised(heard) else None
+            return Gone("it closed the connection")
+        reply = self.replies.get(rank, b"")
+        return content(reply) if raised(reply) else None
 
     @property
     def waiting(self) -> list[int]:
@@ -178,15 +181,16 @@ class PendingCalls:
         return list(self._open)
 
     def close(self) -> None:
-        """Wait no longer: a line over which an answer may still come is of no use any more."""
+        """Give up waiting. Connections over which a reply may still come are closed."""
         while self._open:
             self._open.popitem()[1].close()
 
 
-def raised(heard: bytes) -> bool:
-    return heard[:1] == RAISED
+def raised(reply: bytes) -> bool:
+    """Whether a reply is an exception."""
+    return reply[:1] == RAISED
 
 
-def content(heard: bytes) -> Any:
-    """What was answered, or raised."""
-    return heard[1:] if heard[:1] == GIVEN else cloudpickle.loads(heard[1:])
+def content(reply: bytes) -> Any:
+    """The answer or the exception of a reply."""
+    return reply[1:] if reply[:1] == BYTES else cloudpickle.loads(reply[1:])

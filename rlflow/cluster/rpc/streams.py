@@ -1,4 +1,4 @@
-"""Answers that several workers give one after another while a call of theirs goes on."""
+"""Calls with several answers: each worker answers again and again while its call goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from rlflow.execution.engine import Chunks, whole
 
 
 class Streams(Future[list[Any]]):
-    """``streams``: those of ``Pool.run_chunks`` by rank. The deadline is that of the whole call. ``note`` is told all answers."""
+    """The answers of several ranks, answer by answer. ``streams``: rank → what ``Pool.run_chunks`` gave. ``seconds``: the deadline of the
+    whole call. ``note`` is called with all answers by rank."""
 
     def __init__(
         self, pool: Pool[Any], what: str, streams: Mapping[int, Any], seconds: float, note: Callable[[Mapping[int, Any]], None]
@@ -29,22 +30,22 @@ class Streams(Future[list[Any]]):
         self.pool, self._ranks, self._note = pool, tuple(streams), note
 
     def next(self) -> dict[int, Any]:
-        """The next answer of each rank, when all are there. Raises as ``Future.result`` does."""
+        """Rank → its next answer, when all have come. Raises as ``Future.result`` does."""
         refs = list(zip(self._ranks, self._answers(), strict=True))
         answers = self.pool.future(self.what, refs, max(self._limit.left(), LOOK), list).result()
-        found = dict(zip(self._ranks, map(Answer.unpacked, answers), strict=True))
-        self._note(found)
-        return found
+        by_rank = dict(zip(self._ranks, map(Answer.unpacked, answers), strict=True))
+        self._note(by_rank)
+        return by_rank
 
     def _look(self, seconds: float) -> list[Any] | None:
-        """The reference of the next answer of each."""
+        """References of the next answers, when all have come."""
         _, waiting = ray.wait(list(self.refs), num_returns=len(self.refs), timeout=seconds)
         return None if waiting else [next(stream) for stream in self.refs]
 
 
 def chunks_of(calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tensor], axis: Axis) -> Iterator[Batch]:
-    """What a pool samples, of which each rank has ``rows``: a chunk is what the ranks give as their chunk of this number, when all have; at
-    last all rows, which lie as if there had been no chunks."""
+    """The batches that a pool samples: chunk by chunk, each made of the chunks of that number of all ranks, and at last a batch of all
+    rows, in the order that they would have without chunks. ``rows``: the rows of ``axis`` that each rank samples."""
     for _ in range(into.count):
         yield _chunk(calls, answers, rows, axis)
     everything = calls.counted(answers.pool, answers.next(), rows)
@@ -52,9 +53,9 @@ def chunks_of(calls: Calls, answers: Streams, into: Chunks, rows: Sequence[Tenso
 
 
 def _chunk(calls: Calls, answers: Streams, rows: Sequence[Tensor], axis: Axis) -> Batch:
-    """The ranks' rows, those of one rank after those of another."""
-    there = calls.counted(answers.pool, answers.next(), rows)
+    """The next chunk: rows of one rank after those of another."""
+    by_rank = calls.counted(answers.pool, answers.next(), rows)
     none = torch.zeros(0, dtype=torch.int64)
-    taken = [mine[torch.tensor(there[rank].value)] if rank in there else none for rank, mine in enumerate(rows)]
-    places = list(torch.split(torch.arange(sum(map(len, taken))), [len(part) for part in taken]))
-    return calls.kept(answers.pool, there, places, axis.take(torch.cat(taken)))
+    chunk_rows = [rank_rows[torch.tensor(by_rank[rank].value)] if rank in by_rank else none for rank, rank_rows in enumerate(rows)]
+    places = list(torch.split(torch.arange(sum(map(len, chunk_rows))), [len(part) for part in chunk_rows]))
+    return calls.kept(answers.pool, by_rank, places, axis.take(torch.cat(chunk_rows)))

@@ -1,4 +1,4 @@
-"""Named tensors as bytes and back: weights and trainers' state on their way between processes."""
+"""Named tensors as bytes and back, for weights and states of trainers that go between processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from rlflow.cluster.rpc.actor import Payload
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> Payload:
-    """In the safetensors format."""
+    """The tensors as bytes in the safetensors format."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return np.frombuffer(safetensors.torch.save(whole), np.uint8)
 
 
 def unpack_tensors(payload: Payload) -> dict[str, Tensor]:
+    """The tensors of these bytes."""
     tensors: dict[str, Tensor] = safetensors.torch.load(payload.tobytes())
     return tensors

@@ -236,9 +236,9 @@ def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
 class _Lent:
     """Memory lent to numpy as if it could be written: torch has no tensors that can only be read, and warns of arrays that are."""
 
-    def __init__(self, owner: object, where: int, size: int) -> None:
+    def __init__(self, owner: object, start: int, size: int) -> None:
         self.owner = owner  # keeps it alive, and what it is of from being resized
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (where, False)}
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (start, False)}
 
     def array(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return np.asarray(self)

@@ -28,9 +28,9 @@ def by_own_mode(
     cut = calls.on_one(pool, 0, "split", batch, everything, {**arguments, "keys": keys}, terms)
     pieces = [_piece(calls, pool, answer, axis) for answer, axis in cut.value]
     answers = calls.on_each(pool, "piece", dict(enumerate(pieces)), arguments, terms, "model" if stage.on else "cpu")
-    held = [calls.on_one(pool, 0, "hold", _output(calls, pool, rank, answers[rank], pieces[rank].axis),
+    stored = [calls.on_one(pool, 0, "hold", _output(calls, pool, rank, answers[rank], pieces[rank].axis),
                           torch.arange(answers[rank].rows), {}, terms).key for rank in sorted(answers)]
-    whole = calls.on_one(pool, 0, "merge", batch, everything, {**arguments, "outputs": held}, terms)
+    whole = calls.on_one(pool, 0, "merge", batch, everything, {**arguments, "outputs": stored}, terms)
     return calls.kept(pool, {0: whole}, [everything], batch.axis), merged([answers[rank].tallies for rank in sorted(answers)])
 
 

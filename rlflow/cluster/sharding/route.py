@@ -24,7 +24,8 @@ class Transfer(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a rank is told of its inputs, and the transfers that come with the call, in the order in which its parts name them."""
+    """The inputs of a rank's call as its message names them, and the transfers that come with the call, in the order in which parts of
+    the inputs name them."""
 
     inputs: Inputs
     transfers: tuple[Transfer, ...]
@@ -65,14 +66,14 @@ class Routes:
 
 def _alike(batch: Batch) -> list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]]:
     """Columns by layout."""
-    found: list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]] = []
+    by_layout: list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]] = []
     for name, data in batch.data.items():
         if isinstance(data, RemoteColumn):
-            group = next((columns for layout, columns in found if layout.same(data.layout)), None)
+            group = next((columns for layout, columns in by_layout if layout.same(data.layout)), None)
             if group is None:
-                found.append((data.layout, group := []))
+                by_layout.append((data.layout, group := []))
             group.append((name, data))
-    return found
+    return by_layout
 
 
 def _described(layout: ShardMap, columns: Sequence[tuple[str, RemoteColumn]]) -> AlignedColumns:
@@ -95,15 +96,16 @@ def _source(group: AlignedColumns, rows: Tensor, at: WorkerId, transfers: list[T
 
 
 def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[tuple[int, Tensor, Index | None]]:
-    """From which shard which of ``rows`` come, by their places there; few: at most one per rank and earlier split."""
+    """The shards that have some of ``rows``: the number of each shard, the places of its rows among ``rows``, and their places in the
+    shard (None: all of it in order). There is at most one piece per rank and earlier split."""
     alone = layout.whole(rows)
     if alone is not None:
         yield alone, rows, None
         return
-    taken = layout.take(rows)
-    for number in torch.unique(taken.shard).tolist():
-        wanted = (taken.shard == number).nonzero()[:, 0]
-        yield number, wanted, _index(taken.place[wanted], layout.shards[number].rows)
+    part = layout.take(rows)
+    for number in torch.unique(part.shard).tolist():
+        wanted = (part.shard == number).nonzero()[:, 0]
+        yield number, wanted, _index(part.place[wanted], layout.shards[number].rows)
 
 
 def _index(place: Tensor, rows: int) -> Index | None:

@@ -49,11 +49,9 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class ShardMap:
-    """Where each row lies: ``shard`` int64 [rows], the number of its shard, and ``place`` int64 [rows], its row within that.
-
-    ``held``: where each shard holds just these rows, the rows of each in its order; what is asked of such a layout most is then known.
-    ``axis``: the rows as the shards' holders know them too.
-    """
+    """Places of rows on workers: ``shard`` int64 [rows], the number of each row's shard, and ``place`` int64 [rows], the row within that
+    shard. ``held``: the rows of each shard in its order, where every shard holds rows of this map alone; the most frequent questions are
+    then answered without a search. ``axis``: the axis of the rows as the holders of the shards know it."""
 
     shards: tuple[Shard, ...]
     shard: Tensor
@@ -71,10 +69,13 @@ class ShardMap:
 
     def whole(self, rows: Tensor) -> int | None:
         """The shard that holds just these rows in this order."""
-        found = next((number for number, held in enumerate(self.held) if held is rows), None)  # as a rule, and much faster
-        return found if found is not None else next((number for number, held in enumerate(self.held) if torch.equal(held, rows)), None)
+        number = next((number for number, shard_rows in enumerate(self.held) if shard_rows is rows), None)  # as a rule, and much faster
+        if number is not None:
+            return number
+        return next((number for number, shard_rows in enumerate(self.held) if torch.equal(shard_rows, rows)), None)
 
     def take(self, index: Tensor) -> ShardMap:
+        """The places of some of the rows."""
         return ShardMap(self.shards, self.shard[index], self.place[index])
 
     def split(self, pool: str, ranks: int) -> list[Tensor] | None:
@@ -83,9 +84,9 @@ class ShardMap:
             return None
         ranks_of = [shard.at.rank for shard in self.shards]
         if self.held and len(set(ranks_of)) == len(ranks_of):
-            held = dict(zip(ranks_of, self.held, strict=True))
+            rows_by_rank = dict(zip(ranks_of, self.held, strict=True))
             if _ascending(self.held):
-                return [held.get(number, NONE) for number in range(ranks)]
+                return [rows_by_rank.get(number, NONE) for number in range(ranks)]
         rank = torch.tensor([shard.at.rank for shard in self.shards], dtype=torch.int64)[self.shard]
         return [(rank == number).nonzero()[:, 0] for number in range(ranks)]
 
@@ -96,6 +97,7 @@ class ShardMap:
 
     @staticmethod
     def concat(layouts: Sequence[ShardMap]) -> ShardMap:
+        """The places of the rows of several maps, one after another."""
         shards = tuple(shard for layout in layouts for shard in layout.shards)
         starts = torch.tensor([0, *(len(layout.shards) for layout in layouts)]).cumsum(0).tolist()
         number = torch.cat([layout.shard + start for layout, start in zip(layouts, starts, strict=False)])
@@ -104,10 +106,11 @@ class ShardMap:
 
 @functools.lru_cache(maxsize=KNOWN)
 def _places(split: tuple[Tensor, ...], rows: int) -> tuple[Tensor, Tensor]:
-    """Of each row the number of its shard and its place there. Stage after stage has the same split, which tensors tell by identity."""
+    """The number of each row's shard, and its place there. One stage after another has the same split, recognised by the identity of its
+    tensors."""
     shard, place = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
-    for number, held in enumerate(split):
-        shard[held], place[held] = number, torch.arange(len(held))
+    for number, rows_held in enumerate(split):
+        shard[rows_held], place[rows_held] = number, torch.arange(len(rows_held))
     return shard, place
 
 
@@ -125,26 +128,32 @@ class RemoteColumn(Data):
 
     @property
     def layout(self) -> ShardMap:
+        """The places of the rows on workers."""
         layout: ShardMap = self.value
         return layout
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the values on all workers."""
         return self.size
 
     def padded(self, axis: Axis) -> NoReturn:
+        """Raise TypeError, since the values are on workers."""
         raise TypeError(f"the column '{self.name}' lies on workers: only stages see it, or what Engine.fetch brings")
 
     def take(self, index: Tensor, axis: Axis) -> RemoteColumn:
+        """The column of some of the rows. No value moves."""
         share = self.size * len(index) // max(len(self.layout), 1)
         lengths = self.lengths[index] if self.lengths is not None else None
         return replace(self, value=self.layout.take(index), lengths=lengths, size=share)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """The rows of several batches of the same columns, one after another, without moving any."""
+def joined(batches: Sequence[Batch], axis: Axis | None = None) -> Batch:
+    """The rows of several batches of the same columns, one after another, without moving any. axis: of the whole, where it is not that of
+    rows of one kind."""
     first = batches[0]
-    axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
+    if axis is None:
+        axis = Axis(torch.cat([batch.axis.keys for batch in batches]), grouped=first.axis.grouped)
     return Batch(axis, {name: _joined([batch.data[name] for batch in batches]) for name in first.data})
 
 
@@ -166,9 +175,10 @@ def empty(kind: Kind) -> Data:
 
 
 def row_tokens(columns: Mapping[str, Data], rows: int) -> Tensor:
-    """int64 [rows]: what each row weighs: its tokens and those of its prompt, 1 where nothing says how long it is."""
-    found = [data.lengths for name in ("tokens", "prompt_tokens") if (data := columns.get(name)) is not None and data.lengths is not None]
-    if not found:
-        found = [data.lengths for data in columns.values() if data.lengths is not None][:1]
-    total: Tensor = sum(found[1:], found[0].clone()) if found else torch.ones(rows, dtype=torch.int64)
+    """The weight of each row when rows are balanced, int64 [rows]: its tokens and its prompt's, 1 where no column says how long it is."""
+    present = [columns[name] for name in ("tokens", "prompt_tokens") if name in columns]
+    token_counts = [data.lengths for data in present if data.lengths is not None]
+    if not token_counts:
+        token_counts = [data.lengths for data in columns.values() if data.lengths is not None][:1]
+    total: Tensor = sum(token_counts[1:], token_counts[0].clone()) if token_counts else torch.ones(rows, dtype=torch.int64)
     return total

@@ -108,13 +108,13 @@ def check_split(split: Sequence[Tensor], rows: int) -> None:
         raise ValueError(f"split of {rows} rows: no rank of {len(split)} holds {_some(lost)}; rows per rank: {counts}")
 
 
-def check_counts(split: Sequence[Tensor], given: Sequence[int]) -> None:
+def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
     """Raises ValueError where a rank gave another number of rows than it was sent, or a rank gave nothing at all."""
-    if len(given) != len(split):
-        raise ValueError(f"found results of {len(given)} ranks, expected {len(split)}")
-    wrong = [(rank, found, len(rows)) for rank, (found, rows) in enumerate(zip(given, split, strict=True)) if found != len(rows)]
+    if len(counts) != len(split):
+        raise ValueError(f"found results of {len(counts)} ranks, expected {len(split)}")
+    wrong = [(rank, count, len(rows)) for rank, (count, rows) in enumerate(zip(counts, split, strict=True)) if count != len(rows)]
     if wrong:
-        raise ValueError("wrong row count: " + "; ".join(f"rank {rank} gave {found} rows, expected {rows}" for rank, found, rows in wrong))
+        raise ValueError("wrong row count: " + "; ".join(f"rank {rank} gave {count} rows, expected {rows}" for rank, count, rows in wrong))
 
 
 def _some(rows: Tensor, limit: int = 5) -> str:

@@ -34,20 +34,20 @@ def rank_steps(
     groups = numbered(facts[:, 3])
     bad = facts[:, 0] != 0
     bad = whole_groups(bad, groups) if by_group else bad
-    kept = (~bad).nonzero()[:, 0]
-    units = units_of(numbered(groups[kept]) if by_group else torch.arange(len(kept)))
-    counts, tokens = facts[kept, 1], facts[kept, 2]
+    good = (~bad).nonzero()[:, 0]
+    units = units_of(numbered(groups[good]) if by_group else torch.arange(len(good)))
+    counts, tokens = facts[good, 1], facts[good, 2]
     shares = [[] for _ in range(ranks)]  # type: list[list[tuple[Tensor, tuple[int, int]]]]
     for step in steps(units, counts, Passes(epochs, minibatch, mean, seed)):
-        held = torch.cat(list(step.units))
+        step_units = torch.cat(list(step.units))
         for rank, units_here in enumerate(_shared(step.units, tokens, ranks)):
             shares[rank].append((units_here, (step.totals.tokens, step.totals.rows)))
-        assert len(held) == sum(len(each[-1][0]) for each in shares)
-    rows = [torch.unique(torch.cat([part for part, _ in share] or [kept[:0]])) for share in shares]
+        assert len(step_units) == sum(len(each[-1][0]) for each in shares)
+    rows = [torch.unique(torch.cat([part for part, _ in share] or [good[:0]])) for share in shares]
     local = [
-        [(torch.searchsorted(mine, part).numpy(), totals) for part, totals in share] for mine, share in zip(rows, shares, strict=True)
+        [(torch.searchsorted(own, part).numpy(), totals) for part, totals in share] for own, share in zip(rows, shares, strict=True)
     ]
-    return RankSteps([kept[mine] for mine in rows], local, int(bad.sum()))
+    return RankSteps([good[own_rows] for own_rows in rows], local, int(bad.sum()))
 
 
 def _shared(units: object, tokens: Tensor, ranks: int) -> list[Tensor]:

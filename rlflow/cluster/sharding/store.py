@@ -16,7 +16,7 @@ from rlflow.cluster.sharding.shard_map import empty
 from rlflow.copy_on_write import lent
 
 
-class Shelf:
+class ShardStore:
     """Shards by key. Calls of several threads use it."""
 
     def __init__(self) -> None:
@@ -30,9 +30,11 @@ class Shelf:
             self._held[key], self._iterations[key] = batch, iteration
 
     def get(self, key: int) -> Batch:
+        """The shard under a key. Raises KeyError where there is none."""
         return self._held[key]
 
     def forget(self, keys: Iterable[int]) -> None:
+        """Drop the shards under these keys. Keys without a shard are ignored."""
         with self._lock:
             for key in keys:
                 self._held.pop(key, None)
@@ -71,8 +73,8 @@ class Shelf:
 
     def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
         key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
-        if key is not None and index is None and len(held := self._held[key]) == rows:  # all of a shard, as it is
-            return {wanted: _borrowed(held.data[name]) for wanted, name in source.columns}
+        if key is not None and index is None and len(stored := self._held[key]) == rows:  # all of a shard, as it is
+            return {wanted: _borrowed(stored.data[name]) for wanted, name in source.columns}
         names = tuple(dict.fromkeys(name for _, name in source.columns))
         parts = []
         for part in source.parts:

@@ -17,19 +17,19 @@ from rlflow.placement import Parallel
 PLAIN = Parallel()
 
 
-def teams(split: Sequence[Tensor], lies: Parallel) -> list[Tensor]:
+def teams(split: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
     """The rows of each team from those of each rank."""
-    if lies.tensor == 1:
+    if parallel.tensor == 1:
         return list(split)
-    return [torch.cat([split[rank] for rank in team]).sort().values for team in lies.teams(len(split))]
+    return [torch.cat([split[rank] for rank in team]).sort().values for team in parallel.teams(len(split))]
 
 
-def first_ranks(rows: Sequence[Tensor], lies: Parallel) -> list[Tensor]:
+def first_ranks(rows: Sequence[Tensor], parallel: Parallel) -> list[Tensor]:
     """The rows of each rank from those of each team."""
-    if lies.tensor == 1:
+    if parallel.tensor == 1:
         return list(rows)
-    held = {team[0]: own for team, own in zip(lies.teams(len(rows) * lies.tensor), rows, strict=True)}
-    return [held.get(rank, NONE) for rank in range(len(rows) * lies.tensor)]
+    rows_of = {team[0]: own for team, own in zip(parallel.teams(len(rows) * parallel.tensor), rows, strict=True)}
+    return [rows_of.get(rank, NONE) for rank in range(len(rows) * parallel.tensor)]
 
 
 def used(split: Sequence[Tensor]) -> list[int]:
@@ -37,8 +37,10 @@ def used(split: Sequence[Tensor]) -> list[int]:
     return [rank for rank, rows in enumerate(split) if len(rows)] or [0]
 
 
-def asked(split: Sequence[Tensor], lies: Parallel) -> Mapping[int, Tensor]:
-    """The rows with which each rank is asked that is: those of its team."""
-    kept = set(used(split))
-    told = {rank: split[team[0]] for team in lies.teams(len(split)) if lies.collective or team[0] in kept for rank in team}
-    return dict(sorted(told.items()))
+def asked(split: Sequence[Tensor], parallel: Parallel) -> Mapping[int, Tensor]:
+    """The rows of each rank that takes part in a call, by its tensor-parallel group. Groups without rows take part where the call is
+    collective."""
+    with_rows = set(used(split))
+    groups = [ranks for ranks in parallel.teams(len(split)) if parallel.collective or ranks[0] in with_rows]
+    rows_of = {rank: split[ranks[0]] for ranks in groups for rank in ranks}
+    return dict(sorted(rows_of.items()))

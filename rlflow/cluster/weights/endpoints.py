@@ -1,7 +1,7 @@
-"""The two ends of weights that go from the ranks of one pool to those of another, by a plan: who packs, and who takes.
+"""The two ends of a weight transfer between pools, on their ranks: senders pack weights, receivers take them.
 
-The driver tells each end its steps (``cluster.carrier``). All ends make the same plan from what all have told, and have numbers in it:
-those that train first.
+The driver calls each end's steps (`rlflow.cluster.weights.transfer`). All ends make the same plan from the offers of all, in which senders
+have the first numbers.
 """
 
 from __future__ import annotations
@@ -26,47 +26,48 @@ from rlflow.reshard.segment import machine
 from rlflow.reshard.shards import held
 from rlflow.reshard.transport import Parcels, TransferError, Transport
 
-Told = dict[str, TensorShard]
+Shards = dict[str, TensorShard]  # tensor → the part of it on one rank
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a rank holds, or needs, and where it is."""
+    """The weights of a rank, and where it is."""
 
-    held: Told
+    held: Shards  # what a sender holds, or a receiver needs
     machine: str
     device: str
 
 
 @dataclass(frozen=True)
 class Message:
-    """Bytes from one rank to another: as they are, or from where to where they lie in the sender's shared memory."""
+    """A message from one rank to another."""
 
-    version: int
-    raw: NDArray[np.uint8] | tuple[int, int]
+    version: int  # of the weights
+    raw: NDArray[np.uint8] | tuple[int, int]  # the bytes, or their start and end in the sender's shared memory
 
 
-def layouts(senders: Sequence[Told], receivers: Sequence[Told]) -> tuple[WeightLayout, WeightLayout]:
-    """What all hold and need, senders first."""
+def layouts(senders: Sequence[Shards], receivers: Sequence[Shards]) -> tuple[WeightLayout, WeightLayout]:
+    """(layout of the senders' weights, layout of the receivers' weights) over all ranks, senders first."""
     return join([*senders, *({} for _ in receivers)]), join([*({} for _ in senders), *receivers])
 
 
 @dataclass(frozen=True)
 class Offers:
-    """Of all ranks of both pools, and the bytes of a bucket: what a plan follows from."""
+    """The offers of all ranks of both pools, from which the plan follows."""
 
     senders: list[Offer]
     receivers: list[Offer]
-    bucket: int = BUCKET
+    bucket: int = BUCKET  # bytes of a bucket
 
     def plan(self) -> TransferPlan:
+        """The plan of the transfer. All ranks make the same."""
         machines = [offer.machine for offer in (*self.senders, *self.receivers)]
         source, target = layouts([offer.held for offer in self.senders], [offer.held for offer in self.receivers])
         return make_plan(source, target, [machines.index(name) for name in machines], self.bucket)
 
 
 class Sender:
-    """A trainer's rank."""
+    """The end of a transfer on a rank of the trainer."""
 
     def __init__(self, model: Model, device: str) -> None:
         self.trainer: Any = model.trainer
@@ -74,12 +75,13 @@ class Sender:
         self.resharder: Resharder | None = None
 
     def begin(self) -> Offer | None:
-        """What this rank holds; None where no plan can move it, as with adapters, which are merged first."""
+        """The weights of this rank; None where no plan can move them, as with adapters, which are merged first."""
         pieces = self.trainer.pieces() if self.shown else None
         return None if pieces is None else Offer(held(pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, run: str | None) -> SharedFile | None:
-        """Make buffers: in shared memory that ``run`` names, whose place is told, or in this process."""
+        """Make the plan and buffers: in shared memory named after ``run``, whose file is given, or in this process where ``run`` is
+        None."""
         pieces = self.trainer.pieces()
         transport = Parcels() if run is None else Mailbox(run)
         self.resharder = Resharder(offers.plan(), rank, pieces, {}, cast(Transport, transport), buffers=1 if run is None else 2)
@@ -87,23 +89,23 @@ class Sender:
         return transport.place if isinstance(transport, Mailbox) else None
 
     def hide(self) -> None:
-        """All receivers have opened the shared memory."""
+        """Unlink the shared memory, which all receivers have opened."""
         if self.resharder is not None and isinstance(self.resharder.transport, Mailbox):
             self.resharder.transport.hide()
 
     def pack(self, index: int, version: int, kept: bool) -> list[Any]:
-        """The version, once bucket ``index`` is packed, and then its messages. kept: they outlive the buffers."""
+        """Pack bucket ``index``. Gives the version and then its messages. ``kept``: whether messages outlive the next bucket."""
         assert self.resharder is not None
         if index == 0:
-            self._look()
+            self._relocate()
         transport = self.resharder.transport
         packed = self.resharder.pack(index).values()
         if isinstance(transport, Mailbox) and not kept:
             return [version, *(Message(version, transport.where(message)) for message in packed)]
         return [version, *(Message(version, message.numpy()) for message in packed)]
 
-    def _look(self) -> None:
-        """Other tensors may hold the weights now."""
+    def _relocate(self) -> None:
+        """Find the weights again, which other tensors may hold now."""
         assert self.resharder is not None
         pieces = self.trainer.pieces()
         if (at := storages(pieces)) != self._at:
@@ -111,43 +113,45 @@ class Sender:
             self._at = at
 
     def terms(self) -> NDArray[np.int64]:
-        """Of the digest of each box what this rank speaks for."""
+        """This rank's part of the digests, int64 [boxes]."""
         assert self.resharder is not None
         return self.resharder.verifier.terms().numpy()
 
     def close(self) -> None:
+        """Free the buffers."""
         if self.resharder is not None:
             self.resharder.close()
 
 
 class Receiver:
-    """A generator's rank."""
+    """The end of a transfer on a rank of the generator."""
 
     def __init__(self, model: Model, device: str) -> None:
         self.generator: Any = model.generator
         self.shown, self.device, self.received = model.has_destinations, device, 0
-        self.heard: dict[int, int] = {}
+        self.versions: dict[int, int] = {}
         self.files: list[torch.Tensor | None] = []
 
     def begin(self) -> bool:
-        """Whether the engine shows where its weights lie."""
+        """Whether the generator shows the memory of its weights, as a plan needs."""
         return self.shown
 
     def offer(self, senders: list[Offer]) -> Offer:
-        """What this rank needs. Its weights may be patterns afterwards: a whole transfer has to follow before anything is sampled."""
+        """The weights that this rank needs. They may be overwritten with test patterns: a whole transfer has to follow before it
+        samples."""
         self.destinations = self.generator.destinations(layouts([offer.held for offer in senders], [])[0].tensors)
         return Offer(held(self.destinations.pieces), machine(), self.device)
 
     def bind(self, rank: int, offers: Offers, places: list[SharedFile | None]) -> None:
-        """places: the senders' shared memory, where they have any."""
+        """Make the plan and buffers. ``places``: the senders' shared memory; None for one that has none."""
         self.resharder = Resharder(offers.plan(), rank, {}, self.destinations.pieces, cast(Transport, Parcels()), buffers=1)
         self.files = [None if place is None else opened(place) for place in places]
 
     def take(self, index: int, senders: list[int], *messages: Message) -> None:
-        """Bucket ``index``, a message from each of these."""
+        """Take the messages of bucket ``index``, one from each of these senders."""
         raw = {sender: self._bytes(sender, message.raw) for sender, message in zip(senders, messages, strict=True)}
         self.resharder.unpack(index, raw)
-        self.heard |= {sender: message.version for sender, message in zip(senders, messages, strict=True)}
+        self.versions |= {sender: message.version for sender, message in zip(senders, messages, strict=True)}
         self.received += sum(part.numel() for part in raw.values())
 
     def _bytes(self, sender: int, raw: NDArray[np.uint8] | tuple[int, int]) -> torch.Tensor:
@@ -158,11 +162,11 @@ class Receiver:
         return memory[raw[0] : raw[1]]
 
     def finish(self, version: int, *terms: NDArray[np.int64]) -> dict[str, float]:
-        """All is there. terms: the senders' digests, where they are to be compared. Gives the bytes that came, and the least that any plan
-        could do with. Raises TransferError where that is not what was planned, or not what was sent."""
-        received, heard, self.received, self.heard = self.received, self.heard, 0, {}
-        if other := {sender: theirs for sender, theirs in heard.items() if theirs != version}:
-            raise TransferError(f"rank {self.resharder.rank} takes version {version}, but ranks sent others: {other}")
+        """End a transfer. ``terms``: the senders' parts of the digests, where these are compared. Gives metrics: ``inbound``, bytes that
+        came, and ``bound``, the fewest that any plan could move. Raises TransferError where that is not what was planned or sent."""
+        received, versions, self.received, self.versions = self.received, self.versions, 0, {}
+        if wrong := {sender: theirs for sender, theirs in versions.items() if theirs != version}:
+            raise TransferError(f"rank {self.resharder.rank} takes version {version}, but ranks sent others: {wrong}")
         self.resharder.finish(version, received)
         if terms:
             self.resharder.verifier.compare(torch.from_numpy(np.sum(np.stack(terms), axis=0)))
@@ -171,6 +175,7 @@ class Receiver:
         return {"inbound": float(received), "bound": float(self.resharder.plan.stats.bound[self.resharder.rank])}
 
     def close(self) -> None:
+        """Close the senders' shared memory."""
         self.files = []
 
 
@@ -178,5 +183,5 @@ End = Sender | Receiver
 
 
 def end_of(model: Model, device: str) -> End:
-    """Of the half that is on this pool."""
+    """The end of a transfer for the half of a model that is on this pool."""
     return Sender(model, device) if model.trainer is not None else Receiver(model, device)

@@ -1,7 +1,7 @@
-"""Weights from a trainer to a generator that lie on the same ranks, straight from memory to memory by a plan.
+"""Weight transfer from a trainer to a generator on the same ranks: from memory to memory, by a plan.
 
-The plan is made when weights move for the first time, from what the ranks' engines really hold; all ranks take part in each call. What no
-plan can move (adapters, which are merged first; engines that show no memory) goes the plain way: whole tensors, one after another.
+The plan is made at the first transfer, from the tensors that the ranks' engines really hold; all ranks take part in each transfer. Weights
+that no plan can move (adapters, which are merged first; engines that show no memory) go as whole tensors, one after another.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ How = Literal["auto", "segment", "alltoall", "gather"]
 
 
 def movable(model: Model, how: How) -> bool:
-    """Whether a plan can move the weights of this model, on this rank and so on all."""
-    shown = model.has_pieces and model.has_destinations
-    return how != "gather" and dist.is_initialized() and shown and model.trainer.pieces() is not None  # type: ignore[union-attr]
+    """Whether a plan can move the weights of this model. All ranks find the same."""
+    accessible = model.has_pieces and model.has_destinations
+    return how != "gather" and dist.is_initialized() and accessible and model.trainer.pieces() is not None  # type: ignore[union-attr]
 
 
-class Moving:
-    """One role's weights over the ranks of torch's default group. run: the same on all ranks, and of no other run or role; verify_every:
-    every so many times the digests of what lies on all ranks are compared."""
+class SameRankTransfer:
+    """Moves the weights of one role over the ranks of torch's default group.
+
+    ``how``: the option --weights. ``run``: a name that all ranks share and no other run or role has. ``verify_every``: digests of the
+    weights are compared at every transfer of this number; 0: never."""
 
     def __init__(self, model: Model, how: How, run: str, device: str, verify_every: int) -> None:
         self.trainer: Any = model.trainer
@@ -55,17 +57,20 @@ class Moving:
         self._at = storages(pieces)
 
     def _resharder(self, plan: TransferPlan, pieces: Mapping[str, TensorViews], one_machine: bool) -> Resharder:
-        def bound(way: str) -> Resharder:
-            made: dict[str, Callable[[], Transport]] = {"segment": partial(Segment, self.run), "handles": partial(Handles, self.device),
-                                                        "alltoall": partial(AllToAll, None, self.device)}  # fmt: skip
-            return Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, made[way](), verify_every=self.verify_every)
+        def bind_with(way: str) -> Resharder:
+            transports: dict[str, Callable[[], Transport]] = {
+                "segment": partial(Segment, self.run), "handles": partial(Handles, self.device),
+                "alltoall": partial(AllToAll, None, self.device),
+            }  # fmt: skip
+            return Resharder(plan, dist.get_rank(), pieces, self.destinations.pieces, transports[way](), verify_every=self.verify_every)
 
-        return first_that_opens(bound, ways(self.how, self.device, one_machine))
+        return first_that_opens(bind_with, ways(self.how, self.device, one_machine))
 
     def __call__(self, version: int) -> dict[str, Any]:
-        """Bring the generator to the trainer's weights. Gives the bytes that came from other ranks, the least that any plan could do with,
-        the most that a transfer takes on a rank beside the model, how many tensors the trainer cuts along another dimension than the
-        first, and the transport. Raises TransferError where ranks do not hold what was planned."""
+        """Move the trainer's weights of this version to the generator. Gives metrics: ``inbound``, bytes that came from other ranks;
+        ``bound``, the fewest bytes that any plan could move; ``extra``, most bytes that the transfer takes on a rank beside the model;
+        ``matched``, tensors that the trainer cuts along another dimension than the first; ``transport``, its name. Raises TransferError
+        where ranks do not hold what was planned."""
         if storages(self.trainer.pieces()) != self._at:  # on all ranks alike: other tensors hold the weights now
             self.resharder.close()
             self._bind()
@@ -78,12 +83,13 @@ class Moving:
                 "matched": self.matched, "transport": transport}
 
     def close(self) -> None:
+        """Free the buffers."""
         self.resharder.close()
 
 
 def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
-    """What carries weights between the ranks of a pool, the first choice first. On one machine it is memory that ranks share: of their GPUs
-    where the weights lie there, else of the host."""
+    """Names of the transports between the ranks of a pool, the first choice first. On one machine it is shared memory: of the GPUs where
+    the weights are there, else of the host."""
     if how == "segment":
         return ("segment",) if device == "cpu" else ("handles",)
     if how == "alltoall" or not one_machine:
@@ -91,32 +97,32 @@ def ways(how: How, device: str, one_machine: bool) -> tuple[str, ...]:
     return ("segment",) if device == "cpu" else ("handles", "alltoall")
 
 
-def first_that_opens(bound: Callable[[str], Resharder], ways: tuple[str, ...]) -> Resharder:
-    """By the next way where processes cannot share the memory of their GPUs, which all ranks find out together. Raises PlanError where
-    there is no other."""
+def first_that_opens(bind_with: Callable[[str], Resharder], ways: tuple[str, ...]) -> Resharder:
+    """Bind by the first of the transports that works. One may fail where processes cannot share the memory of their GPUs, which all ranks
+    find out together. Raises PlanError where none works."""
     *choices, last = ways
     for way in choices:
         try:
-            return bound(way)
+            return bind_with(way)
         except PlanError as error:
             if any(problem.code != "reshard-handles" for problem in error.problems):
                 raise
-    return bound(last)
+    return bind_with(last)
 
 
 def _joined(pieces: Mapping[str, TensorViews]) -> WeightLayout:
-    """How tensors lie on all ranks."""
-    told: list[dict[str, TensorShard]] = exchange(held(pieces), HELD)
-    return join(told)
+    """The layout of the tensors over all ranks."""
+    by_rank: list[dict[str, TensorShard]] = exchange(held(pieces), HELD)
+    return join(by_rank)
 
 
 def _nodes() -> list[int]:
-    """The machine of each rank, by number."""
+    """A number for the machine of each rank."""
     names = exchange(machine(), TEXT)
     return [names.index(name) for name in names]
 
 
 def storages(pieces: Mapping[str, TensorViews]) -> list[int]:
-    """Of each piece what holds its memory. That stays what it is where weights were asleep and came back at another address, which may be
-    so on one rank and not on another."""
-    return [piece.view.untyped_storage()._cdata for mine in pieces.values() for piece in mine.pieces]
+    """The identity of each piece's storage. It stays when weights were put away and came back at another address, which may happen on one
+    rank and not on another."""
+    return [piece.view.untyped_storage()._cdata for views in pieces.values() for piece in views.pieces]

@@ -1,8 +1,8 @@
-"""Weights from the ranks of one pool to those of another, by a plan, as the driver has it carried out.
+"""Weight transfer from the ranks of one pool to those of another by a plan: the driver's part.
 
-The driver says which rank packs and which takes what, bucket by bucket, and never sees a weight: messages are results of one worker's call
-and arguments of another's, in Ray's object store, or lie in shared memory where all are on one machine. At most two buckets are on
-their way at once.
+The driver tells ranks, bucket by bucket, what to pack and what to take, and never sees a weight: messages are results of one worker's call
+and arguments of another's, in Ray's object store, or lie in shared memory where all ranks are on one machine. At most two buckets are under
+way at once.
 """
 
 from __future__ import annotations
@@ -29,76 +29,76 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Packed:
-    """A bucket on its way: of each sender that it is packed, and of each message (sender, first receiver) a reference."""
+    """A bucket that is being packed."""
 
-    done: Mapping[int, Any]
-    messages: Mapping[tuple[int, int], Any]
+    done: Mapping[int, Any]  # sender → reference that is ready once it has packed
+    messages: Mapping[tuple[int, int], Any]  # (sender, first receiver) → reference of the message
 
 
 @dataclass(frozen=True)
 class TransferResult:
-    """All that a transfer brings. terms: what senders say of its digests, where these are to be compared."""
+    """The packed buckets of a whole transfer."""
 
     buckets: tuple[Packed, ...]
-    terms: tuple[Any, ...]
+    terms: tuple[Any, ...]  # references of the senders' parts of the digests; empty where these are not compared
 
 
 @dataclass(frozen=True)
 class Route:
-    """A plan between two pools, and how it is carried out."""
+    """A plan between two pools with its transport."""
 
     plan: TransferPlan
-    senders: int
-    transport: Literal["segment", "store"]
+    senders: int  # ranks that send; receivers have the numbers after them
+    transport: Literal["segment", "store"]  # shared memory, or Ray's object store
 
     @cached_property
     def letters(self) -> list[dict[int, dict[int, list[int]]]]:
-        """Of each bucket and sender: the first receiver of each message, and all that get it."""
+        """The messages of each bucket: sender → first receiver of a message → all receivers of that message."""
         return [{sender: _letters(self.plan, index, sender) for sender in range(self.senders)} for index in range(len(self.plan.buckets))]
 
     def addressed(self, index: int) -> dict[int, list[tuple[int, int]]]:
-        """What each receiver takes of a bucket: (sender, first receiver)."""
-        found: dict[int, list[tuple[int, int]]] = {}
+        """Receiver → the messages of a bucket that it takes, as (sender, first receiver)."""
+        by_receiver: dict[int, list[tuple[int, int]]] = {}
         for sender, letters in self.letters[index].items():
             for first, receivers in letters.items():
                 for receiver in receivers:
-                    found.setdefault(receiver, []).append((sender, first))
-        return found
+                    by_receiver.setdefault(receiver, []).append((sender, first))
+        return by_receiver
 
 
 def _letters(plan: TransferPlan, index: int, sender: int) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    receivers: dict[int, list[int]] = {}
     for peer, first in firsts(plan.sends(index, sender)).items():
-        found.setdefault(first, []).append(peer)
-    return found
+        receivers.setdefault(first, []).append(peer)
+    return receivers
 
 
 @dataclass
-class Carrier:
-    """One role's weights. verify_every: transfers between comparisons of digests (0: never). bucket: bytes."""
+class WeightTransfer:
+    """Transfers the weights of one role between two pools."""
 
     role: str
-    source: Pool[Worker]
-    target: Pool[Worker]
-    how: How = "auto"
-    verify_every: int = 0
-    bucket: int = BUCKET
-    route: Route | None = None
-    bound: bool = False
-    packed: int = 0  # transfers, ever
-    run: str = field(default_factory=lambda: f"between-{secrets.token_hex(4)}")
+    source: Pool[Worker]  # of the trainer
+    target: Pool[Worker]  # of the generator
+    how: How = "auto"  # the option --weights
+    verify_every: int = 0  # digests are compared at every transfer of this number; 0: never
+    bucket: int = BUCKET  # bytes
+    route: Route | None = None  # None where no plan can move the weights
+    bound: bool = False  # whether the ranks were asked for their weights
+    packed: int = 0  # transfers so far
+    run: str = field(default_factory=lambda: f"between-{secrets.token_hex(4)}")  # name of the shared memory
 
-    # -- who holds and needs what ------------------------------------------------------------------------------------------------
+    # -- the plan ----------------------------------------------------------------------------------------------------------------
 
     def bind(self, seconds: float) -> bool:
-        """Ask all ranks what they hold and need, and make the plan; whether there is one. The generator's weights are patterns then, until
-        a transfer is through. Raises PlanError where these ranks cannot use what was asked for."""
+        """Ask all ranks which weights they hold and need, and make the plan. Gives whether there is one. Afterwards the generator must not
+        sample until a transfer has ended. Raises PlanError where the ranks cannot use the transport that was asked for."""
         self.unbind()
         offers = self._all(self.source, "begin", seconds=seconds)
         if None not in offers and all(self._all(self.target, "begin", seconds=seconds)):
-            made = Offers(offers, self._all(self.target, "offer", ray.put(offers), seconds=seconds), self.bucket)
-            route = Route(made.plan(), len(made.senders), self._transport([*made.senders, *made.receivers]))
-            self._open(route, ray.put(made), seconds)
+            all_offers = Offers(offers, self._all(self.target, "offer", ray.put(offers), seconds=seconds), self.bucket)
+            route = Route(all_offers.plan(), len(all_offers.senders), self._transport([*all_offers.senders, *all_offers.receivers]))
+            self._open(route, ray.put(all_offers), seconds)
             self.route = route
         self.bound = True
         return self.route is not None
@@ -117,47 +117,47 @@ class Carrier:
         self._all(self.source, "hide", seconds=seconds)
 
     def unbind(self) -> None:
-        """Workers are others, or may be."""
+        """Forget the plan, since workers may have been replaced."""
         self.bound, self.route = False, None
 
     # -- transfers ---------------------------------------------------------------------------------------------------------------
 
     def freeze(self, version: int) -> TransferResult:
-        """Begin to pack all that a transfer brings, before anything that these workers are asked from now on: it stays as it is."""
+        """Begin to pack all weights of a transfer, before any later call of these workers, so that later updates do not change them."""
         assert self.route is not None
         return TransferResult(tuple(self._pack(index, version, True) for index in range(len(self.route.plan.buckets))), self._terms())
 
-    def deliver(self, version: int, parcels: TransferResult, seconds: float) -> dict[str, Any]:
-        """Bring the generator to weights that were packed before; what moved."""
-        told = self._move(version, lambda index: parcels.buckets[index], parcels.terms, seconds)
-        return told | self._how("frozen")
+    def deliver(self, version: int, frozen: TransferResult, seconds: float) -> dict[str, Any]:
+        """Move weights that were packed by ``freeze`` to the generator. Gives metrics of the transfer."""
+        metrics = self._move(version, lambda index: frozen.buckets[index], frozen.terms, seconds)
+        return metrics | self._how("frozen")
 
     def move(self, version: int, seconds: float) -> dict[str, Any]:
-        """Bring the generator to the trainer's weights; what moved."""
+        """Move the trainer's newest weights to the generator. Gives metrics of the transfer."""
         assert self.route is not None
-        told = self._move(version, lambda index: self._pack(index, version, False), self._terms(), seconds)
-        return told | self._how(self.route.transport)
+        metrics = self._move(version, lambda index: self._pack(index, version, False), self._terms(), seconds)
+        return metrics | self._how(self.route.transport)
 
     def _how(self, transport: str) -> dict[str, Any]:
-        """The most bytes that a transfer takes on any rank beside the model, and by what it goes."""
+        """Metrics: the most bytes that a transfer takes on any rank beside the model, and its transport."""
         assert self.route is not None
         return {"extra": float(self.route.plan.stats.extra(transport)), "transport": transport}
 
     def _move(self, version: int, bucket: Callable[[int], Packed], terms: Sequence[Any], seconds: float) -> dict[str, Any]:
-        """A bucket is packed while the one before it is taken."""
+        """Move all buckets; each is packed while the one before it is taken."""
         assert self.route is not None
         limit, count = Deadline(seconds), len(self.route.plan.buckets)
-        taken: list[Future[Any]] = []
-        coming = bucket(0) if count else None
+        futures: list[Future[Any]] = []
+        packed = bucket(0) if count else None
         for index in range(count):
-            assert coming is not None
-            self._future(self.source, coming.done, limit).result()
-            taken.append(self._take(index, coming, limit))
+            assert packed is not None
+            self._future(self.source, packed.done, limit).result()
+            futures.append(self._take(index, packed, limit))
             if index:
-                taken[index - 1].result()
-            coming = bucket(index + 1) if index + 1 < count else None
-        if taken:
-            taken[-1].result()
+                futures[index - 1].result()
+            packed = bucket(index + 1) if index + 1 < count else None
+        if futures:
+            futures[-1].result()
         return self._finish(version, terms, limit)
 
     def _pack(self, index: int, version: int, kept: bool) -> Packed:
@@ -166,9 +166,9 @@ class Carrier:
         messages: dict[tuple[int, int], Any] = {}
         for sender, letters in self.route.letters[index].items():
             if letters:
-                done[sender], *made = self.source.send(sender, "passing", self.role, "pack", index, version, kept, group="model",
+                done[sender], *references = self.source.send(sender, "passing", self.role, "pack", index, version, kept, group="model",
                                                        answers=1 + len(letters))
-                messages |= {(sender, first): ref for first, ref in zip(letters, made, strict=True)}
+                messages |= {(sender, first): ref for first, ref in zip(letters, references, strict=True)}
         return Packed(done, messages)
 
     def _take(self, index: int, coming: Packed, limit: Deadline) -> Future[Any]:
@@ -187,18 +187,18 @@ class Carrier:
         return tuple(self.source.send(rank, "passing", self.role, "terms", group="model") for rank in range(len(self.source)))
 
     def _finish(self, version: int, terms: Sequence[Any], limit: Deadline) -> dict[str, Any]:
-        told = {rank: self.target.send(rank, "passing", self.role, "finish", version, *terms, group="model")
+        references = {rank: self.target.send(rank, "passing", self.role, "finish", version, *terms, group="model")
                 for rank in range(len(self.target))}  # fmt: skip
-        ranks = self._future(self.target, told, limit).result()
+        ranks = self._future(self.target, references, limit).result()
         return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def _all(self, pool: Pool[Worker], step: str, *told: Any, seconds: float) -> list[Any]:
-        return self._each(pool, step, lambda rank: told, seconds)
+    def _all(self, pool: Pool[Worker], step: str, *arguments: Any, seconds: float) -> list[Any]:
+        return self._each(pool, step, lambda rank: arguments, seconds)
 
-    def _each(self, pool: Pool[Worker], step: str, told: Callable[[int], tuple[Any, ...]], seconds: float) -> list[Any]:
-        refs = {rank: pool.send(rank, "passing", self.role, step, *told(rank), group="model") for rank in range(len(pool))}
+    def _each(self, pool: Pool[Worker], step: str, arguments: Callable[[int], tuple[Any, ...]], seconds: float) -> list[Any]:
+        refs = {rank: pool.send(rank, "passing", self.role, step, *arguments(rank), group="model") for rank in range(len(pool))}
         answers: list[Any] = self._future(pool, refs, Deadline(seconds)).result()
         return answers
 

@@ -21,7 +21,7 @@ SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every
 
 
 def run(tmp_path, ray_address, name, **keywords):
-    return rlflow.run(HANGING, out=str(tmp_path), name=name, ray_address=ray_address, **SMALL, **keywords,
+    return rlflow.run(HANGING, out=str(tmp_path), name=name, **{**SMALL, "ray_address": ray_address, **keywords},
                       **{"hp.count": str(tmp_path / "calls")})
 
 
@@ -61,12 +61,14 @@ def test_a_stage_that_spins_is_alive_and_ends_at_its_own_deadline(tmp_path, ray_
 
 @pytest.mark.slow
 def test_a_run_whose_worker_died_goes_on_as_if_it_had_not(tmp_path, ray_address):
-    text, seconds = failing(tmp_path, ray_address, **{"hp.fault": "die", "hp.place": "policy_loss", "hp.call": 7})
+    """As the run in this process, of which one on a rank is bit-equal."""
+    one_rank = {"pools": "all=1", "hp.fault": "die", "hp.place": "policy_loss", "hp.call": 4}
+    text, seconds = failing(tmp_path, ray_address, **one_rank)
     assert "has died" in text
     assert seconds < 10
     resumed = resume.resume(tmp_path / "failing", {}, Quiet())
-    whole = run(tmp_path, ray_address, "whole")
+    whole = run(tmp_path, None, "whole", pools="", heartbeat=0.0)
     assert resumed.iterations == whole.iterations == 3
     one, other = (load_file(result.folder / "final/actor/model.safetensors") for result in (resumed, whole))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    assert os.path.getsize(tmp_path / "calls") > 7
+    assert os.path.getsize(tmp_path / "calls") > 4

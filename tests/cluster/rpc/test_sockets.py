@@ -10,7 +10,7 @@ from multiprocessing.connection import Client
 import pytest
 
 from rlflow.cluster.rpc.pool import Future, Pool, SocketFuture, WorkerId
-from rlflow.cluster.rpc.sockets import LARGEST, LINES, Gone, Lines, PendingCalls, listen
+from rlflow.cluster.rpc.sockets import CONNECTIONS, LARGEST, Gone, PendingCalls, Sockets, listen
 from rlflow.errors import Dead, Late, RemoteError
 
 KEY = b"of this run"
@@ -36,7 +36,7 @@ HELD = threading.Event()
 
 @pytest.fixture
 def lines():
-    made = Lines([listen(KEY, answer), listen(KEY, answer)], KEY)
+    made = Sockets([listen(KEY, answer), listen(KEY, answer)], KEY)
     assert made.settled(60)
     HELD.clear()
     yield made
@@ -48,7 +48,7 @@ def asked(lines, frames, seconds=60.0):
     """What ranks answer to frames."""
     talk = PendingCalls(lines, lines.take(frames))
     for rank, frame in frames.items():
-        talk.say(rank, frame)
+        talk.send(rank, frame)
     return SocketFuture("it", [WorkerId("all", rank) for rank in frames], talk, seconds, list, None)
 
 
@@ -69,7 +69,7 @@ def test_answers_come_in_the_order_of_the_ranks(lines):
     assert asked(lines, {1: b"one", 0: b"zero"}).result() == [b"eno", b"orez"]
     assert asked(lines, {0: b"object"}).result() == [{"told": b"object"}]
     assert asked(lines, {0: b"x" * (LARGEST - 1)}).result() == [b"x" * (LARGEST - 1)]
-    assert free(lines) == [LINES, LINES]
+    assert free(lines) == [CONNECTIONS, CONNECTIONS]
 
 
 def test_a_rank_that_raises_is_named_and_its_line_goes_on(lines):
@@ -77,7 +77,7 @@ def test_a_rank_that_raises_is_named_and_its_line_goes_on(lines):
         asked(lines, {1: b"raise"}).result()
     with pytest.raises(RemoteError, match=r"^Odd: this and that \(rank 0 of pool 'all'\)$"):
         asked(lines, {0: b"raise odd"}).result()
-    assert free(lines) == [LINES, LINES]
+    assert free(lines) == [CONNECTIONS, CONNECTIONS]
 
 
 def test_one_that_raises_is_not_waited_out_and_a_late_one_is_named(lines):
@@ -85,7 +85,7 @@ def test_one_that_raises_is_not_waited_out_and_a_late_one_is_named(lines):
         asked(lines, {0: b"wait", 1: b"raise"}).result()
     with pytest.raises(Late, match=r"^no answer to 'it' from rank 0 of pool 'all' after 0.3 s$"):
         asked(lines, {0: b"wait", 1: b"y"}, seconds=0.3).result()
-    assert free(lines) == [LINES - 2, LINES]  # an answer may still come there
+    assert free(lines) == [CONNECTIONS - 2, CONNECTIONS]  # an answer may still come there
     assert lines.take([0, 1]) is None
 
 
@@ -100,15 +100,15 @@ def test_calls_go_side_by_side_as_long_as_lines_are_free(lines):
 def test_who_hangs_up_is_dead():
     """As a process that is killed does: its end is closed by the kernel."""
     there, theirs = multiprocessing.Pipe()
-    lines = Lines(["", ""], KEY)
+    lines = Sockets(["", ""], KEY)
     lines.give(1, there)
     heard = asked(lines, {1: b"x"})
     theirs.close()
-    with pytest.raises(Dead, match=r"^rank 1 of pool 'all' is gone while 'it' ran there: it hung up$"):
+    with pytest.raises(Dead, match=r"^rank 1 of pool 'all' is gone while 'it' ran there: it closed the connection$"):
         heard.result()
     assert lines.take([1]) is None
     gone = PendingCalls(lines, {1: there})
-    gone.say(1, b"x")
+    gone.send(1, b"x")
     assert isinstance(gone.error(1), Gone)
 
 
@@ -116,7 +116,7 @@ def test_a_stranger_gets_no_line_and_takes_none():
     name = listen(KEY, answer)
     with pytest.raises(AuthenticationError):
         Client(name, "AF_UNIX", authkey=b"of another run")
-    lines = Lines([name], KEY)
+    lines = Sockets([name], KEY)
     assert lines.settled(60)
     assert asked(lines, {0: b"x"}).result() == [b"x"]
 
@@ -125,7 +125,7 @@ def test_a_worker_that_does_not_listen_or_not_answer_has_no_line():
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind("\0rlflow-silent")
         silent.listen()
-        lines = Lines(["\0rlflow-nobody", "", "\0rlflow-silent"], KEY)
+        lines = Sockets(["\0rlflow-nobody", "", "\0rlflow-silent"], KEY)
         began = time.monotonic()
         assert not lines.settled(0.2)  # it goes on beside what the run does
         assert time.monotonic() - began < 30
@@ -134,12 +134,12 @@ def test_a_worker_that_does_not_listen_or_not_answer_has_no_line():
 
 def test_of_a_pool_without_lines_nothing_is_spoken():
     pool = Pool("all", [object()])
-    assert pool.talk("run", {0: b"x"}, 1.0) is None
+    assert pool.short_call("run", {0: b"x"}, 1.0) is None
     assert isinstance(pool.future("x", [], 1.0, list), Future)
 
 
 def test_what_is_too_long_to_be_taken_at_once_is_not_spoken(lines):
     pool = Pool("all", [object(), object()])
-    pool.lines = lines
-    assert pool.talk("run", {0: b"", 1: b"x" * LARGEST}, 1.0) is None
-    assert pool.talk("run", {0: b"ab", 1: b""}, 60.0).result() == [b"ba" + bytes(8), bytes(8)]  # behind the era
+    pool.sockets = lines
+    assert pool.short_call("run", {0: b"", 1: b"x" * LARGEST}, 1.0) is None
+    assert pool.short_call("run", {0: b"ab", 1: b""}, 60.0).result() == [b"ba" + bytes(8), bytes(8)]  # behind the era

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rlflow import Batch
 from rlflow.cluster.sharding.route import Routes
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId
-from rlflow.cluster.sharding.store import Shelf
+from rlflow.cluster.sharding.store import ShardStore
 
 FEW = settings(deadline=None, max_examples=60)
 RANKS = st.integers(1, 8)
@@ -43,7 +43,7 @@ class Workers:
             if len(rows):
                 self.keys += 1
                 shards.append(Shard(WorkerId(pool, rank), self.keys, len(rows), lambda *_: None))
-                self.shelves.setdefault(shards[-1].at, Shelf()).put(self.keys, part)
+                self.shelves.setdefault(shards[-1].at, ShardStore()).put(self.keys, part)
                 used.append(rows)
         layout = ShardMap.of(shards, used, len(self.whole))
         columns = {name: RemoteColumn(data.kind, layout, data.lengths, name, data.nbytes) for name, data in self.whole.data.items()}
@@ -53,7 +53,7 @@ class Workers:
         """What the worker ``at`` has of ``rows``, and how many rows others sent."""
         asked = Routes(batch).to(rows, at)
         sent = [self.shelves[each.at].slice(each.key, each.names, each.rows) for each in asked.transfers]
-        return self.shelves.setdefault(at, Shelf()).batch(asked.inputs, sent), asked
+        return self.shelves.setdefault(at, ShardStore()).batch(asked.inputs, sent), asked
 
 
 def same(one, other):

@@ -12,32 +12,32 @@ from rlflow.reshard.kinds import tensor_parallel
 @st.composite
 def lying_splits(draw):
     """Rows over ranks, and how a half lies on them."""
-    lies = Parallel(draw(st.integers(1, 4)), draw(st.booleans()), outer=draw(st.booleans()))
-    ranks = draw(st.integers(1, 3)) * lies.tensor
+    parallel = Parallel(draw(st.integers(1, 4)), draw(st.booleans()), outer=draw(st.booleans()))
+    ranks = draw(st.integers(1, 3)) * parallel.tensor
     owner = torch.tensor(draw(st.lists(st.integers(0, ranks - 1), max_size=30)), dtype=torch.int64)
-    return [(owner == rank).nonzero()[:, 0] for rank in range(ranks)], lies
+    return [(owner == rank).nonzero()[:, 0] for rank in range(ranks)], parallel
 
 
 @given(lying_splits())
 def test_every_row_is_asked_of_one_whole_team_and_kept_once(case):
-    ranks, lies = case
-    split = first_ranks(teams(ranks, lies), lies)
+    ranks, parallel = case
+    split = first_ranks(teams(ranks, parallel), parallel)
     assert torch.cat(split).sort().values.tolist() == list(range(sum(map(len, ranks))))
-    told, team_of = asked(split, lies), {rank: team for team in lies.teams(len(ranks)) for rank in team}
+    told, team_of = asked(split, parallel), {rank: team for team in parallel.teams(len(ranks)) for rank in team}
     for rank, rows in told.items():
         team = team_of[rank]
         assert rows is told[team[0]] is split[team[0]]
         assert set(team) <= told.keys()
     assert set(used(split)) <= told.keys()
     assert set(used(split)) <= {team[0] for team in team_of.values()}
-    if lies.collective:
+    if parallel.collective:
         assert list(told) == list(range(len(ranks)))
 
 
 @given(lying_splits())
 def test_a_team_keeps_the_rows_of_its_ranks(case):
-    ranks, lies = case
-    for team, rows in zip(lies.teams(len(ranks)), teams(ranks, lies), strict=True):
+    ranks, parallel = case
+    for team, rows in zip(parallel.teams(len(ranks)), teams(ranks, parallel), strict=True):
         assert rows.tolist() == sorted(row for rank in team for row in ranks[rank].tolist())
 
 

@@ -11,7 +11,7 @@ import rlflow
 import rlflow.tasks
 from rlflow.backends.local import Generator, Trainer
 from rlflow.cluster.weights.endpoints import Offers, Receiver, Sender
-from rlflow.cluster.weights.transfer import Carrier, Route
+from rlflow.cluster.weights.transfer import Route, WeightTransfer
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.reshard.segment import ROOT, check_machines
@@ -114,7 +114,7 @@ def test_every_way_between_two_pools_brings_the_same_bits_and_plans_no_byte_too_
     try:
         state, found = model.trainer.state(), []
         for how, transport in (("gather", None), ("auto", "segment"), ("alltoall", "store")):
-            model.carrier = Carrier("actor", model.trainer.pool, model.generator, how, 1, BUCKET) if transport else None
+            model.transfer = WeightTransfer("actor", model.trainer.pool, model.generator, how, 1, BUCKET) if transport else None
             model.trainer.restore(scaled(state, 0.5))
             model.version += 1
             frozen = model.frozen()

@@ -6,7 +6,7 @@ import pytest
 
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.weights.models import Frozen, RemoteModel, RemoteTrainer
-from rlflow.cluster.weights.transfer import Carrier, Route, TransferResult
+from rlflow.cluster.weights.transfer import Route, TransferResult, WeightTransfer
 from rlflow.errors import RemoteError
 
 
@@ -32,7 +32,7 @@ class InThisProcess(Pool):
         return done
 
 
-class Plan(Carrier):
+class Plan(WeightTransfer):
     """A way between two pools, on which nothing really goes."""
 
     def __init__(self, there):
@@ -58,9 +58,9 @@ class Plan(Carrier):
         return {"inbound": 2.0}
 
 
-def apart(carrier=None, version=3):
+def apart(transfer=None, version=3):
     """A model whose halves are on two pools, and whose weights are newer than what samples."""
-    return RemoteModel("actor", RemoteTrainer("actor", InThisProcess("train")), InThisProcess("rollout"), version, 1, carrier=carrier)
+    return RemoteModel("actor", RemoteTrainer("actor", InThisProcess("train")), InThisProcess("rollout"), version, 1, transfer=transfer)
 
 
 def test_of_a_trainer_that_shards_every_rank_takes_part_and_rank_0_answers():

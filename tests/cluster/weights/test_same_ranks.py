@@ -7,7 +7,7 @@ import pytest
 import torch
 from strategies import part
 
-from rlflow.cluster.weights.same_ranks import Moving, first_that_opens, movable, ways
+from rlflow.cluster.weights.same_ranks import SameRankTransfer, first_that_opens, movable, ways
 from rlflow.errors import PlanError
 from rlflow.execution.engine import Model
 from rlflow.reshard.boxes import lengths
@@ -75,13 +75,18 @@ class Shown:
         return None
 
 
+def model(trainer, generator):
+    """As the loader makes it, which has asked both what they show."""
+    return Model(trainer, generator, has_pieces=isinstance(trainer, Shown), has_destinations=isinstance(generator, Shown))
+
+
 def test_without_other_ranks_no_plan_moves_anything():
-    assert not movable(Model(Shown(), Shown()), "auto")
+    assert not movable(model(Shown(), Shown()), "auto")
 
 
 def test_a_plan_moves_weights_of_halves_that_show_them(on_ranks):
     def asked(rank):
-        pairs = [Model(Shown(), Shown()), Model(Shown(None), Shown()), Model(SimpleNamespace(), Shown()), Model(Shown(), SimpleNamespace())]
+        pairs = [model(Shown(), Shown()), model(Shown(None), Shown()), model(SimpleNamespace(), Shown()), model(Shown(), SimpleNamespace())]
         return [movable(pair, "auto") for pair in pairs] + [movable(pairs[0], "gather")]
 
     assert on_ranks(2, asked) == [[True, False, False, False, False]] * 2
@@ -129,7 +134,7 @@ class Half(Shown):
 def moved(rank):
     """Whether what is sampled with is what was trained, after each transfer; and what the transfers say of themselves."""
     trainer, generator = Half(sharded(SHAPES, "float32", [Cut(range(2), 2)]), rank), Half(replicated(SHAPES, "float32", 2), rank)
-    moving, told, right = Moving(Model(trainer, generator), "alltoall", "run", "cpu", 1), [], []
+    moving, told, right = SameRankTransfer(Model(trainer, generator), "alltoall", "run", "cpu", 1), [], []
     for version in (1, 2, 3):
         if version == 3:
             trainer.renew()  # as an optimizer that gives its parameters other memory

@@ -1,0 +1,61 @@
+"""How rows that are asked become prompts: by the tokenizer and the chat template of the role that samples from them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from rlflow.binding.dataset import true_or_false
+from rlflow.binding.roles import Roles
+from rlflow.config.flags import RunConfig
+from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
+from rlflow.data.fields import Record
+from rlflow.errors import PlanError, listed
+from rlflow.execution.engine import Asking
+from rlflow.graph.model import Graph, Op
+from rlflow.trace.compile import all_nodes
+
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "chat_template.jinja", "tokenizer_config.json")  # what decides token ids
+
+
+def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
+    """Prompts are worded as those of the data are, but for a template around them. Raises PlanError where roles of different tokenizers
+    sample from the same asked rows."""
+    folders = {name: role.folder for name, role in roles.items()}
+    for node in all_nodes(graph.nodes):
+        if node.op is Op.ASK:
+            _alike([str(role) for role in dict(node.settings)["roles"]], folders)  # type: ignore[union-attr]
+    default, chat, system = config.tokenizer_folder, config.data.get("chat"), config.data.get("system")
+
+    @cache
+    def encoder(folder: Path | None) -> tuple[Encoder, Wording]:
+        made: Encoder = TokenizerEncoder(folder) if folder is not None else ByteEncoder()
+        chats = made.chats if chat is None else true_or_false(chat)
+        return made, Wording(chats, str(system) if chats and system is not None else None)
+
+    def encode(names: tuple[str, ...], texts: Sequence[str]) -> list[list[int]]:
+        folder = next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None)
+        made, wording = encoder(folder)
+        return made.prompts([wording.of(Record(text)) for text in texts])
+
+    longest = config.data.get("max_prompt")
+    return Asking(encode, math.inf if longest is None else int(longest))
+
+
+def _alike(names: list[str], folders: Mapping[str, Path | None]) -> None:
+    """Raises PlanError where the tokenizers of roles are not the same files."""
+    known = {name: _digest(folder) for name in names if (folder := folders.get(name)) is not None}
+    if len(set(known.values())) > 1:
+        raise PlanError.of("asked-tokenizers", "roles of different tokenizers sample from the same asked rows",
+                           found=listed(f"{name}: {folders[name]}" for name in known), expected="one tokenizer",
+                           remedy="ask once for each role: ask(batch, column) before each generate")
+
+
+def _digest(folder: Path) -> str:
+    found = hashlib.sha256()
+    for name in TOKENIZER:
+        found.update(name.encode() + ((folder / name).read_bytes() if (folder / name).is_file() else b""))
+    return found.hexdigest()

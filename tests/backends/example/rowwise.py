@@ -1,0 +1,113 @@
+"""A backend that computes every row alone: slow, and exact by row."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from rlflow.backends.local import Trainer as LocalTrainer
+from rlflow.backends.local.generator import eos_ids
+from rlflow.backends.local.network import load_network
+from rlflow.backends.local.room import check_room, longest
+from rlflow.backends.local.sampling import draw
+from rlflow.backends.local.tokenizer import load_tokenizer, texts
+from rlflow.batch import Batch, Data
+from rlflow.columns import standard_kind
+from rlflow.seeds import uniforms
+from rlflow.training.protocols import ModelSpec, Sampling
+
+
+class Trainer(LocalTrainer):
+    """The local trainer, whose forwards take one row at a time. Its Settings, updates and checkpoints are inherited."""
+
+    row_exact = True  # declared: a row's numbers are the same bits beside any other rows
+
+    def forward(self, batch: Batch, want: tuple[str, ...] | None = None, *, ahead: bool = False) -> Batch:
+        rows = []
+        for row in range(len(batch)):
+            rows.append(super().forward(batch.rows([row]), want))
+        if not rows:
+            return super().forward(batch, want)
+        lengths = batch.data["tokens"].lengths
+        columns = {name: Data(data.kind, torch.cat([row.data[name].value for row in rows]), lengths if data.lengths is not None else None)
+                   for name, data in rows[0].data.items()}  # fmt: skip
+        return Batch(batch.axis, columns)
+
+
+class Response(NamedTuple):
+    """One sampled row."""
+
+    tokens: list[int]
+    logprobs: list[Tensor]
+    finish: str  # stop or length
+
+
+class Generator:
+    """Samples one row after another, with a key-value cache of that row."""
+
+    @dataclass(frozen=True)
+    class Settings:
+        prefill: Annotated[int, Ge(1)] = 4096  # tokens of a prompt that are read at once
+
+    def __init__(self, spec: ModelSpec, settings: Any = None) -> None:
+        self.spec, self.settings = spec, settings or self.Settings()
+        self.network = load_network(ModelSpec(spec.folder, "logprobs", False, spec.device, spec.dtype, spec.seed))
+        self.tokenizer = load_tokenizer(spec.folder)
+        self.eos = eos_ids(self.network, self.tokenizer)
+        self.version = 0
+
+    def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
+        axis, column = prompts.axis.repeat(sampling.samples), prompts.data["prompt_tokens"]
+        if len(seeds) != len(axis):
+            raise ValueError(f"generate: found {len(seeds)} seeds, expected one per row: {len(axis)}")
+        lengths = column.lengths.tolist()
+        check_room(lengths, sampling.max_tokens, longest(self.network.module.config), f"the positions of the model in {self.spec.folder}")
+        asked = [prompt for prompt in column.value.split(lengths) for _ in range(sampling.samples)]
+        rows = [self._response(prompt, sampling, uniforms([seed], sampling.max_tokens)[0])
+                for prompt, seed in zip(asked, seeds, strict=True)]  # fmt: skip
+        return Batch(axis, self._columns(rows, sampling) | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})
+
+    @torch.no_grad()
+    def _response(self, prompt: Tensor, sampling: Sampling, uniform: Tensor) -> Response:
+        *before, read = prompt.to(self.network.device)[None].split(self.settings.prefill, dim=1)
+        model, cache = self.network.module, None
+        for part in before:
+            cache = model(input_ids=part, past_key_values=cache, use_cache=True).past_key_values
+        tokens, logprobs = list[int](), list[Tensor]()
+        while len(tokens) < sampling.max_tokens:
+            out = model(input_ids=read, past_key_values=cache, use_cache=True)
+            read, logprob = draw(out.logits[:, -1].float(), uniform[len(tokens)][None].to(self.network.device), sampling)
+            read, cache = read[None], out.past_key_values
+            tokens.append(int(read))
+            logprobs.append(logprob[0].cpu())
+            if tokens[-1] in self.eos or any(stop in self._text(tokens) for stop in sampling.stop):
+                return Response(tokens, logprobs, "stop")
+        return Response(tokens, logprobs, "length")
+
+    def _text(self, tokens: list[int]) -> str:
+        return texts(self.tokenizer, [tokens[:-1] if tokens[-1] in self.eos else tokens])[0]
+
+    def _columns(self, rows: Sequence[Response], sampling: Sampling) -> dict[str, Data]:
+        lengths = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
+        tokens = torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64)
+        values: dict[str, Any] = {
+            "tokens": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool), "policy_version": torch.full_like(tokens, self.version),
+            "sampled_logprobs": torch.stack([logprob for row in rows for logprob in row.logprobs]) if rows else torch.zeros(0),
+            "completion": tuple(self._text(row.tokens) for row in rows), "finish": tuple(row.finish for row in rows),
+            "temperature": torch.full((len(rows),), sampling.temperature or 1.0),
+        }
+        of_tokens = ("tokens", "mask", "policy_version", "sampled_logprobs")
+        return {name: Data(standard_kind(name), value, lengths if name in of_tokens else None) for name, value in values.items()}
+
+    def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        self.network.copy(weights)
+        self.version = version
+
+    def sleep(self, *parts: str) -> None:
+        """Nothing of it is ever elsewhere: it declares no ``movable``."""
+
+    def wake(self, *parts: str) -> None:
+        """Nothing was put away."""

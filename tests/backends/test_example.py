@@ -1,0 +1,57 @@
+"""The backend that docs/backends.md shows does what the contract promises of every backend, and the page names what can be declared."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import contract
+import pytest
+
+from rlflow.author.load import load_flow
+from rlflow.author.settings import fields
+from rlflow.binding.roles import bind_roles, capabilities, half_class
+from rlflow.config.flags import sort_values
+from rlflow.config.names import setting_types
+from rlflow.trace.compile import compile_flow
+
+NAME = "example.rowwise"
+HERE = Path(__file__).parent
+PAGE = (HERE.parents[1] / "docs" / "backends.md").read_text()
+
+
+def quick(claim):
+    """A trainer's claims of one shape; a generator that samples row by row takes its time."""
+    return claim.startswith("Trainer: llama: ")
+
+
+@pytest.mark.parametrize("claim", [pytest.param(claim, marks=() if quick(claim) else pytest.mark.slow)
+                                   for claim in contract.named(NAME, 1)])  # fmt: skip
+def test_it_holds(judged, claim):
+    assert judged.said(NAME, 1, claim) == [""]
+
+
+def test_the_page_shows_the_whole_backend():
+    [shown] = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+    assert shown == (HERE / "example" / "rowwise.py").read_text()
+
+
+def test_the_page_names_everything_that_a_backend_can_declare():
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(capabilities))) if isinstance(node, ast.Call)]
+    names = {ast.literal_eval(call.args[1]) for call in calls if ast.unparse(call.func) in ("getattr", "hasattr")}
+    assert len(names) > 15
+    assert [name for name in sorted(names) if not re.search(rf"`{name}\b", PAGE)] == []
+
+
+def test_a_role_is_bound_to_it_with_what_it_declares(folders):
+    graph = compile_flow(load_flow("grpo")).graph
+    values = {"model": str(folders["llama"]), "actor.trainer": NAME, "actor.generator": NAME, "actor.prefill": "64", "actor.lr": "1e-4"}
+    actor = bind_roles(graph, sort_values(values, ["actor", "reference", "reward"]))["actor"]
+    assert (actor.trainer.settings.lr, actor.generator.settings.prefill) == (1e-4, 64)
+    assert (actor.trainer.can.row_exact, actor.trainer.can.pieces) == (True, True)
+    assert (actor.generator.can.chunks, actor.generator.can.movable) == (False, ())
+
+
+def test_check_reads_its_settings_from_the_source():
+    types = {field.name: field.type for half in ("trainer", "generator") for field in fields(half_class(NAME, half).Settings).values()}
+    assert setting_types(NAME)["prefill"] == types["prefill"]

@@ -1,0 +1,40 @@
+"""Which installed packages will do for the engine that is installed beside them; nothing is installed here."""
+
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from rlflow.backends.vllm import install
+from rlflow.backends.vllm.install import plain, satisfied, version
+
+TORCH = Version(metadata.version("torch"))
+
+
+@pytest.mark.parametrize(("wanted", "found"), [
+    (f"torch=={TORCH.public}", True),
+    (f"torch=={TORCH.public}+another.build", True),  # the same version, built for another device
+    (f"torch=={TORCH.major}.{TORCH.minor + 1}.0", False),
+    ("torch>=2.0", True),
+    ("torch>=99", False),
+    (f"numpy=={metadata.version('numpy')}", True),
+    (f"numpy=={metadata.version('numpy')}+another.build", False),  # of other packages a build is what it says
+    ("numpy>=1.26", True),
+    ("numpy<1", False),
+    ("no-package-has-this-name", False),
+])  # fmt: skip
+def test_a_version_will_do_or_not(wanted, found):
+    assert satisfied(Requirement(wanted)) is found
+
+
+def test_what_is_not_installed_has_no_version():
+    assert version("no-package-has-this-name") is None
+    assert version("numpy") == metadata.version("numpy")
+
+
+def test_missing_is_what_the_wheel_needs_here_and_does_not_find(monkeypatch):
+    asked = ["numpy>=1.26", "no-package-has-this-name[b,a]>=2 ; python_version > '3'", "never-here ; python_version < '3'",
+             "of-an-extra ; extra == 'other'", "TorchVision==99"]
+    monkeypatch.setattr(metadata, "requires", lambda name: asked if name == install.PACKAGE else None)
+    assert [plain(wanted) for wanted in install.missing()] == ["no-package-has-this-name[a,b]>=2"]

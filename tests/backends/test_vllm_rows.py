@@ -1,0 +1,51 @@
+"""Rows of vLLM's engine while they grow, and as columns when they are whole. Needs no vLLM."""
+
+import pytest
+
+from rlflow.backends.local.tokenizer import load_tokenizer
+from rlflow.backends.vllm.columns import batch_of, pieces_of, token_column
+from rlflow.backends.vllm.engine import Row
+from rlflow.batch import Axis
+from rlflow.training.protocols import Sampling
+
+EOS = 1
+
+
+@pytest.fixture(scope="module")
+def words(folders):
+    return load_tokenizer(folders["gpt2"])
+
+
+def test_a_row_grows_to_the_token_that_stops_it_and_no_further():
+    row = Row()
+    assert not row.grow([4, 5], [-0.5, -0.25], 3, lambda tokens: False)
+    assert row.grow([6, 7, 8], [-1.0, -2.0, -3.0], 4, lambda tokens: tokens[-1] == 7)
+    assert (row.tokens, row.logprobs, row.versions) == ([4, 5, 6, 7], [-0.5, -0.25, -1.0, -2.0], [3, 3, 4, 4])
+
+
+def test_a_number_per_token_is_asked_for():
+    with pytest.raises(ValueError, match="zip"):
+        Row().grow([4, 5], [-0.5], 0, lambda tokens: False)
+
+
+def test_rows_become_columns_in_which_the_end_of_a_row_is_a_token_and_no_text(words):
+    first, second = words("12").input_ids, words("a").input_ids
+    rows = [Row([*first, EOS], [-0.1, -0.2, -0.3], [1, 1, 2], ended=True, stopped=True), Row(second, [-0.4], [2], ended=True), Row()]
+    batch = batch_of(Axis.fresh(3), rows, Sampling(1, 4, temperature=0.5), [EOS], words)
+    assert pieces_of(batch, "tokens") == [[*first, EOS], second, []]
+    assert pieces_of(batch, "policy_version") == [[1, 1, 2], [2], []]
+    assert pieces_of(batch, "mask") == [[True] * 3, [True], []]
+    assert [round(value, 3) for value in batch.data["sampled_logprobs"].value.tolist()] == [-0.1, -0.2, -0.3, -0.4]
+    assert list(batch["completion"]) == ["12", "a", ""]
+    assert list(batch["finish"]) == ["stop", "length", "length"]
+    assert batch["temperature"].tolist() == [0.5] * 3
+
+
+def test_greedy_rows_have_the_temperature_of_what_they_are_scored_with(words):
+    batch = batch_of(Axis.fresh(1), [Row([4], [-0.1], [0])], Sampling(1, 4, temperature=0.0), [EOS], words)
+    assert batch["temperature"].tolist() == [1.0]
+
+
+def test_no_rows_have_no_pieces(words):
+    assert token_column([]).value.tolist() == []
+    assert pieces_of(batch_of(Axis.fresh(0), [], Sampling(1, 4), [EOS], words), "tokens") == []

@@ -1,0 +1,130 @@
+"""`rlflow check` as a user meets it, and what it loads."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow.cli.main import main
+
+FIXTURES = Path(__file__).parents[1] / "check" / "fixtures"
+
+
+def command(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["rlflow", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "verdict"),
+    [
+        ("many", 2, "refused (9 nodes; 8 errors, 1 warning)"),
+        ("never_read", 0, "ok (6 nodes; 1 warning)"),
+        ("role_unused", 0, "ok (5 nodes; 1 note)"),
+        ("variant_number", 2, "refused (7 nodes; 1 error)"),
+    ],
+)
+def test_errors_exit_with_2_and_warnings_with_0(monkeypatch, capsys, name, code, verdict):
+    path = FIXTURES / f"{name}.py"
+    ended, printed = command(monkeypatch, capsys, "check", path)
+    assert (ended, printed.splitlines()[-1]) == (code, f"{path}: {verdict}")
+
+
+@pytest.mark.parametrize("name", ["two_flows", "no_flow", "file_raises"])
+def test_a_file_without_one_flow_exits_with_2(monkeypatch, capsys, name):
+    ended, printed = command(monkeypatch, capsys, "check", FIXTURES / f"{name}.py")
+    assert ended == 2
+    lines = (FIXTURES / f"{name}.py").read_text().splitlines()
+    [meant] = [number for number, line in enumerate(lines, 1) if "# <- " in line]
+    assert f"{name}.py:{meant}: the file" in printed
+    assert "Traceback" not in printed
+
+
+def test_one_of_two_flows_can_be_named(monkeypatch, capsys):
+    assert command(monkeypatch, capsys, "check", f"{FIXTURES / 'two_flows.py'}::mistaken")[0] == 0
+    ended, printed = command(monkeypatch, capsys, "check", f"{FIXTURES / 'two_flows.py'}::mistakn")
+    assert ended == 2
+    assert "nearest:  mistaken" in printed
+
+
+def test_places_are_never_wrapped(tmp_path):
+    folder = tmp_path / ("a_long_folder_name_" * 8)
+    folder.mkdir()
+    path = folder / "mistaken.py"
+    path.write_text((FIXTURES / "many.py").read_text())
+    environment = {**os.environ, "COLUMNS": "20", "TERM": "dumb"}
+    words = [sys.executable, "-m", "rlflow.cli.main", "check", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert len([line for line in done.stdout.splitlines() if line.startswith(str(path)) and re.search(r"\.py:\d+: ", line)]) == 9
+
+
+def test_a_file_that_is_no_python_is_placed(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "broken.py"
+    path.write_text("def flow(:\n")
+    ended, printed = command(monkeypatch, capsys, "check", path)
+    assert ended == 2
+    assert printed.startswith(f"{path}:1: the file cannot be loaded: SyntaxError")
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit(0)", "import sys; sys.exit('bye')", "1 / 0", "import no_such_package"])
+def test_a_file_that_stops_while_it_is_loaded_is_an_error_of_its_line(tmp_path, monkeypatch, capsys, text):
+    path = tmp_path / "stops.py"
+    path.write_text(f"x = 1\n{text}\n")
+    ended, printed = command(monkeypatch, capsys, "check", path)
+    assert ended == 2
+    assert printed.startswith(f"{path}:2: the file cannot be loaded: ")
+
+
+def test_a_file_that_is_not_there_names_the_nearest(monkeypatch, capsys):
+    ended, printed = command(monkeypatch, capsys, "check", "pp0")
+    assert ended == 2
+    assert "nearest:  ppo" in printed
+    assert "there is no algorithm file 'pp0'" in printed
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "loud.py"
+    path.write_text('raise ValueError("\\x1b[31mred")\n')
+    _, printed = command(monkeypatch, capsys, "check", path)
+    assert "\x1b" not in printed
+    assert "\\x1b[31mred" in printed
+
+
+# -- what is loaded --------------------------------------------------------------------------------------------------------------
+
+LOADED = """
+import sys
+{before}
+print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "ray", "transformers", "datasets", "vllm"}}))
+"""
+CHECKED = """
+from rlflow.cli.check import check_file
+check_file({path!r}, [])
+"""
+
+
+def loaded(before):
+    done = subprocess.run([sys.executable, "-c", LOADED.format(before=before)], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+def test_importing_rlflow_loads_no_torch():
+    assert loaded("import rlflow") == "[]"
+
+
+def test_help_loads_no_torch():
+    assert loaded("import rlflow.cli.main\nsys.argv = ['rlflow', '--help']\ntry: rlflow.cli.main.main()\nexcept SystemExit: pass") == "[]"
+
+
+@pytest.mark.slow
+def test_checking_a_file_loads_torch_alone_and_a_file_that_is_refused_not_even_that():
+    assert loaded(CHECKED.format(path=str(FIXTURES / "never_read.py"))) == "['torch']"
+    assert loaded(CHECKED.format(path=str(FIXTURES / "column_missing.py"))) == "[]"
+    assert loaded(CHECKED.format(path=str(FIXTURES / "symbol_torch.py"))) == "['torch']"

@@ -1,0 +1,172 @@
+"""Flows whose rows have a history: rows that are asked, chosen, joined, and columns that come up to the rows that asked."""
+
+import torch
+
+from rlflow import ask, choose, concat, flow, group, group_mean, loss, repeat, row, stage, text, token, truncated_weights
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights):
+    return -weights * (new.logprobs - logprobs).exp() * advantages, {}
+
+
+@loss
+def likelihood(new, mask):
+    return -new.logprobs, {}
+
+
+@stage(gives={"question": text})
+def ask_verifier(prompt, completion):
+    return [f"{p}: is {c} right?" for p, c in zip(prompt, completion, strict=True)]
+
+
+@stage(gives={"question": text})
+def ask_again(completion, *, word):
+    return [f"{word} {c}" for c in completion]
+
+
+@stage(gives={"believed": group("float32")}, rows="group")
+def mean_verdict(scores, group):
+    return group_mean(scores, group)
+
+
+@stage(gives={"paid": row("float32")})
+def paid(scores, believed):
+    return scores + believed
+
+
+@stage(gives="advantages")
+def per_token(paid, mask):
+    return torch.where(mask, paid[:, None], 0.0)
+
+
+@stage(gives="advantages", rows="group")
+def centred(scores, group, mask):
+    return torch.where(mask, (scores - group_mean(scores, group))[:, None], 0.0)
+
+
+@stage(gives={"hard": row("bool")})
+def hard_enough(prompt_tokens):
+    return prompt_tokens[:, 0] % 3 != 0
+
+
+@stage(gives={"liked": row("bool")})
+def liked(scores, *, bar):
+    return scores > bar
+
+
+@flow
+def critique(prompts, solver, verifier, reward):
+    """A trained verifier judges what a solver answers to the harder prompts; both learn."""
+    prompts = choose(prompts | hard_enough(prompts), "hard")
+    first = solver.generate(prompts, samples=4, max_tokens=5)
+    first |= reward(first)
+    asked = ask(first | ask_verifier(first), "question")
+    second = verifier.generate(asked, samples=2, max_tokens=4)
+    second |= reward(second)
+    second |= mean_verdict(second)
+    first |= second.select("believed")
+    first |= paid(first)
+    first |= per_token(first)
+    first |= solver.logprobs(first)
+    first |= truncated_weights(first, cap=2.0)
+    second |= centred(second)
+    second |= verifier.logprobs(second)
+    second |= truncated_weights(second, cap=2.0)
+    solver.update(first, policy_loss)
+    verifier.update(second, policy_loss, minibatch=3)
+
+
+@flow
+def correction(prompts, actor, reward):
+    """Self-correction: the second attempt is paid for what it adds, and both learn in one update."""
+    first = actor.generate(prompts, samples=2, max_tokens=4)
+    first |= reward(first)
+    second = actor.generate(ask(first | ask_again(first, word="again"), "question"), max_tokens=4)
+    second |= reward(second)
+    first |= centred(first)
+    second |= second_pay(second)
+    both = concat(first.select("prompt_tokens", "tokens", "mask", "sampled_logprobs", "advantages", "policy_version"), second)
+    both |= actor.logprobs(both)
+    both |= truncated_weights(both, cap=2.0)
+    actor.update(both, policy_loss, minibatch=5)
+
+
+@stage(gives="advantages")
+def second_pay(scores, mask):
+    return torch.where(mask, scores[:, None], 0.0)
+
+
+@flow
+def debate(prompts, one, other, reward):
+    """Two players speak in turn, twice."""
+    first = one.generate(prompts, samples=2, max_tokens=3)
+    reply = other.generate(ask(first | ask_again(first, word="no:"), "question"), max_tokens=3)
+    last = one.generate(ask(reply | ask_again(reply, word="but:"), "question"), samples=2, max_tokens=3)
+    last |= reward(last)
+    last |= mean_verdict(last)
+    last |= centred(last)
+    last |= one.logprobs(last)
+    last |= truncated_weights(last, cap=2.0)
+    reply |= last.select("believed")
+    reply |= reply_pay(reply)
+    reply |= other.logprobs(reply)
+    reply |= truncated_weights(reply, cap=2.0)
+    one.update(last, policy_loss)
+    other.update(reply, policy_loss)
+
+
+@stage(gives="advantages")
+def reply_pay(believed, mask):
+    return torch.where(mask, -believed[:, None], 0.0)
+
+
+@flow
+def raft(prompts, actor, reward):
+    """The best row of each group, then maximum likelihood."""
+    batch = actor.generate(prompts, samples=4, max_tokens=5)
+    batch |= reward(batch)
+    best = choose(batch, top="scores", count=1, per="group")
+    actor.update(best, likelihood)
+
+
+@flow
+def marked(prompts, actor, reward):
+    """Rows that are chosen, and what is made of them comes up to all rows as NaN for the others."""
+    batch = actor.generate(prompts, samples=3, max_tokens=5)
+    batch |= reward(batch)
+    some = choose(batch | liked(batch, bar=0.4), "liked")
+    some |= doubled(some)
+    batch |= some.select("double")
+    batch |= double_pay(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=2.0)
+    actor.update(batch, policy_loss)
+
+
+@stage(gives={"double": row("float32"), "noise": token("float32")})
+def doubled(scores, mask, *, generator):
+    drawn = torch.stack([torch.rand((), generator=one) for one in generator]) if generator else scores
+    return 2 * scores + drawn, mask.float()
+
+
+@stage(gives="advantages")
+def double_pay(double, mask):
+    return torch.where(mask, double[:, None], 0.0)
+
+
+@flow
+def harder(prompts, actor, reward):
+    """Prompts are chosen before anything is sampled, until there are enough."""
+
+    def body(fresh):
+        return choose(fresh | hard_enough(fresh), "hard")
+
+    batch = actor.generate(repeat(body, prompts, groups=4, tries=3), samples=2, max_tokens=4)
+    batch |= reward(batch)
+    batch |= centred(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=2.0)
+    actor.update(batch, policy_loss)
+
+
