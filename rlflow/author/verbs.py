@@ -49,6 +49,14 @@ UPDATE = {
     "mean": Setting("tokens", lambda v: v in MEANS or (_number(v) and v > 0), '"tokens", "rows", "row-tokens" or a number above 0'),
     "after": Setting(0, _whole, "a number of iterations, at least 0"),
 }
+JOINT = UPDATE | {  # of several losses in one step
+    "mean": Setting("tokens", lambda v: all(UPDATE["mean"].test(each) for each in (v if isinstance(v, tuple | list) else (v,))),
+                    'one of "tokens", "rows", "row-tokens" or a number above 0, for all losses or a tuple of one for each'),
+    "scale": Setting(None, lambda v: v is None or (isinstance(v, tuple | list) and all(map(_number, v))),
+                     "a tuple of one number for each loss"),
+    "where": Setting(None, lambda v: v is None or (isinstance(v, tuple | list) and all(n is None or isinstance(n, str) for n in v)),
+                     "a tuple of one name of a bool column for each loss, or None for all rows"),
+}  # fmt: skip
 REPEAT = {"groups": Setting(REQUIRED, _count, COUNT), "tries": Setting(REQUIRED, _count, COUNT)}
 
 GENERATE_GIVES = ("tokens", "mask", "completion", "finish", "sampled_logprobs", "temperature", "policy_version")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author import verbs
+from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.axis import Axis
@@ -34,7 +35,7 @@ from rlflow.columns import Level
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
-from rlflow.execution.account import WITH_GROUP, UpdateRows
+from rlflow.execution.account import UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
 from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
@@ -43,7 +44,7 @@ from rlflow.placement import Parallel, Placement
 from rlflow.spans import RankSpan
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
-from rlflow.training.rows import with_groups
+from rlflow.training.rows import WITH_GROUP, with_groups
 
 CLEARED_SECONDS = 5.0  # how long workers may take to forget an iteration; else they do so after the next
 FETCHED = 64 << 10  # bytes of a column that the driver may look into
@@ -167,7 +168,7 @@ class ClusterEngine(Engine):
         function: dict[str, Any] = {"function": self.names[id(loss)], "role": role}
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
-        facts = torch.zeros(len(batch), 4, dtype=torch.int64)
+        facts = torch.zeros(len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64)
         told = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
         for rank, answer in told.items():
             facts[home[rank]] = torch.tensor(answer.value)

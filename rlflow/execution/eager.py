@@ -9,6 +9,7 @@ from typing import Any
 
 from rlflow.author import scope, verbs
 from rlflow.author.flow import Flow
+from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.scope import symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
@@ -257,14 +258,18 @@ class Role:
         session.log(node, metrics)
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
-    def update(self, batch: Batch, loss: Loss, **settings: Any) -> None:
-        """Train the role on rows."""
+    def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
+        """Train the role on rows, by one loss or by several in each step."""
         session, call, node = self._call("update")
+        if wrong := rules.no_losses(loss):
+            raise FlowError(rules.not_a_loss(node, wrong[0], call_place()))
         if not isinstance(loss, Loss):
-            raise FlowError(rules.not_a_loss(node, loss, call_place()))
-        batch = real(node, batch)
-        own = verbs.bind(node, verbs.UPDATE, {k: v for k, v in settings.items() if k in verbs.UPDATE}, call_place())
-        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in verbs.UPDATE})
+            loss, problems = joined(node, loss, settings, call_place())
+            if problems:
+                raise FlowError(*problems)
+        batch, taken = real(node, batch), specification(loss)
+        own = verbs.bind(node, taken, {k: v for k, v in settings.items() if k in taken}, call_place())
+        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in taken})
         if self._engine.state:
             batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)

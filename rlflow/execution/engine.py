@@ -20,7 +20,7 @@ from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
-from rlflow.execution.account import WITH_GROUP, Account, Count, End, Fate, UpdateRows
+from rlflow.execution.account import Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.lineage import chosen_rows, joined_rows
 from rlflow.execution.summary import IterationSummary, summarise
@@ -30,7 +30,7 @@ from rlflow.memory.schedule import computing, learning, sampling, syncing
 from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer
-from rlflow.training.rows import broken_columns, group_of, with_groups
+from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
 
 Metrics = dict[str, float]
 JUDGE = "(held-out)"  # the scorer that says whether an answer to a held-out prompt is right; no role can have this name

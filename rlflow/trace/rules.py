@@ -119,6 +119,12 @@ def not_prompts(what: str, place: Place | None) -> Problem:
                    remedy=f'call {what}(prompts, …), or make prompts of the rows: {what}(ask(batch, "question"), …)')
 
 
+def no_losses(loss: object) -> list[object]:
+    """What of a loss, or of several for one step, is none."""
+    losses = list(loss) if isinstance(loss, tuple | list) and loss else [loss]
+    return [each for each in losses if not isinstance(each, Loss)]
+
+
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
     """`update` got something else in place of a loss."""
     return Problem("not-a-loss", f"{what} takes a loss after the batch", place, found=getattr(value, "__name__", type(value).__name__),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlflow.author import verbs
+from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.scope import current
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
@@ -275,11 +276,17 @@ class Tracer:
         """Record an `update`."""
         what, place = f"{role}.update", call_place()
         batch = self.mine(batch, what)
-        if not isinstance(loss, Loss):
-            return self.report(rules.not_a_loss(what, loss, place))
-        bound = self._bound(what, verbs.UPDATE, {name: value for name, value in settings.items() if name in verbs.UPDATE}, place)
-        rest = {name: value for name, value in settings.items() if name not in verbs.UPDATE}
-        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(verbs.UPDATE))
+        if wrong := rules.no_losses(loss):
+            return self.report(rules.not_a_loss(what, wrong[0], place))
+        if isinstance(loss, tuple | list):
+            loss, problems = joined(what, loss, settings, place)
+            self.report(*problems)
+        taken = specification(loss)
+        bound = self._bound(what, taken, {name: value for name, value in settings.items() if name in taken}, place)
+        if isinstance(loss, JointLoss):
+            bound |= {"losses": tuple(part.name for part in loss.losses), "scale": loss.scale, "where": loss.where}
+        rest = {name: value for name, value in settings.items() if name not in taken}
+        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(taken))
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
