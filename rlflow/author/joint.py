@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -45,6 +45,11 @@ class JointLoss(Loss):
     def name(self) -> str:
         """The names of the losses."""
         return " + ".join(loss.name for loss in self.losses)
+
+    @property
+    def key(self) -> Hashable:
+        """A key that is equal for the same losses, joined in the same way."""
+        return (*(loss.key for loss in self.losses), self.scale, self.where)
 
     @cached_property
     def signature(self) -> Signature:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class ClusterEngine(Engine):
     models: Mapping[str, RemoteModel]  # type: ignore[assignment]
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
-    names: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[Hashable, str] = field(default_factory=dict)
     judging: Mapping[str, Collection[str]] = field(default_factory=dict)
     limited: Collection[str] = ()
 
@@ -165,7 +165,7 @@ class ClusterEngine(Engine):
         if self.iteration < settings.pop("after"):
             return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
         pool = self.pools[self.placement.trainers[role]]
-        function: dict[str, Any] = {"function": self.names[id(loss)], "role": role}
+        function: dict[str, Any] = {"function": self.names[loss.key], "role": role}
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
         facts = torch.zeros(len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64)

@@ -26,8 +26,8 @@ def repeatable(flag: str) -> bool:
 
 
 def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """From ``ROLE.generate.NAME`` → value to ``ROLE.generate`` → NAME → value as `generate` takes it; and what is wrong with them."""
-    found: dict[str, dict[str, Any]] = {}
+    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value as `generate` takes it. Gives the problems too."""
+    settings: dict[str, dict[str, Any]] = {}
     problems = []
     for flag, value in values.items():
         call, _, name = flag.rpartition(".")
@@ -39,8 +39,8 @@ def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], l
             problems.append(Problem("setting-range", f"--{flag} is out of range", found=repr(value),
                                     expected=f"{name}: {GENERATE[name].expected}", remedy=f"change --{flag}"))
         else:
-            found.setdefault(call.removesuffix("#1"), {})[name] = fitting
-    return found, problems
+            settings.setdefault(call.removesuffix("#1"), {})[name] = fitting
+    return settings, problems
 
 
 def _value(name: str, value: Any) -> Any:

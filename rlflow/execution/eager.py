@@ -267,9 +267,9 @@ class Role:
             loss, problems = joined(node, loss, settings, call_place())
             if problems:
                 raise FlowError(*problems)
-        batch, taken = real(node, batch), specification(loss)
-        own = verbs.bind(node, taken, {k: v for k, v in settings.items() if k in taken}, call_place())
-        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in taken})
+        batch, specified = real(node, batch), specification(loss)
+        own = verbs.bind(node, specified, {k: v for k, v in settings.items() if k in specified}, call_place())
+        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified})
         if self._engine.state:
             batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)

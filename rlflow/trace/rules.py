@@ -120,7 +120,7 @@ def not_prompts(what: str, place: Place | None) -> Problem:
 
 
 def no_losses(loss: object) -> list[object]:
-    """What of a loss, or of several for one step, is none."""
+    """The arguments that are no loss where `update` takes a loss or several for one step."""
     losses = list(loss) if isinstance(loss, tuple | list) and loss else [loss]
     return [each for each in losses if not isinstance(each, Loss)]
 

@@ -281,12 +281,12 @@ class Tracer:
         if isinstance(loss, tuple | list):
             loss, problems = joined(what, loss, settings, place)
             self.report(*problems)
-        taken = specification(loss)
-        bound = self._bound(what, taken, {name: value for name, value in settings.items() if name in taken}, place)
+        specified = specification(loss)
+        bound = self._bound(what, specified, {name: value for name, value in settings.items() if name in specified}, place)
         if isinstance(loss, JointLoss):
             bound |= {"losses": tuple(part.name for part in loss.losses), "scale": loss.scale, "where": loss.where}
-        rest = {name: value for name, value in settings.items() if name not in taken}
-        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(taken))
+        rest = {name: value for name, value in settings.items() if name not in specified}
+        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified))
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)

@@ -147,7 +147,7 @@ def _backward(
 
 
 def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor, meter: Meter) -> Tensor:
-    """What one loss adds to the objective: ``scale`` times the share of its rows in its average, 0-d float64."""
+    """The addend of one loss in the objective, ``scale`` times the share of its rows in its average. Gives a 0-d float64."""
     value, metrics = term.loss(new, *loss_columns(rows, term.loss, mask.device), **term.settings)
     share = weighted_sum(value, mask, weights.to(mask.device), term.mean)
     groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0

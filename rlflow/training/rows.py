@@ -53,22 +53,22 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
 def broken_columns(batch: Batch, loss: Loss) -> Tensor:
     """int64 [rows]: which of the columns that the loss reads, counted from 1, is the first that is not finite; 0 where all are. Of several
     losses each has its own rows; NO_LOSS where a row is none's."""
-    found = torch.zeros(len(batch), dtype=torch.int64)
+    broken = torch.zeros(len(batch), dtype=torch.int64)
     if not isinstance(loss, JointLoss):
-        return _first_broken(batch, loss, loss.signature.column_names, found)
+        return _first_broken(batch, loss, loss.signature.column_names, broken)
     own = own_rows(batch, loss)
     for part, rows in zip(loss.losses, own.unbind(1), strict=True):
-        marks = _first_broken(batch, part, loss.signature.column_names, found.clone())
-        found = torch.where(rows, marks, found)
-    return torch.where(own.any(1), found, NO_LOSS)
+        marks = _first_broken(batch, part, loss.signature.column_names, broken.clone())
+        broken = torch.where(rows, marks, broken)
+    return torch.where(own.any(1), broken, NO_LOSS)
 
 
-def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], found: Tensor) -> Tensor:
-    """``found`` with the number among ``names`` of the first column of the loss that is not finite, where it has none."""
+def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tensor) -> Tensor:
+    """``broken`` with the number among ``names`` of the first column of the loss that is not finite, where it has none."""
     for parameter in loss.signature.columns:
         if parameter.name in batch:
-            found[(found == 0) & _broken(batch, batch.data[parameter.name])] = names.index(parameter.name) + 1
-    return found
+            broken[(broken == 0) & _broken(batch, batch.data[parameter.name])] = names.index(parameter.name) + 1
+    return broken
 
 
 def own_rows(batch: Batch, loss: JointLoss) -> Tensor:
