@@ -42,6 +42,7 @@ GENERATE = {
     "top_p": Setting(1.0, lambda v: _number(v) and 0 < v <= 1, "a number above 0 and at most 1 (1 is off)"),
     "top_k": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
     "stop": Setting((), lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v), "a tuple of strings"),
+    "min_tokens": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
 }
 UPDATE = {
     "epochs": Setting(1, _count, COUNT),
@@ -111,8 +112,9 @@ def missing_setting(what: str, name: str, expected: str, place: Place | None, de
 
 def resampled(bound: Mapping[str, Any], sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
     """Settings of a `generate` with those of the run in place of the flow's: of all calls of the role (``verb``, as actor.generate), then
-    of this one (``call``, as actor.generate#2). Where the flow is greedy it means to be: its temperature of 0 stays."""
+    of this one (``call``, as actor.generate#2). Where the flow is greedy it means to be: its temperature of 0 stays. A ``min_tokens`` of 0 is none."""
     own = {**sampling.get(verb, {}), **sampling.get(call, {})}
     if bound["temperature"] == 0:
         own.pop("temperature", None)
-    return {**bound, **own}
+    settings = {**bound, **own}
+    return {name: value for name, value in settings.items() if name != "min_tokens" or value}

@@ -10,7 +10,7 @@ from rlflow.author.settings import parse
 from rlflow.author.verbs import GENERATE
 from rlflow.errors import Problem, listed, nearest
 
-TYPES: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": int, "stop": tuple}
+TYPES: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": int, "stop": tuple, "min_tokens": int}
 CALL = re.compile(r"generate(#[1-9]\d*)?")
 
 

@@ -47,6 +47,7 @@ class Sampling:
     top_p: float = 1.0  # smallest set of tokens with this probability; 1: all tokens
     top_k: int = 0  # tokens of highest probability; 0: all tokens
     stop: tuple[str, ...] = ()  # strings that end a row, and are kept in it
+    min_tokens: int = 0  # this many tokens come first that end no row
 
 
 class Trainer(Protocol):

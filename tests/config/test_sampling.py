@@ -11,7 +11,7 @@ from rlflow.config.flags import parse_flags, sort_values
 from rlflow.graph.model import Op
 from rlflow.trace.compile import TraceOptions, compile_flow
 
-DEFAULTS = {name: setting.default for name, setting in GENERATE.items()}
+DEFAULTS = {name: setting.default for name, setting in GENERATE.items() if name != "min_tokens"}
 
 
 def sampling(*words):
@@ -37,6 +37,7 @@ def test_stop_strings_are_given_one_by_one_or_as_a_list_of_a_file():
     (("--actor.generate.temprature", "1"), "write --actor.generate.temperature"),
     (("--actor.generate.samples", "1"), "they are the flow's settings"),
     (("--actor.generate.stop", ""), "stop: a tuple of strings"),
+    (("--actor.generate.min_tokens", "-1"), "min_tokens: an integer of at least 0"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_with_what_does(words, says):
     with pytest.raises(PlanError) as caught:
