@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, overload
@@ -39,6 +39,11 @@ class Loss:
     def head(self) -> Quantity:
         """The head that the model needs: entropy comes from the same head as log-probs."""
         return "logprobs" if self.new[0] == "entropy" else self.new[0]
+
+    @property
+    def key(self) -> Hashable:
+        """A key that is equal for losses that are alike within this process."""
+        return id(self)
 
     @cached_property
     def signature(self) -> Signature:

@@ -45,8 +45,8 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 
 def options_of(config: RunConfig) -> TraceOptions:
     """The part of the flags that shapes the graph, read as by `check`; the reward of the null backend reads nothing."""
-    options = trace_options(config.options.reward)
-    return TraceOptions(options.rewards, ()) if config.judged_by_nothing else options
+    options = trace_options(config)
+    return TraceOptions(options.rewards, (), sampling=config.sampling) if config.judged_by_nothing else options
 
 
 def printed(explanation: Explanation) -> Iterator[RenderableType]:

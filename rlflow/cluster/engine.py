@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author import verbs
+from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.axis import Axis
@@ -34,7 +35,7 @@ from rlflow.columns import Level
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
-from rlflow.execution.account import WITH_GROUP, UpdateRows
+from rlflow.execution.account import UpdateRows
 from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, reads, whole
 from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
@@ -43,7 +44,7 @@ from rlflow.placement import Parallel, Placement
 from rlflow.spans import RankSpan
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
-from rlflow.training.rows import with_groups
+from rlflow.training.rows import WITH_GROUP, with_groups
 
 CLEARED_SECONDS = 5.0  # how long workers may take to forget an iteration; else they do so after the next
 FETCHED = 64 << 10  # bytes of a column that the driver may look into
@@ -57,7 +58,7 @@ class ClusterEngine(Engine):
     models: Mapping[str, RemoteModel]  # type: ignore[assignment]
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
-    names: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[Hashable, str] = field(default_factory=dict)
     judging: Mapping[str, Collection[str]] = field(default_factory=dict)
     limited: Collection[str] = ()
 
@@ -164,10 +165,10 @@ class ClusterEngine(Engine):
         if self.iteration < settings.pop("after"):
             return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
         pool = self.pools[self.placement.trainers[role]]
-        function: dict[str, Any] = {"function": self.names[id(loss)], "role": role}
+        function: dict[str, Any] = {"function": self.names[loss.key], "role": role}
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
-        facts = torch.zeros(len(batch), 4, dtype=torch.int64)
+        facts = torch.zeros(len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64)
         told = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
         for rank, answer in told.items():
             facts[home[rank]] = torch.tensor(answer.value)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
@@ -37,12 +38,12 @@ from rlflow.execution.threads import others_alone
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
 from rlflow.placement import reward_pools
-from rlflow.rewards.lines import WaitingLines
 from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
-from rlflow.training.rows import broken_columns, group_of, mask_counts, token_counts
+from rlflow.training.rows import broken_columns, group_of, mask_counts, own_rows, token_counts
+from rlflow.watch.lines import WaitingLines
 from rlflow.watch.secrets import guard, remember
 
 
@@ -228,9 +229,10 @@ class Worker:
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Facts of each row that an update is balanced by: the column that keeps it from being learned from, its tokens that count, all
-        its tokens, and its group. The rows stay for the update."""
-        bad = broken_columns(batch, self._loss(call))
-        facts = torch.stack([bad, mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
+        its tokens, its group, and of several losses whether the row is its. The rows stay for the update."""
+        loss = self._loss(call)
+        own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
+        facts = torch.stack([broken_columns(batch, loss), mask_counts(batch), token_counts(batch), self._groups(batch), *own], 1)
         return self._keep(call, batch)._replace(value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:

@@ -21,6 +21,7 @@ from rlflow.batch import Batch
 from rlflow.execution.tally import PartialMetrics, known
 from rlflow.graph.lineage import sources
 from rlflow.graph.model import Graph, Node, Op
+from rlflow.training.rows import NO_LOSS, WITH_GROUP
 
 
 class Fate(StrEnum):
@@ -136,12 +137,12 @@ def _plain(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
 
 # -- from a run of a plan ----------------------------------------------------------------------------------------------------------
 
-WITH_GROUP = -1  # a row that is left out because another of its group is
+CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"}
 
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """The outcome of each row of an update, int64 [rows]: 0 where the update learned from it, WITH_GROUP, or the number of the column
+    """The outcome of each row of an update, int64 [rows]: 0 where the update learned from it, one of CAUSES, or the number of the column
     among ``columns``, counted from 1, that is not finite there. waits: whether the update was not due yet; stepped: whether it took any
     step."""
 
@@ -266,7 +267,7 @@ class Ledger:
         trained = End(Fate.TRAINED, node.name) if rows.stepped else End(Fate.LEFT_OUT, node.name, "no step was taken")
         self._end(origins, learned, fates, trained, lambda source: self._rank(source, node, trained))
         for number in torch.unique(rows.broken[~learned]).tolist():
-            cause = "with its group" if number == WITH_GROUP else f"{rows.columns[number - 1]} is not finite"
+            cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
             self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
 
     def _rank(self, source: int, node: Node, end: End) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlflow.author import scope, verbs
 from rlflow.author.flow import Flow
+from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
@@ -230,6 +231,7 @@ class Role:
         """Sample rows from prompts."""
         _, call, node = self._call("generate")
         bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
+        bound = verbs.resampled(bound, self._engine.sampling, f"{self._name}.generate", node)
         if real(node, prompts).axis.grouped:
             raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):
@@ -260,14 +262,18 @@ class Role:
         session.log(node, metrics)
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
-    def update(self, batch: Batch, loss: Loss, **settings: Any) -> None:
-        """Train the role on rows."""
+    def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
+        """Train the role on rows, by one loss or by several in each step."""
         session, call, node = self._call("update")
+        if wrong := rules.no_losses(loss):
+            raise FlowError(rules.not_a_loss(node, wrong[0], call_place()))
         if not isinstance(loss, Loss):
-            raise FlowError(rules.not_a_loss(node, loss, call_place()))
-        batch = real(node, batch)
-        own = verbs.bind(node, verbs.UPDATE, {k: v for k, v in settings.items() if k in verbs.UPDATE}, call_place())
-        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in verbs.UPDATE})
+            loss, problems = joined(node, loss, settings, call_place())
+            if problems:
+                raise FlowError(*problems)
+        batch, specified = real(node, batch), specification(loss)
+        own = verbs.bind(node, specified, {k: v for k, v in settings.items() if k in specified}, call_place())
+        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified})
         if self._engine.state:
             batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)

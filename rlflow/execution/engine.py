@@ -21,7 +21,7 @@ from rlflow.axis import Axis, Cut
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
-from rlflow.execution.account import WITH_GROUP, Account, Count, End, Fate, UpdateRows
+from rlflow.execution.account import Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, ragged, whole_completions
 from rlflow.execution.summary import IterationSummary, summarise
@@ -31,7 +31,7 @@ from rlflow.memory.schedule import computing, learning, sampling, syncing
 from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer
-from rlflow.training.rows import broken_columns, group_of, with_groups
+from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
 
 Metrics = dict[str, float]
 JUDGE = "(held-out)"  # the scorer that says whether an answer to a held-out prompt is right; no role can have this name
@@ -136,6 +136,7 @@ class Engine:
     keeper: MemoryMover = field(default_factory=MemoryMover)
     dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
     asking: Asking = field(default_factory=Asking)
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by call, what an eager flow's `generate` takes from the run
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
         """This engine for the calls of a later iteration, which draw what that one draws and keep their columns for it."""

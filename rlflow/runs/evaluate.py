@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlflow.batch import Batch
 from rlflow.execution.engine import JUDGE, Engine
@@ -57,7 +57,7 @@ class Evaluation:
 
     def _sampled(self, prompts: Batch, temperature: float) -> Batch:
         """The prompts' rows with completions: one each, from seeds that are the same at every evaluation."""
-        sampling = Sampling(1, self.sampling.max_tokens, temperature, stop=self.sampling.stop)
+        sampling = replace(self.sampling, temperature=temperature)
         rows = self.engine.sample(self.role, prompts.select("prompt_tokens"), sampling, derived(self.engine.seed, "evaluation"))
         assert rows.axis.index is not None
         carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}

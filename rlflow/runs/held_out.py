@@ -43,8 +43,8 @@ def evaluation(graph: Graph, role: BoundRole, engine: Engine, held_out: Dataset,
     node = next((n for n in all_nodes(graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
     settings = dict(node.settings) if node else {}
     longest = int(prompts.data["tokens"].lengths.max()) if "tokens" in prompts else 0  # type: ignore[union-attr]
-    stop = settings.get("stop", ())
-    sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), stop=stop if isinstance(stop, tuple) else ())
+    sampled: dict[str, Any] = {name: settings[name] for name in ("top_p", "top_k", "stop", "min_tokens") if name in settings}
+    sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), **sampled)
     questions = prompts.select(*(name for name in prompts.columns if name not in RESPONSES))
     engine.scorers = {**engine.scorers, JUDGE: scorer}
     return Evaluation(engine, role.name, questions, sampling)

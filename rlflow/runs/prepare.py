@@ -24,7 +24,6 @@ from rlflow.binding.roles import bind_roles, folders
 from rlflow.check.check import check, function_problems
 from rlflow.checkpoints.models import small_files
 from rlflow.config.flags import RunConfig
-from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.data.scorer import Judged
@@ -83,7 +82,7 @@ def prepare(
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
     options = config.options
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    report = check(flow, hp, TraceOptions(max(len(options.reward), 1)), with_variants=False)
+    report = check(flow, hp, TraceOptions(max(len(options.reward), 1), sampling=config.sampling), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
     if options.ray_address is None:  # a cluster may have GPUs where its driver has none
@@ -96,7 +95,7 @@ def prepare(
     data = open_dataset(flow, config)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
-        program = compile_with_data(flow, hp, options, data, rewards, note)
+        program = compile_with_data(flow, hp, config, data, rewards, note)
         prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         if 0 < (there := len(prompts.data)) < (taken := options.prompts):
             note(f"{data.name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken}: each stands in it "
@@ -109,10 +108,10 @@ def prepare(
 
 
 def compile_with_data(
-    flow: Flow, hp: Any, options: Options, data: Judged, rewards: bound.Rewards, note: Callable[[str], None] = QUIET.note
+    flow: Flow, hp: Any, config: RunConfig, data: Judged, rewards: bound.Rewards, note: Callable[[str], None] = QUIET.note
 ) -> Program:
     """Trace the flow with the columns that the data really have; its warnings go to ``note``. Raises FlowError."""
-    traced = trace(flow, hp, trace_options(options, data, rewards))
+    traced = trace(flow, hp, trace_options(config, data, rewards))
     errors = [problem for problem in traced.problems if problem.severity == "error"]
     if errors or traced.program is None:
         raise FlowError(*errors)
@@ -122,9 +121,9 @@ def compile_with_data(
     return traced.program
 
 
-def trace_options(options: Options, data: Judged, rewards: bound.Rewards) -> TraceOptions:
+def trace_options(config: RunConfig, data: Judged, rewards: bound.Rewards) -> TraceOptions:
     """The part of a run whose data are open that shapes its graph."""
-    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named))
+    return TraceOptions(max(len(config.options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), config.sampling)
 
 
 def _assemble(
@@ -146,7 +145,7 @@ def _assemble(
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
-        setups = pools.worker_setups(program, config, training, trace_options(options, training, rewards), updates)
+        setups = pools.worker_setups(program, config, training, trace_options(config, training, rewards), updates)
         runtime = pools.on_pools(plan, placed, setups, prompts, watchdog, note)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
@@ -161,6 +160,7 @@ def _assemble(
         rewards.close()  # first: a lane may be waiting for a score
         runtime.close()
 
+    runtime.engine.sampling = config.sampling
     return RunContext(runtime.plan, runtime.engine, Executor(runtime.engine, runtime.lanes), prompts, options,
                       _evaluation(graph, placed, runtime.engine, held_out, rewards), recorded_settings(program, config), files, inputs,
                       runtime.reasons, stop, watchdog, runtime.ahead, runtime.workers,

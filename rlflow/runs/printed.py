@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlflow.errors import printable
 from rlflow.logs import Log
-from rlflow.rewards.lines import LINE, Lines
+from rlflow.watch.lines import LINE, Lines
 from rlflow.watch.secrets import masked
 
 FILE = "rewards.txt"

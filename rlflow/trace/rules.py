@@ -119,6 +119,12 @@ def not_prompts(what: str, place: Place | None) -> Problem:
                    remedy=f'call {what}(prompts, …), or make prompts of the rows: {what}(ask(batch, "question"), …)')
 
 
+def no_losses(loss: object) -> list[object]:
+    """The arguments that are no loss where `update` takes a loss or several for one step."""
+    losses = list(loss) if isinstance(loss, tuple | list) and loss else [loss]
+    return [each for each in losses if not isinstance(each, Loss)]
+
+
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
     """`update` got something else in place of a loss."""
     return Problem("not-a-loss", f"{what} takes a loss after the batch", place, found=getattr(value, "__name__", type(value).__name__),
@@ -349,3 +355,11 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
             yield Problem("never-read", f"stage '{node.name}' gives {listed(unread)}, which nothing reads", node.place, node.definition,
                           found=listed(unread), expected="a later stage, loss or verb that reads it",
                           remedy="remove it, or read it", severity="warning")
+
+
+def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
+    """Settings of the run for a `generate` that the flow has not."""
+    for call in sampling:
+        if call not in calls:
+            yield Problem("no-such-generate", f"--{call}.… is for a call that the flow does not make at these settings", found=call,
+                          expected=f"one of {listed(calls)}", nearest=nearest(call, calls), remedy="name one of them, or remove the flag")

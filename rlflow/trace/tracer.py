@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlflow.author import verbs
+from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
 from rlflow.author.scope import AskWay, current
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
@@ -36,6 +37,7 @@ class Context:
     reward_reads: tuple[str, ...] = ("completion", "answer")
     roles: tuple[str, ...] = ()
     reward_places: Mapping[str, Place] = field(default_factory=dict)  # where the function is that reads a column
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
 
 
 @dataclass
@@ -71,14 +73,19 @@ class Tracer:
 
     def add(self, op: Op, name: str, axis: int, settings: Mapping[str, Any] | None = None, **fields: Any) -> Node:
         """Append a node under a name that no other node has; its settings as they are go into ``bound``, as text into the node."""
-        count = self._names[name] = self._names.get(name, 0) + 1
-        unique = name if count == 1 else f"{name}#{count}"
+        unique = self._unique(name)
+        self._names[name] = self._names.get(name, 0) + 1
         self.bound[unique] = dict(settings or {})
         shown = tuple((key, rules.plain(value)) for key, value in self.bound[unique].items())
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=shown, **fields)
         self.recorded.nodes.append(node)
         self.calls += 1
         return node
+
+    def _unique(self, name: str) -> str:
+        """The name that the next node of this name gets."""
+        count = self._names.get(name, 0) + 1
+        return name if count == 1 else f"{name}#{count}"
 
     def symbols(self, node: Node) -> SymbolicBatch:
         """The columns that a node gives, over their axis."""
@@ -218,6 +225,7 @@ class Tracer:
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
         bound = self._bound(what, verbs.GENERATE, settings, place)
+        bound = verbs.resampled(bound, self.context.sampling, what, self._unique(what))
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
         reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.held))
@@ -269,11 +277,17 @@ class Tracer:
         """Record an `update`."""
         what, place = f"{role}.update", call_place()
         batch = self.mine(batch, what)
-        if not isinstance(loss, Loss):
-            return self.report(rules.not_a_loss(what, loss, place))
-        bound = self._bound(what, verbs.UPDATE, {name: value for name, value in settings.items() if name in verbs.UPDATE}, place)
-        rest = {name: value for name, value in settings.items() if name not in verbs.UPDATE}
-        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(verbs.UPDATE))
+        if wrong := rules.no_losses(loss):
+            return self.report(rules.not_a_loss(what, wrong[0], place))
+        if isinstance(loss, tuple | list):
+            loss, problems = joined(what, loss, settings, place)
+            self.report(*problems)
+        specified = specification(loss)
+        bound = self._bound(what, specified, {name: value for name, value in settings.items() if name in specified}, place)
+        if isinstance(loss, JointLoss):
+            bound |= {"losses": tuple(part.name for part in loss.losses), "scale": loss.scale, "where": loss.where}
+        rest = {name: value for name, value in settings.items() if name not in specified}
+        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified))
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)

@@ -12,8 +12,11 @@ from rlflow import compare, gae, kl, place_last, truncated_weights
 from rlflow.algorithms import (
     cispo,
     clip_cov,
+    correction,
     cppo,
+    critique,
     dapo,
+    debate,
     distill,
     gdpo,
     gmpo,
@@ -27,6 +30,7 @@ from rlflow.algorithms import (
     reinforce_pp,
     remax,
     rloo,
+    vineppo,
 )
 from rlflow.axis import Axis
 from rlflow.execution.lineage import chosen_rows
@@ -79,6 +83,8 @@ LOSSES = {
     "kl_cov": (clip_cov.policy_loss, {"form": "kl", "clip": 0.2, "beta": 1.0}),
     "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}), "gpg": (gpg.policy_loss, {}), "opo": (opo.policy_loss, {}),
     "cppo": (cppo.policy_loss, {"clip": 0.2}), "gdpo": (gdpo.policy_loss, {"clip": 0.2}),
+    "correction": (correction.policy_loss, {"clip": 0.2, "beta": 0.0}), "vineppo": (vineppo.policy_loss, {"clip": 0.2, "beta": 0.0}),
+    "critique": (critique.policy_loss, {"clip": 0.2}), "debate": (debate.policy_loss, {"clip": 0.2}),
 }
 
 
@@ -351,3 +357,112 @@ def test_gdpo_tells_combinations_of_equal_sums_apart():
     apart = gdpo.add(compare(common, group, mask), compare(rare, group, mask))[:, 0]
     assert summed[0] == summed[2]
     assert apart[2] > apart[0] > apart[3]
+
+
+# -- rows that were asked ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_vineppo_with_the_true_values_is_unbiased_for_steps_of_any_length(policy, step):
+    chance, mean = policy.probabilities().detach(), (policy.probabilities() * SCORES).sum().detach()
+    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
+    values = torch.where(vineppo.steps(ONES, step=step), torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1), torch.nan)
+    advantages = vineppo.gain_of_steps(SCORES, values, ONES)
+    assert not (step == 1 and torch.equal(advantages[:, 0], advantages[:, 1]))
+    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "vineppo"), policy.true_gradient(SCORES), **EXACT)
+
+
+def test_vineppo_credits_a_step_with_the_change_of_value_over_it():
+    """Holes and tokens within a step; a beginning without a value is a part of the step before; without the first one none is known."""
+    mask = torch.tensor([[True, True, False, True, True, True], [True, True, True, True, False, False], [True] * 6])
+    begins = vineppo.steps(mask, step=2)
+    assert begins.tolist() == [[True, False, False, True, False, True], [True, False, True, False, False, False], [True, False] * 3]
+    values = torch.full((3, 6), torch.nan)
+    values[begins] = torch.tensor([0.25, 0.5, 0.75, 0.5, 0.25, torch.nan, 0.5, 0.5])
+    values[1, 2] = torch.nan
+    advantages = vineppo.gain_of_steps(torch.tensor([1.0, 0.0, 1.0]), values, mask)
+    torch.testing.assert_close(advantages[:2], torch.tensor([[0.25, 0.25, 0.0, 0.25, 0.25, 0.25], [-0.5, -0.5, -0.5, -0.5, 0.0, 0.0]]))
+    assert advantages[2].isnan().tolist() == [True, True, False, False, False, False]
+
+
+def turns(players, samples=2):
+    """Every group of rows with one response of each player: the response of each player in each row, the group of each row, and its
+    share of the group's probability. The players are independent; what a turn says of the one before is in the scores."""
+    of = torch.tensor(list(itertools.product(range(9), repeat=len(players) * samples))).reshape(-1, len(players))
+    chance = torch.stack([player.probabilities().detach()[of[:, i]] for i, player in enumerate(players)]).prod(0)
+    group = torch.arange(len(of) // samples).repeat_interleave(samples)
+    return of.T, group, chance.reshape(-1, samples).prod(1).repeat_interleave(samples) / samples
+
+
+def objective(players, pay):
+    """The expected pay of a turn, ``pay`` of the responses of all players."""
+    of = torch.tensor(list(itertools.product(range(9), repeat=len(players)))).T
+    chances = [player.probabilities()[mine] for player, mine in zip(players, of, strict=True)]
+    return (torch.stack(chances).prod(0) * pay(*of)).sum()
+
+
+def each(gain):
+    return gain[:, None].expand(-1, 2)
+
+
+def test_each_attempt_of_a_correction_ascends_its_own_pay():
+    players, alpha = (Policy(0), Policy(1)), 3.0
+    (first, second), group, chance = turns(players)
+    gains = correction.shape(SCORES[first], SCORES[(first + second) % 9], group, alpha=alpha)
+    got = expected(players[0], each(gains[0]), first, chance, "correction")
+    torch.testing.assert_close(got, players[0].true_gradient(SCORES), **EXACT)
+    got = expected(players[1], each(gains[1]), second, chance, "correction")
+    pay = objective(players, lambda a, b: SCORES[(a + b) % 9] + alpha * (SCORES[(a + b) % 9] - SCORES[a]))
+    torch.testing.assert_close(got, players[1].gradient(pay), **EXACT)
+
+
+def test_each_turn_of_a_debate_ascends_its_own_pay():
+    """The closing turn is a function of the two before it and has its gradient by the reply, so that all groups can be listed."""
+    players, share = (Policy(0), Policy(1)), 0.3
+    (a, b), group, chance = turns(players)
+    scores = SCORES[a], SCORES[(a + b) % 9], SCORES[(a + 2 * b) % 9]
+    opening, reply, closing, _ = debate.settle(*scores, group, share=share)
+
+    def later(a, b):
+        return SCORES[(a + b) % 9], SCORES[(a + 2 * b) % 9]
+
+    def paid(a, b):
+        return (1 - share) * SCORES[a] + share * sum(later(a, b)) / 2
+
+    for player, of, gain, pay in (
+        (players[0], a, opening, paid),
+        (players[1], b, reply, lambda a, b: (1 - share) * later(a, b)[0] + share * later(a, b)[1]),
+        (players[1], b, closing, lambda a, b: later(a, b)[1]),
+    ):
+        got = expected(player, each(gain), of, chance, "debate")
+        torch.testing.assert_close(got, player.gradient(objective(players, pay)), **EXACT)
+
+
+WORDS = {"right": "RIGHT", "wrong": "WRONG", "correct": 0.5}
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_a_verifier_ascends_its_agreement_with_the_score(policy, score):
+    """As GRPO, with its known weight by how mixed the readings are."""
+    of, group, chance = groups(policy, 2)
+    said = ["WRONG, no: RIGHT" if right else "WRONG" for right in BINARY[of].tolist()]
+    agrees, believes, _ = critique.judge(said, torch.full((len(of),), score, dtype=torch.float64), **WORDS)
+    assert torch.equal(believes, BINARY[of])
+    got = expected(policy, compare(agrees, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique")
+    objective = BINARY if score else 1 - BINARY
+    p = float((policy.probabilities() * objective).sum().detach())
+    torch.testing.assert_close(got, difficulty(p, 2) * policy.true_gradient(objective), **EXACT)
+
+
+def test_a_solver_is_paid_for_its_score_and_for_being_believed(policy):
+    of, group, chance = groups(policy, 2)
+    paid = critique.pay(SCORES[of], BINARY[of], trust=0.2)
+    got = expected(policy, compare(paid, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique")
+    want = by_hand(policy, 2, lambda rows: standard([0.8 * float(SCORES[row]) + 0.2 * float(BINARY[row]) for row in rows]))
+    torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+
+
+def test_a_reading_without_a_verdict_or_of_an_answer_without_a_score():
+    agrees, believes, _ = critique.judge(["", "RIGHT", "RIGHT WRONG"], torch.tensor([0.0, torch.nan, 0.0]), **WORDS)
+    torch.testing.assert_close(agrees, torch.tensor([0.0, torch.nan, 1.0]), equal_nan=True)
+    assert believes.tolist() == [0.0, 1.0, 0.0]

@@ -48,7 +48,7 @@ def told(flags):
     rewards = Rewards(RewardNames.of(config), data, config.options, config.tokenizer_folder)
     program = compile_with_data(flow, hp, config.options, data, rewards)
     where = place_roles(program, bind_roles(program.graph, config), config).placement
-    setups = worker_setups(program, config, data, trace_options(config.options, data, rewards), {"actor": 1})
+    setups = worker_setups(program, config, data, trace_options(config, data, rewards), {"actor": 1})
     yield setups.of_pools(where, torch.get_num_threads(), dict.fromkeys(where.pools, ""))
     rewards.close()
 

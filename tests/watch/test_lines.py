@@ -5,8 +5,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.rewards import lines
-from rlflow.rewards.lines import LINE, Lines, WaitingLines
+from rlflow.watch import lines
+from rlflow.watch.lines import LINE, Lines, WaitingLines
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=8))
