@@ -10,7 +10,6 @@ both losses.
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from annotated_types import Ge, Gt
 
 from rlflow import clipped_gain, flow, gae, loss, place_last, row, stage, truncated_weights
