@@ -223,8 +223,8 @@ def test_figures_leave_out_what_is_not_there():
     assert figures(Frame()) == []
     shares = {"evaluation/sampled": 0.25, "evaluation/one/sampled": 0.25, "evaluation/two/sampled": 0.5}
     assert figures(Frame(evaluation={"evaluation/sampled": 0.25}, evaluated=3)) == [("accuracy", "25.0% (after 3)")]
-    both = [("accuracy of one", "25.0% (after 3)"), ("accuracy of two", "50.0% (after 3)")]
-    assert figures(Frame(evaluation=shares, evaluated=3)) == both
+    told = [("accuracy of one", "25.0% (after 3)"), ("accuracy of two", "50.0% (after 3)")]
+    assert figures(Frame(evaluation=shares, evaluated=3)) == told
     assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500")]
 
 
