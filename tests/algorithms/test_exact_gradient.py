@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 
-from rlflow import compare, gae, kl, place_last, truncated_weights
+from rlflow import compare, gae, kl, place_last, row, truncated_weights
 from rlflow.algorithms import (
     cispo,
     clip_cov,
@@ -30,11 +30,17 @@ from rlflow.algorithms import (
     reinforce_pp,
     remax,
     rloo,
+    vapo,
     vineppo,
 )
+from rlflow.author.joint import JointLoss
 from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
+from rlflow.columns import Kind, Level
 from rlflow.execution.lineage import chosen_rows
+from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New, weighted_sum
+from rlflow.training.peers import Peers
 
 RESPONSES = torch.tensor(list(itertools.product(range(3), repeat=2)))
 SCORES = torch.tensor([0.3, -1.0, 2.0, 0.5, 0.0, 1.1, -0.7, 0.9, 0.4], dtype=torch.float64)
@@ -81,6 +87,7 @@ LOSSES = {
     "distill": (distill.policy_loss, {"clip": 0.2}), "cispo": (cispo.policy_loss, {"cap": 5.0}),
     "prime": (prime.policy_loss, {"clip": 0.2}), "clip_cov": (clip_cov.policy_loss, {"form": "clip", "clip": 0.2, "beta": 0.0}),
     "kl_cov": (clip_cov.policy_loss, {"form": "kl", "clip": 0.2, "beta": 1.0}),
+    "vapo": (vapo.policy_loss, {"low": 0.2, "high": 0.28}),
     "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}), "gpg": (gpg.policy_loss, {}), "opo": (opo.policy_loss, {}),
     "cppo": (cppo.policy_loss, {"clip": 0.2}), "gdpo": (gdpo.policy_loss, {"clip": 0.2}),
     "correction": (correction.policy_loss, {"clip": 0.2, "beta": 0.0}), "vineppo": (vineppo.policy_loss, {"clip": 0.2, "beta": 0.0}),
@@ -148,6 +155,53 @@ def test_ppo_with_any_values_is_unbiased_at_lambda_1_with_the_kl_in_its_reward(p
     advantages, _ = gae(rewards, values, ONES, gamma=1.0, lam=1.0)
     got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "ppo")
     torch.testing.assert_close(got, penalised(policy, reference, 0.3), **EXACT)
+
+
+def test_vapo_with_the_true_values_is_unbiased_and_its_critic_learns_whole_returns(policy):
+    """Two tokens and an alpha of 2: lambda is 0.75, by hand; and it is never below 0."""
+    chance, mean = policy.probabilities().detach(), (policy.probabilities() * SCORES).sum().detach()
+    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
+    values = torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1)
+    advantages, returns, _ = vapo.decoupled_gae(SCORES, values, ONES, alpha=2.0)
+    torch.testing.assert_close(advantages[:, 0], values[:, 1] - values[:, 0] + 0.75 * (SCORES - values[:, 1]), **EXACT)
+    torch.testing.assert_close(returns, SCORES[:, None].expand(9, 2), **EXACT)
+    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "vapo"), policy.true_gradient(SCORES), **EXACT)
+    short, _, _ = vapo.decoupled_gae(SCORES, values, ONES, alpha=0.05)
+    torch.testing.assert_close(short[:, 0], values[:, 1] - values[:, 0], **EXACT)
+
+
+class Tabular:
+    """Responses' log-probs by a policy, as a model that is trained would give them; keeps the gradient of its one step."""
+
+    device, peers = torch.device("cpu"), Peers()
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    def compute(self, rows, want):
+        return New(logprobs=self.policy.logprobs(rows["tokens"]))
+
+    def backward(self, objective):
+        self.gradient = self.policy.gradient(objective)
+
+    def step(self):
+        return OptimizerStep(True, 0.0, 0.0)
+
+
+def test_vapo_takes_one_step_on_both_losses_each_averaged_over_its_own_tokens(policy):
+    """All tokens for the policy's loss, those of right responses for the likelihood; the gradient of plain sums by hand."""
+    now, right = policy.logprobs(), vapo.is_right(SCORES, correct=0.45)
+    lengths = torch.full((9,), 2)
+    token = {"mask": ONES, "logprobs": now.detach(), "advantages": SCORES[:, None].expand(9, 2), "weights": torch.ones_like(now)}
+    data = {name: Data(Kind(Level.TOKEN, str(value.dtype).removeprefix("torch.")), value.flatten(), lengths)
+            for name, value in (token | {"tokens": RESPONSES}).items()}
+    asked = Data(Kind(Level.PROMPT, "int64"), torch.zeros(9, dtype=torch.int64), torch.ones(9, dtype=torch.int64))
+    batch = Batch(Axis.fresh(9), data | {"right": Data(row("bool"), right), "prompt_tokens": asked})
+    learner = Tabular(policy)
+    both = JointLoss((vapo.policy_loss, vapo.likelihood), (1.0, 0.1), (None, "right"))
+    learn(learner, batch, both, {"low": 0.2, "high": 0.28}, Passes(mean=("tokens", "tokens")))
+    want = (SCORES[:, None] * now).sum() / 18 + 0.1 * now[right].sum() / (2 * right.sum())
+    torch.testing.assert_close(-learner.gradient, policy.gradient(want), **EXACT)
 
 
 def test_remax_is_unbiased_with_the_kl_in_its_reward(policy, reference):

@@ -17,6 +17,7 @@ from waits import DEVICE, counted
 
 import rlflow
 from rlflow import DP_COMPUTE
+from rlflow.author.joint import terms
 from rlflow.author.load import load_flow
 from rlflow.author.loss import Loss
 from rlflow.author.settings import variants
@@ -358,12 +359,15 @@ class Elsewhere(Learner):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
-    """Nothing goes there from the host but its columns, the mask and the weights of rows, and nothing is looked at but metrics."""
+    """Nothing goes there from the host but its columns, the mask and the weights of rows, and which rows are a loss's own where there
+    are several; nothing is looked at but metrics."""
     for call in updates(name):
         own = {setting: value for setting, value in call.settings.items() if setting != "mean"}
         learner = Elsewhere()
         with counted() as waits:
             learn(learner, call.batch, call.of, own, Passes(mean=call.settings.get("mean", "tokens")))
-        read = [name for name in call.of.signature.column_names if name in call.batch]
-        assert waits.count(f"to {DEVICE.type}") == len(read) + 2
+        parts = terms(call.of, own, "tokens")
+        read = [name for part in parts for name in part.loss.signature.column_names if name in call.batch]
+        own_rows = [part.where for part in parts if part.where]
+        assert waits.count(f"to {DEVICE.type}") == 1 + len(read) + len(own_rows) + len(parts)
         assert set(waits) <= {f"to {DEVICE.type}", "index", "_local_scalar_dense", "to cpu"}

@@ -10,6 +10,7 @@ import rlflow
 SHORT = {
     "ppo": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64}},
     "ppo_adaptive": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64, "dual_clip": 3.0, "warmup": 1}},
+    "vapo": {"prompts": 128, "iterations": 7, "hp": {"minibatch": 64}},
     "grpo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
     "grpo: dr": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96, "deviation": False, "mean": "constant"}},
     "grpo: kl": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96, "beta": 0.01, "estimator": "k3-weighted"}},

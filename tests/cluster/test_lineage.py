@@ -79,14 +79,14 @@ def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_p
     assert died == told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "whole"), pools="all=2", ray_address=ray_address, **small).folder)
 
 
-SHIPPED = ["correction", "critique", "debate", "vineppo"]
+SHIPPED = ["correction", "critique", "debate", "vapo", "vineppo"]
 FEW = {"hp.samples": 2, "hp.max_tokens": 6, "hp.minibatch": 5}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_an_algorithm_that_asks_again_ends_on_pools_as_in_one_process_and_runs_ahead(tmp_path, ray_address, name):
-    keywords = SMALL | {"iterations": 2} | FEW | ({"hp.step": 2} if name == "vineppo" else {})
+    keywords = SMALL | {"iterations": 2} | FEW | {"vineppo": {"hp.step": 2}, "vapo": {"hp.warmup": 1}}.get(name, {})
     one, pools, ahead = (told(rlflow.run(name, out=str(tmp_path / place), **keywords | more).folder) for place, more in (
         ("one", {}), ("pools", {"pools": "all=2", "ray_address": ray_address}),
         ("ahead", {"pools": "train=1,rollout=1", "staleness": 1, "ray_address": ray_address})))  # fmt: skip
