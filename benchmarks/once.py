@@ -96,7 +96,9 @@ def counted_run(folder: Path, **keywords: Any) -> tuple[dict[str, int], list[dic
     """The counts of the driver of one iteration of ppo, and those of each worker."""
     import rlflow
     import rlflow.runs.prepare
+    from rlflow.memory.footprint import _facts as model_facts_of_file
 
+    model_facts_of_file.cache_clear()  # an earlier run in this process may have read the headers
     flow, counts = folder / "ppo.py", Counts(folder)
     flow.write_text(f"{(ROOT / 'algorithms' / 'ppo.py').read_text()}\n\nimport runpy\nrunpy.run_path({__file__!r})['begin']()\n")
     os.environ[FOLDER] = f"{os.getpid()} {folder}"

@@ -39,7 +39,8 @@ class Endings:
         return self._stopped(tokens, new, at, before - self.min_tokens) if self.stop else at
 
     def _stopped(self, tokens: Tensor, new: int, at: Tensor, free: int) -> Tensor:
-        """The ends of rows with ``stop`` strings too, where these come before ``at``. free: earlier tokens that may end a row."""
+        """The ends of rows with ``stop`` strings too, where these come before ``at``. free: tokens before the new ones that may end a
+        row."""
         first, stops = tokens.shape[1] - new + 1, text_stops(self.stop, self.tokenizer)
         rows = zip(tokens.tolist(), at.tolist(), strict=True)
         ends = [next((n for n in range(max(0, -free), end) if stops(row[: first + n], free + n + 1)), end) for row, end in rows]

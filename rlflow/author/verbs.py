@@ -112,8 +112,8 @@ def missing_setting(what: str, name: str, expected: str, place: Place | None, de
 
 def resampled(bound: Mapping[str, Any], sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
     """Settings of a `generate` with those of the run in place of the flow's: of all calls of the role (``verb``, as actor.generate), then
-    of this one (``call``, as actor.generate#2). Where the flow is greedy it means to be: its temperature of 0 stays.
-    A ``min_tokens`` of 0 is none."""
+    of this one (``call``, as actor.generate#2). Where the flow is greedy it means to be: its temperature of 0 stays. A ``min_tokens`` of 0
+    is none."""
     own = {**sampling.get(verb, {}), **sampling.get(call, {})}
     if bound["temperature"] == 0:
         own.pop("temperature", None)

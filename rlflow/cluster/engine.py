@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.batch import Batch, Data, ramp
 from rlflow.cluster.calls import Calls, Ledger
 from rlflow.cluster.rpc.actor import Payload, opened
 from rlflow.cluster.rpc.message import pickled
@@ -36,7 +36,7 @@ from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
 from rlflow.execution.account import UpdateRows
-from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
+from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, reads, whole
 from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
@@ -94,7 +94,7 @@ class ClusterEngine(Engine):
             model.use(frozen, terms.seconds)
         else:
             model.synchronise(terms.seconds)
-        return pool, self.spread(prompts.select("prompt_tokens"), pool.name)
+        return pool, self.spread(reads(("prompt_tokens", "prefix_length"), prompts), pool.name)
 
     def sample_chunks(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
@@ -194,6 +194,21 @@ class ClusterEngine(Engine):
         answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, terms, "cpu")
         return self.calls.kept(pool, answers, split, batch.axis)
 
+    def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
+        """The beginnings of rows to go on from, made by the ranks that have the rows."""
+        pool = self._nearest(batch, terms)
+        split = self._split(batch, pool)
+        answers = self.calls.run(pool, "cut", batch, split, {}, terms, "cpu")
+        counts = torch.zeros(len(batch), dtype=torch.int64)
+        for rank, answer in answers.items():
+            counts[split[rank]] = torch.tensor(answer.value[0])
+        starts, place = counts.cumsum(0) - counts, torch.zeros(int(counts.sum()), dtype=torch.int64)
+        begun = [starts[rows].repeat_interleave(counts[rows]) + ramp(counts[rows]) for rows in split]
+        for rank, answer in answers.items():
+            place[begun[rank]] = torch.tensor(answer.value[1])
+        axis = batch.axis.take(torch.arange(len(batch)).repeat_interleave(counts))
+        return self.calls.kept(pool, answers, begun, axis), place
+
     def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
         """Columns that workers call alike stay where they are; others are copied onto one rank."""
         axis = Axis.join([part.axis for part in parts])
@@ -261,6 +276,10 @@ class ClusterEngine(Engine):
         """All rows, put together by a worker that holds most of them."""
         payload: Payload = self.calls.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
         return payload
+
+    def heard_by(self, hear: Callable[[bytes], object]) -> None:
+        """Hand on what rewards of workers print, as whole lines, from several threads."""
+        self._ledger.hear = hear
 
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
         """Summarise the recorded columns on one worker. The driver gets the summary alone."""

@@ -43,6 +43,7 @@ from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
 from rlflow.training.rows import broken_columns, group_of, mask_counts, own_rows, token_counts
+from rlflow.watch.lines import WaitingLines
 from rlflow.watch.secrets import guard, remember
 
 
@@ -64,6 +65,8 @@ class Worker:
             interface = own_interface(options.interface, options.insecure) if address else LOOPBACK
             join(address or setup.rendezvous, setup.rank, setup.ranks, device_of(options.device), interface)
         self.rewards = Rewards(RewardNames.of(setup.config), setup.data, setup.config.options, setup.config.tokenizer_folder)
+        self.printed = WaitingLines()
+        self.rewards.heard_by(self.printed.hear)
         self.engine = self._engine()
         others_alone()
 
@@ -129,7 +132,8 @@ class Worker:
         with MARKS.during(call):
             start = time.time()
             batch = self.store.batch(call.inputs, transfers)
-            return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
+            answer = OPERATIONS[call.op](self, call, batch)
+            return answer._replace(ran=(start, time.time()), printed=self.printed.take()).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows, and at last for all rows."""
@@ -178,6 +182,12 @@ class Worker:
     def encode(self, call: Call, batch: Batch) -> Answer:
         """Encode asked rows with the tokenizers of the roles that sample from them, and store the columns."""
         return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
+
+    def cut(self, call: Call, batch: Batch) -> Answer:
+        """Store the beginnings of rows to go on from. The answer has how many each row has, and how many tokens are in each."""
+        rows, place = self.engine.cut(batch)
+        counts = torch.bincount(rows.axis.back_to(batch.axis), minlength=len(batch))
+        return self._keep(call, rows)._replace(value=(counts.numpy(), place.numpy()))
 
     def stage(self, call: Call, batch: Batch) -> Answer:
         """Run a stage of the flow, and store its columns."""
@@ -345,7 +355,7 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
-    "encode": Worker.encode,
+    "encode": Worker.encode, "cut": Worker.cut,
     "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

@@ -10,7 +10,7 @@ from rlflow.config.flags import read_toml
 
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:
-    """The task for a flow: its file's name and its values, with folders made absolute."""
+    """The task for a flow: its file's name and its values, with folders and files made absolute."""
     folder = Path(next(iter(rlflow.tasks.__path__)))
     path = folder / f"{flow}.toml"
     path = path if path.is_file() else folder / "default.toml"
@@ -18,4 +18,5 @@ def packaged(flow: str) -> tuple[str, dict[str, Any]]:
     for name, value in values.items():
         if (name in ("model", "data") or name.endswith(".model")) and (folder / str(value)).exists():
             values[name] = str(folder / value)
+    values["reward"] = [str(folder / reward) if ".py:" in reward else reward for reward in values.get("reward", [])]
     return path.stem, values

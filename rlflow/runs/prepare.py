@@ -45,7 +45,7 @@ from rlflow.runs.canary import canary
 from rlflow.runs.context import RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
 from rlflow.runs.evaluate import Evaluation
-from rlflow.runs.held_out import evaluated_role, evaluation
+from rlflow.runs.held_out import evaluated_role, evaluations
 from rlflow.runs.planning import (
     PlacedRoles,
     crowd_warnings,
@@ -132,7 +132,7 @@ def _assemble(
     watchdog: Watchdog, note: Callable[[str], None], judge: Judge | None,
 ) -> RunContext:
     graph, options, training, roles = program.graph, config.options, prompts.data, placed.roles
-    evaluated = evaluated_role(roles, held_out, rewards, options)
+    evaluated = evaluated_role(graph, roles, held_out, rewards, options)
     placed = settle_evaluation(placed, program, evaluated)
     plan = make_plan(program, placed)
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
@@ -153,6 +153,10 @@ def _assemble(
 
     runtime.engine.asking = asking(graph, roles, config)
 
+    def heard_by(hear: Callable[[bytes], object]) -> None:
+        rewards.heard_by(hear)
+        runtime.engine.heard_by(hear)
+
     def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score
         runtime.close()
@@ -161,7 +165,7 @@ def _assemble(
     return RunContext(runtime.plan, runtime.engine, Executor(runtime.engine, runtime.lanes), prompts, options,
                       _evaluation(graph, placed, runtime.engine, held_out, rewards), recorded_settings(program, config), files, inputs,
                       runtime.reasons, stop, watchdog, runtime.ahead, runtime.workers,
-                      canary(roles, runtime.engine, training, options), rewards.heard_by)  # fmt: skip
+                      canary(roles, runtime.engine, training, options), heard_by)  # fmt: skip
 
 
 def _evaluation(graph: Graph, placed: PlacedRoles, engine: Engine, held_out: Dataset, rewards: bound.Rewards) -> Evaluation | None:
@@ -169,7 +173,7 @@ def _evaluation(graph: Graph, placed: PlacedRoles, engine: Engine, held_out: Dat
     scorer = rewards.judge() if placed.evaluated else None
     if placed.evaluated is None or scorer is None:
         return None
-    return evaluation(graph, placed.roles[placed.evaluated], engine, held_out, scorer, placed.options)
+    return evaluations(graph, placed.roles, placed.evaluated, engine, held_out, scorer, placed.options)
 
 
 def depends_on(

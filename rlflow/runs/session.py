@@ -108,7 +108,7 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
         error = str(elsewhere)
         raise elsewhere from None
     except Exception as raised:
-        then = [_how_to_go_on(writer, home, start), write_traceback(raised, records, home)]
+        then = [write_traceback(raised, records, home), _how_to_go_on(writer, home, start)]
         failure = _failure(raised, context.engine.iteration, "\n".join(filter(None, then)))
         error = str(failure)
         if failure is raised:

@@ -3,12 +3,37 @@ probability, each of the 9^n groups with theirs. No sampling, so what differs is
 
 import itertools
 import math
+import statistics
 
 import pytest
 import torch
 
 from rlflow import compare, gae, kl, place_last, truncated_weights
-from rlflow.algorithms import cispo, clip_cov, dapo, distill, gmpo, gpg, grpo, gspo, opo, ppo, prime, reinforce_pp, remax, rloo
+from rlflow.algorithms import (
+    cispo,
+    clip_cov,
+    correction,
+    cppo,
+    critique,
+    dapo,
+    debate,
+    distill,
+    gdpo,
+    gmpo,
+    gpg,
+    grpo,
+    gspo,
+    opo,
+    ppo,
+    prime,
+    raft,
+    reinforce_pp,
+    remax,
+    rloo,
+    vineppo,
+)
+from rlflow.axis import Axis
+from rlflow.execution.lineage import chosen_rows
 from rlflow.training.objective import New, weighted_sum
 
 RESPONSES = torch.tensor(list(itertools.product(range(3), repeat=2)))
@@ -57,6 +82,9 @@ LOSSES = {
     "prime": (prime.policy_loss, {"clip": 0.2}), "clip_cov": (clip_cov.policy_loss, {"form": "clip", "clip": 0.2, "beta": 0.0}),
     "kl_cov": (clip_cov.policy_loss, {"form": "kl", "clip": 0.2, "beta": 1.0}),
     "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}), "gpg": (gpg.policy_loss, {}), "opo": (opo.policy_loss, {}),
+    "cppo": (cppo.policy_loss, {"clip": 0.2}), "gdpo": (gdpo.policy_loss, {"clip": 0.2}),
+    "correction": (correction.policy_loss, {"clip": 0.2, "beta": 0.0}), "vineppo": (vineppo.policy_loss, {"clip": 0.2, "beta": 0.0}),
+    "critique": (critique.policy_loss, {"clip": 0.2}), "debate": (debate.policy_loss, {"clip": 0.2}),
 }
 
 
@@ -246,3 +274,195 @@ def test_distillation_descends_the_reverse_kl_of_each_token(policy, reference):
     advantages, _ = distill.judge(policy.logprobs().detach(), reference.logprobs().detach(), ONES)
     got = expected(policy, advantages, ALONE, policy.probabilities().detach(), "distill")
     torch.testing.assert_close(got, -kl_gradient(policy, reference, of_reference=False), **EXACT)
+
+
+# -- rows that are chosen, rewards that are compared apart -------------------------------------------------------------------------
+
+
+def by_hand(policy, samples, advantages):
+    """The gradient over every group, with advantages that plain Python makes of a group's responses, group by group."""
+    chances, weights = policy.probabilities().tolist(), [0.0] * 9
+    for responses in itertools.product(range(9), repeat=samples):
+        chance = math.prod(chances[response] for response in responses)
+        for response, advantage in zip(responses, advantages(responses), strict=True):
+            weights[response] += chance * advantage / samples
+    return policy.gradient((torch.tensor(weights, dtype=torch.float64) * policy.logprobs().sum(1)).sum())
+
+
+def standard(values):
+    """Each value less the mean of all, over their deviation + 1e-4, as GRPO has it."""
+    deviation = statistics.stdev(values) if len(set(values)) > 1 else 0.0
+    return [(value - statistics.fmean(values)) / (deviation + 1e-4) for value in values]
+
+
+def largest(values, count):
+    """Whether each value is among the ``count`` largest; of equal ones the first go first."""
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
+    return [i in order for i in range(len(values))]
+
+
+def chosen(by, group, count):
+    axis = Axis(torch.stack([group, torch.arange(len(group))], 1), grouped=True)
+    return chosen_rows(by, axis, {"count": count, "per": "group"})
+
+
+def test_raft_is_the_likelihood_of_the_best_response_of_unequal_groups(policy):
+    of, group, chance = groups(policy, 3)
+    unequal = raft.unequal(SCORES[of], group)
+    best = chosen(torch.where(unequal, SCORES[of], torch.nan), group, 1)
+    now = policy.logprobs(RESPONSES[of[best]])
+    value, _ = raft.likelihood(New(logprobs=now))
+    got = -policy.gradient(weighted_sum(value, torch.ones_like(now, dtype=torch.bool), chance[best], 1.0))
+
+    def share(responses):
+        marks = largest([float(SCORES[response]) for response in responses], 1)
+        return [float(mark and len(set(responses)) > 1) for mark in marks]
+
+    torch.testing.assert_close(got, by_hand(policy, 3, share), **EXACT)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_cppo_is_grpo_on_the_rows_of_the_largest_advantages(policy, kept):
+    of, group, chance = groups(policy, 3)
+    mask, scores = torch.ones(len(of), 2, dtype=torch.bool), SCORES + torch.arange(1, 10, dtype=torch.float64).sqrt() / 100  # no near ties
+    advantages = compare(scores[of], group, mask)
+    rows = chosen(cppo.magnitude(advantages, mask), group, kept)
+    got = expected(policy, advantages[rows], of[rows], chance[rows], "cppo")
+
+    def pruned(responses):
+        values = standard([float(scores[response]) for response in responses])
+        return [value * mark for value, mark in zip(values, largest([round(abs(value), 9) for value in values], kept), strict=True)]
+
+    torch.testing.assert_close(got, by_hand(policy, 3, pruned), rtol=1e-8, atol=1e-10)
+
+
+def test_gdpo_adds_what_each_reward_says_of_a_group(policy):
+    of, group, chance = groups(policy, 3)
+    mask = torch.ones(len(of), 2, dtype=torch.bool)
+    advantages = gdpo.add(compare(SCORES[of], group, mask), compare(BINARY[of], group, mask))
+    got = expected(policy, advantages, of, chance, "gdpo")
+
+    def added(responses):
+        one, other = (standard([float(scores[response]) for response in responses]) for scores in (SCORES, BINARY))
+        return [sum(pair) for pair in zip(one, other, strict=True)]
+
+    torch.testing.assert_close(got, by_hand(policy, 3, added), rtol=1e-8, atol=1e-10)
+
+
+def test_gdpo_tells_combinations_of_equal_sums_apart():
+    """Of two rewards of 0 or 1, which differ in how often they are earned, GRPO on the sum sees the sum alone."""
+    group, mask = torch.zeros(4, dtype=torch.int64), torch.ones(4, 1, dtype=torch.bool)
+    common, rare = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    summed = compare(common + rare, group, mask)[:, 0]
+    apart = gdpo.add(compare(common, group, mask), compare(rare, group, mask))[:, 0]
+    assert summed[0] == summed[2]
+    assert apart[2] > apart[0] > apart[3]
+
+
+# -- rows that were asked ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_vineppo_with_the_true_values_is_unbiased_for_steps_of_any_length(policy, step):
+    chance, mean = policy.probabilities().detach(), (policy.probabilities() * SCORES).sum().detach()
+    after = (policy.logprobs()[:, 1].exp() * SCORES).detach().reshape(3, 3).sum(1)  # of each first token
+    values = torch.where(vineppo.steps(ONES, step=step), torch.stack([mean.expand(9), after[RESPONSES[:, 0]]], 1), torch.nan)
+    advantages = vineppo.gain_of_steps(SCORES, values, ONES)
+    assert not (step == 1 and torch.equal(advantages[:, 0], advantages[:, 1]))
+    torch.testing.assert_close(expected(policy, advantages, ALONE, chance, "vineppo"), policy.true_gradient(SCORES), **EXACT)
+
+
+def test_vineppo_credits_a_step_with_the_change_of_value_over_it():
+    """Holes and tokens within a step; a beginning without a value is a part of the step before; without the first one none is known."""
+    mask = torch.tensor([[True, True, False, True, True, True], [True, True, True, True, False, False], [True] * 6])
+    begins = vineppo.steps(mask, step=2)
+    assert begins.tolist() == [[True, False, False, True, False, True], [True, False, True, False, False, False], [True, False] * 3]
+    values = torch.full((3, 6), torch.nan)
+    values[begins] = torch.tensor([0.25, 0.5, 0.75, 0.5, 0.25, torch.nan, 0.5, 0.5])
+    values[1, 2] = torch.nan
+    advantages = vineppo.gain_of_steps(torch.tensor([1.0, 0.0, 1.0]), values, mask)
+    torch.testing.assert_close(advantages[:2], torch.tensor([[0.25, 0.25, 0.0, 0.25, 0.25, 0.25], [-0.5, -0.5, -0.5, -0.5, 0.0, 0.0]]))
+    assert advantages[2].isnan().tolist() == [True, True, False, False, False, False]
+
+
+def turns(players, samples=2):
+    """Every group of rows with one response of each player: the response of each player in each row, the group of each row, and its
+    share of the group's probability. The players are independent; what a turn says of the one before is in the scores."""
+    of = torch.tensor(list(itertools.product(range(9), repeat=len(players) * samples))).reshape(-1, len(players))
+    chance = torch.stack([player.probabilities().detach()[of[:, i]] for i, player in enumerate(players)]).prod(0)
+    group = torch.arange(len(of) // samples).repeat_interleave(samples)
+    return of.T, group, chance.reshape(-1, samples).prod(1).repeat_interleave(samples) / samples
+
+
+def objective(players, pay):
+    """The expected pay of a turn, ``pay`` of the responses of all players."""
+    of = torch.tensor(list(itertools.product(range(9), repeat=len(players)))).T
+    chances = [player.probabilities()[mine] for player, mine in zip(players, of, strict=True)]
+    return (torch.stack(chances).prod(0) * pay(*of)).sum()
+
+
+def each(gain):
+    return gain[:, None].expand(-1, 2)
+
+
+def test_each_attempt_of_a_correction_ascends_its_own_pay():
+    players, alpha = (Policy(0), Policy(1)), 3.0
+    (first, second), group, chance = turns(players)
+    gains = correction.shape(SCORES[first], SCORES[(first + second) % 9], group, alpha=alpha)
+    got = expected(players[0], each(gains[0]), first, chance, "correction")
+    torch.testing.assert_close(got, players[0].true_gradient(SCORES), **EXACT)
+    got = expected(players[1], each(gains[1]), second, chance, "correction")
+    pay = objective(players, lambda a, b: SCORES[(a + b) % 9] + alpha * (SCORES[(a + b) % 9] - SCORES[a]))
+    torch.testing.assert_close(got, players[1].gradient(pay), **EXACT)
+
+
+def test_each_turn_of_a_debate_ascends_its_own_pay():
+    """The closing turn is a function of the two before it and has its gradient by the reply, so that all groups can be listed."""
+    players, share = (Policy(0), Policy(1)), 0.3
+    (a, b), group, chance = turns(players)
+    scores = SCORES[a], SCORES[(a + b) % 9], SCORES[(a + 2 * b) % 9]
+    opening, reply, closing, _ = debate.settle(*scores, group, share=share)
+
+    def later(a, b):
+        return SCORES[(a + b) % 9], SCORES[(a + 2 * b) % 9]
+
+    def paid(a, b):
+        return (1 - share) * SCORES[a] + share * sum(later(a, b)) / 2
+
+    for player, of, gain, pay in (
+        (players[0], a, opening, paid),
+        (players[1], b, reply, lambda a, b: (1 - share) * later(a, b)[0] + share * later(a, b)[1]),
+        (players[1], b, closing, lambda a, b: later(a, b)[1]),
+    ):
+        got = expected(player, each(gain), of, chance, "debate")
+        torch.testing.assert_close(got, player.gradient(objective(players, pay)), **EXACT)
+
+
+WORDS = {"right": "RIGHT", "wrong": "WRONG", "correct": 0.5}
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0])
+def test_a_verifier_ascends_its_agreement_with_the_score(policy, score):
+    """As GRPO, with its known weight by how mixed the readings are."""
+    of, group, chance = groups(policy, 2)
+    said = ["WRONG, no: RIGHT" if right else "WRONG" for right in BINARY[of].tolist()]
+    agrees, believes, _ = critique.judge(said, torch.full((len(of),), score, dtype=torch.float64), **WORDS)
+    assert torch.equal(believes, BINARY[of])
+    got = expected(policy, compare(agrees, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique")
+    objective = BINARY if score else 1 - BINARY
+    p = float((policy.probabilities() * objective).sum().detach())
+    torch.testing.assert_close(got, difficulty(p, 2) * policy.true_gradient(objective), **EXACT)
+
+
+def test_a_solver_is_paid_for_its_score_and_for_being_believed(policy):
+    of, group, chance = groups(policy, 2)
+    paid = critique.pay(SCORES[of], BINARY[of], trust=0.2)
+    got = expected(policy, compare(paid, group, torch.ones(len(of), 2, dtype=torch.bool)), of, chance, "critique")
+    want = by_hand(policy, 2, lambda rows: standard([0.8 * float(SCORES[row]) + 0.2 * float(BINARY[row]) for row in rows]))
+    torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+
+
+def test_a_reading_without_a_verdict_or_of_an_answer_without_a_score():
+    agrees, believes, _ = critique.judge(["", "RIGHT", "RIGHT WRONG"], torch.tensor([0.0, torch.nan, 0.0]), **WORDS)
+    torch.testing.assert_close(agrees, torch.tensor([0.0, torch.nan, 1.0]), equal_nan=True)
+    assert believes.tolist() == [0.0, 1.0, 0.0]

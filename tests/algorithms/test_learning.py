@@ -28,6 +28,13 @@ SHORT = {
     "online_dpo": {"prompts": 48, "iterations": 10},
     "distill": {"prompts": 48, "iterations": 8, "hp": {"minibatch": 96}},
     "opo": {"prompts": 16, "iterations": 15, "hp": {}},
+    "raft": {"prompts": 24, "iterations": 8, "hp": {"minibatch": 16}},
+    "cppo": {"prompts": 24, "iterations": 5, "hp": {"samples": 8, "kept": 4, "minibatch": 48}},
+    "gdpo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
+    "correction": {"prompts": 24, "iterations": 7, "hp": {"minibatch": 96}},
+    "critique": {"prompts": 16, "iterations": 6, "hp": {"minibatch": 64}},
+    "debate": {"prompts": 16, "iterations": 5, "hp": {"minibatch": 64}},
+    "vineppo": {"prompts": 32, "iterations": 6, "hp": {"minibatch": 64}},
     "gpg": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
 }
 

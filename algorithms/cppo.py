@@ -1,0 +1,49 @@
+"""Completion Pruning Policy Optimization (Lin et al. 2025).
+
+GRPO that trains on the responses of each group with the largest absolute advantage alone: an update by the others would change little.
+They are dropped before the policy scores them, so that an iteration costs less. Differs from the paper in the averaging over all tokens
+(its own is per response), in having no KL term, and in the truncated weights between sampler and trainer (Yao et al. 2025); prompts that
+would fill up the freed places (its dynamic allocation) are a larger `--prompts`.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import choose, clipped_gain, compare, flow, loss, row, stage, truncated_weights
+
+
+@dataclass(frozen=True)
+class CPPO:
+    samples: Annotated[int, Ge(2)] = 16  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    kept: Annotated[int, Ge(1)] = 4  # responses of each group to train on, those of the largest absolute advantage
+    clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
+
+
+@stage(gives={"magnitude": row("float32")})
+def magnitude(advantages, mask):
+    """The absolute advantage of a response, one number at all of its tokens. A missing score (NaN) is never among the largest."""
+    return torch.where(mask, advantages.abs(), 0.0).amax(1)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, *, clip):
+    ratio = (new.logprobs - logprobs).exp()
+    return -weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
+
+
+@flow
+def cppo(prompts, actor, reward, hp=CPPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= compare(batch)
+    batch = choose(batch | magnitude(batch), top="magnitude", count=hp.kept, per="group")
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    actor.update(batch, policy_loss, clip=hp.clip, epochs=hp.epochs, minibatch=hp.minibatch)

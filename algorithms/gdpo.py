@@ -1,0 +1,56 @@
+"""Group reward-Decoupled Normalization Policy Optimization, GDPO (Liu et al. 2026).
+
+GRPO for several rewards. Each is compared within its group by itself, and the sum of these advantages is whitened over the batch. Where
+the rewards are added first, different combinations of them that have equal sums get equal advantages. Differs from the paper in the
+averaging over all tokens, in having no KL term, and in the truncated weights between sampler and trainer (Yao et al. 2025). Each
+`--reward` is a role of its own; with one reward this is GRPO with whitened advantages.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import RANK0, clipped_gain, compare, flow, loss, stage, truncated_weights, whiten
+
+
+@dataclass(frozen=True)
+class GDPO:
+    samples: Annotated[int, Ge(2)] = 8  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 256  # rows per optimizer step, over all ranks
+
+
+@stage(gives="advantages")
+def add(advantages, of_reward):
+    """The advantages of one more reward added. A missing score (NaN) of any reward leaves its row out of the update."""
+    return advantages + of_reward
+
+
+@stage(gives="advantages", dispatch=RANK0)
+def over_the_batch(advantages, mask):
+    return torch.where(mask, whiten(advantages, mask), 0.0)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, *, clip):
+    ratio = (new.logprobs - logprobs).exp()
+    return -weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
+
+
+@flow
+def gdpo(prompts, actor, *rewards, hp=GDPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    for number, reward in enumerate(rewards):
+        batch |= reward(batch)
+        batch |= compare(batch, gives="of_reward" if number else "advantages")
+        if number:
+            batch |= add(batch)
+    batch |= over_the_batch(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    actor.update(batch, policy_loss, clip=hp.clip, epochs=hp.epochs, minibatch=hp.minibatch)

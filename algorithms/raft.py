@@ -1,0 +1,44 @@
+"""Reward-ranked fine-tuning, RAFT (Dong et al. 2023).
+
+The policy is trained by maximum likelihood on the best responses of each group, and on nothing else. Needs no ratio, no baseline and no
+reference. Differs from the paper in that the policy that samples is the one that has just been trained, in every iteration, and in
+leaving groups out whose scores are all equal (`mixed`): their best response is not better than the others.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+
+from rlflow import choose, flow, group_std, loss, row, stage
+
+
+@dataclass(frozen=True)
+class RAFT:
+    samples: Annotated[int, Ge(2)] = 8  # responses per prompt
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response
+    best: Annotated[int, Ge(1)] = 1  # responses of each group to learn from, those with the highest scores
+    mixed: bool = True  # learn from groups of unequal scores only
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the chosen rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks
+
+
+@stage(gives={"mixed": row("bool")}, rows="group")
+def unequal(scores, group):
+    """Whether the scores of a row's group differ by more than rounding."""
+    return group_std(scores, group) > 1e-6
+
+
+@loss
+def likelihood(new):
+    return -new.logprobs, {"probability": new.logprobs.exp()}
+
+
+@flow
+def raft(prompts, actor, reward, hp=RAFT()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    if hp.mixed:
+        batch = choose(batch | unequal(batch), "mixed")
+    best = choose(batch, top="scores", count=hp.best, per="group")
+    actor.update(best, likelihood, epochs=hp.epochs, minibatch=hp.minibatch)
