@@ -29,6 +29,11 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     generates = {use.name for use in program.graph.roles if use.generates}
     for node in program.graph.nodes:
         for loss in uncorrected(program, node) if node.op is Op.UPDATE and node.role in generates else ():
+            if loss.stale_ok:
+                yield Problem("stale-waived", f"the loss '{loss.name}' trains '{node.role}' on rows of older weights without correcting "
+                              "for them, as its author says it may", node.place, loss.place, found=f"stale_ok={loss.stale_ok!r}",
+                              expected="a reason that holds for this run", remedy="nothing, if it does", severity="note")
+                continue
             yield Problem("stale-uncorrected", f"--staleness {staleness}: the loss '{loss.name}' trains '{node.role}' on rows of older "
                           "weights without correcting for them", node.place, loss.place,
                           found=f"columns {', '.join(loss.signature.column_names)}",

@@ -88,8 +88,8 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
     """Place the halves of roles on the pools of ``--pools``, once for a run. Raises PlanError with ``problems`` and every other reason for
     which a run cannot be: rows, rewards, pools, groups of ranks, a staleness."""
     options, rewards = config.options, RewardNames.of(config)
-    problems = [*too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))), *problems, *stale_problems(program, options.staleness),
-                *pool_flag_problems(roles, config)]  # fmt: skip
+    stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
+    problems = [*too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))), *problems, *stale, *pool_flag_problems(roles, config)]
     try:
         placed = _placed(program, roles, rewards, options)
     except PlanError as error:

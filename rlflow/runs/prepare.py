@@ -22,6 +22,7 @@ from rlflow.binding.dataset import open_dataset
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
 from rlflow.check.check import check, function_problems
+from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
 from rlflow.config.flags import RunConfig
 from rlflow.data.dataset import Dataset
@@ -237,10 +238,12 @@ def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
     flow's own file is left to that file."""
     default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
     hp = {name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))}
+    stale = stale_problems(program, config.options.staleness)
+    waived = [f"{problem.message}: {problem.found}" for problem in stale if problem.code == "stale-waived"]
     return redacted({
         "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
         FILE_DIGEST: digest_of(Path(program.flow.place.path)),
-        "hp": hp, "options": dataclasses.asdict(config.options),
+        "hp": hp, "options": dataclasses.asdict(config.options), **({"stale_ok": waived} if waived else {}),
         "values": {name: value for name, value in config.values.items() if not name.startswith("hp.")},
     })

@@ -115,6 +115,22 @@ def test_each_of_several_losses_corrects_for_stale_rows():
     assert [error.definition for error in errors] == [policy.place, likelihood.place]
 
 
+@loss(stale_ok="likelihood has no ratio")
+def waived(new):
+    return -new.logprobs, {}
+
+
+def test_a_reason_waives_the_correction_of_its_own_loss_and_is_printed():
+    report = check(made(waived), with_variants=False, staleness=1)
+    assert not report.errors
+    (problem,) = [problem for problem in report.problems if problem.code == "stale-waived"]
+    assert (problem.found, problem.severity) == ("stale_ok='likelihood has no ratio'", "note")
+    errors = check(made((policy, waived)), with_variants=False, staleness=1).errors
+    assert [error.definition for error in errors] == [policy.place]
+    with pytest.raises(TypeError, match="the reason in words"):
+        loss(stale_ok=True)
+
+
 def test_an_eager_update_takes_several_losses_too(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 4)
