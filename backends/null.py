@@ -21,7 +21,7 @@ from rlflow.training.chunks import chunked
 from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, learn, learn_shares
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
-from rlflow.training.protocols import Mean, ModelSpec, Sampling
+from rlflow.training.protocols import Means, ModelSpec, Sampling
 
 VOCABULARY = 256
 
@@ -78,7 +78,7 @@ class Trainer:
         *,
         epochs: int = 1,
         minibatch: int | None = None,
-        mean: Mean = "tokens",
+        mean: Means = "tokens",
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
@@ -86,7 +86,7 @@ class Trainer:
         _take(self.settings.update_seconds)
         return learn(self, batch, loss, settings, Passes(epochs, minibatch, mean, seed))
 
-    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]) -> Learned:
         """Train on the shares of all ranks of a pool, as ``update`` does on rows."""
         _take(self.settings.update_seconds)
         return learn_shares(self, batch, loss, settings, Passes(mean=mean), shares)

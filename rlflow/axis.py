@@ -6,10 +6,22 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Cut(NamedTuple):
+    """The tokens that rows were asked for: before which token of its row each goes on (int64 [rows]), and how many tokens each of the rows
+    that asked has (int64)."""
+
+    place: Tensor
+    lengths: Tensor
+
+    def take(self, index: Tensor) -> Cut:
+        """The tokens of some of the asked rows."""
+        return Cut(self.place[index], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +32,7 @@ class Axis:
     joined two more numbers each time: the number of the group along the axis that asking or joining made, and the row's number within
     the group. Seeds, groups and order follow from it. parent and index say which row of which axis each row came from, and ``step`` how:
     ``taken`` as they are, ``sampled`` from it, or ``asked``. grouped: whether rows that differ in the last number alone form a group.
+    cut: of rows that were asked for single tokens, for which.
     """
 
     keys: Tensor
@@ -27,6 +40,7 @@ class Axis:
     index: Tensor | None = None
     grouped: bool = False
     step: Literal["taken", "sampled", "asked"] = "taken"
+    cut: Cut | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -72,10 +86,15 @@ class Axis:
         sample = torch.arange(times).repeat(len(self)) + self.keys[index, -1] * times
         return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
 
-    def ask(self, index: Tensor) -> Axis:
+    def ask(self, index: Tensor, cut: Cut | None = None) -> Axis:
         """A prompt for each of the rows at ``index``, in that order, numbered along the new axis."""
         number = torch.arange(len(index))
-        return Axis(torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1), self, index, False, "asked")
+        keys = torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1)
+        return Axis(keys, self, index, False, "asked", cut)
+
+    def cut_of(self, other: Axis) -> Axis | None:
+        """The axis in the history of this one whose rows were asked for single tokens of ``other``, or of what that was taken from."""
+        return next((step for step in self.line if step.cut is not None and step.parent is not None and other.took_from(step.parent)), None)
 
     @staticmethod
     def join(parts: Sequence[Axis]) -> Axis:
@@ -152,7 +171,8 @@ def stacked(keys: Sequence[Tensor]) -> Tensor:
 
 
 def starts(keys: Tensor) -> Tensor:
-    """bool [rows]: where a group begins: where a row's path differs from that of the row before in more than its last number."""
+    """bool [rows]: where a group begins: where a row's last number but one differs from that of the row before. The numbers before that may
+    differ within a group, since rows that were joined keep the paths that they had."""
     first = torch.ones(len(keys), dtype=torch.bool)
-    first[1:] = (keys[1:, :-1] != keys[:-1, :-1]).any(1)
+    first[1:] = keys[1:, -2] != keys[:-1, -2]
     return first

@@ -268,6 +268,8 @@ def spread(name: str, data: Data, own: Axis, axis: Axis, fetch: Callable[[Data, 
         return data
     if axis.took_from(own):
         return data.take(axis.back_to(own), own)
+    if (cut := own.cut_of(axis)) is not None and cut.parent is not None:
+        return spread(name, _per_token(name, fetch(spread(name, data, own, cut, fetch), cut), cut), cut.parent, axis, fetch)
     grouped = level is Level.GROUP
     index = None if level is Level.TOKEN else own.groups_of(axis) if grouped else own.rows_of(axis)
     if index is None:
@@ -276,6 +278,18 @@ def spread(name: str, data: Data, own: Axis, axis: Axis, fetch: Callable[[Data, 
     if not grouped and not bool(lacking.any()):
         return data.take(index, own)
     return _filled(name, fetch(data, own), index, lacking)
+
+
+def _per_token(name: str, data: Data, axis: Axis) -> Data:
+    """Values of rows that were asked for single tokens at these tokens, NaN at the others. Raises FlowError for kinds that have no NaN."""
+    if data.kind.level is not Level.ROW or not data.value.is_floating_point():
+        raise FlowError(partly(name, data.kind))
+    assert axis.cut is not None
+    assert axis.index is not None
+    lengths = axis.cut.lengths
+    value = torch.full((int(lengths.sum()),), torch.nan, dtype=data.value.dtype)
+    value[(lengths.cumsum(0) - lengths)[axis.index] + axis.cut.place] = data.value
+    return Data(Kind(Level.TOKEN, data.kind.dtype), value, lengths)
 
 
 def _filled(name: str, data: Data, index: Tensor, lacking: Tensor) -> Data:

@@ -74,6 +74,7 @@ TABLE: dict[str, Standard] = {
     "completion": Standard(text, "the response, decoded once for rewards; never encoded again"),
     "finish": Standard(text, '"stop" at EOS or a stop string, "length" at max_tokens'),
     "prompt_tokens": Standard(prompt("int64"), "token ids of the prompt"),
+    "prefix_length": Standard(row("int64"), "how many of the prompt's last ids are the response's own first tokens"),
     "tokens": Standard(token("int64"), "token ids after the prompt, EOS included"),
     "mask": Standard(token("bool"), "True where the policy chose the token and it counts"),
     "sampled_logprobs": Standard(token("float32"), "log-probs at sampling time, by the generator; 0 at holes of mask"),

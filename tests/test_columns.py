@@ -13,7 +13,7 @@ CONTRACT = {
     "token bool": "mask",
     "token float32": "sampled_logprobs logprobs ref_logprobs entropy values rewards advantages returns weights",
     "row float32": "scores temperature",
-    "row int64": "group",
+    "row int64": "group prefix_length",
     "row bool": "chosen",
     "group bool": "keep",
 }

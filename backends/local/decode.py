@@ -49,7 +49,7 @@ class Drawn:
         """Mark those of the rows ``numbers`` that end in the newest ``columns``; their numbers. The one look at the device."""
         going = numbers[~self.stopped[numbers]]
         newest = self.tokens[:, max(0, columns.start - ends.reach) : columns.stop].cpu()[going]
-        at = ends(newest, len(columns))
+        at = ends(newest, len(columns), columns.start)
         ended = at < len(columns)
         self.lengths[going[ended]] = columns.start + at[ended] + 1
         self.stopped[going[ended]] = True
@@ -98,7 +98,8 @@ def decode(
         for step in columns:
             if step:
                 rows.hidden = advance(network, rows, token, step - 1)
-            token, logprob = draw(network.logits(rows.hidden), uniform[rows.places, step], sampling)
+            barred = ends.eos if step < sampling.min_tokens else None
+            token, logprob = draw(network.logits(rows.hidden), uniform[rows.places, step], sampling, barred)
             drawn.tokens[rows.places, step], drawn.logprobs[rows.places, step] = token, logprob
         ended = drawn.end(rows.numbers, columns, ends)
         if not len(ended):

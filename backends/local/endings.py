@@ -17,30 +17,33 @@ MARGIN = 8  # tokens decoded before the place where a stop string can begin, so 
 
 @dataclass(frozen=True)
 class Endings:
-    """A row ends at a token of ``eos``, or where its text holds a string of ``stop``."""
+    """A row ends at a token of ``eos``, or where its text holds a string of ``stop``; not within its first ``min_tokens``."""
 
     eos: Tensor
     stop: tuple[str, ...]
     tokenizer: Any
+    min_tokens: int = 0
 
     @property
     def reach(self) -> int:
         """How many tokens before a new one have a say in whether it ends its row."""
         return window(self.stop) - 1 if self.stop else 0
 
-    def __call__(self, tokens: Tensor, new: int) -> Tensor:
+    def __call__(self, tokens: Tensor, new: int, before: int = 0) -> Tensor:
         """int64 [rows]: which of the last ``new`` tokens of ``seen`` int64 [rows, reach and new] ends each row, ``new`` where none does.
-        At the beginning of a response there may be fewer than ``reach`` tokens before the new ones."""
+        At the beginning of a response there may be fewer than ``reach`` tokens before the new ones, of which a response has ``before``."""
         newest = tokens[:, tokens.shape[1] - new :]
         hits = newest == self.eos if len(self.eos) == 1 else torch.isin(newest, self.eos)
+        hits[:, : max(0, self.min_tokens - before)] = False
         at = torch.where(hits.any(1), hits.byte().argmax(1), new)
-        return self._stopped(tokens, new, at) if self.stop else at
+        return self._stopped(tokens, new, at, before - self.min_tokens) if self.stop else at
 
-    def _stopped(self, tokens: Tensor, new: int, at: Tensor) -> Tensor:
-        """The ends of rows with ``stop`` strings too, where these come before ``at``."""
+    def _stopped(self, tokens: Tensor, new: int, at: Tensor, free: int) -> Tensor:
+        """The ends of rows with ``stop`` strings too, where these come before ``at``. free: tokens before the new ones that may end a
+        row."""
         first, stops = tokens.shape[1] - new + 1, text_stops(self.stop, self.tokenizer)
         rows = zip(tokens.tolist(), at.tolist(), strict=True)
-        ends = [next((n for n in range(end) if stops(row[: first + n])), end) for row, end in rows]
+        ends = [next((n for n in range(max(0, -free), end) if stops(row[: first + n], free + n + 1)), end) for row, end in rows]
         return torch.tensor(ends, dtype=torch.int64)
 
 
@@ -49,12 +52,21 @@ def window(stop: Sequence[str]) -> int:
     return MARGIN + max(len(text.encode()) for text in stop)
 
 
-def text_stops(stop: Sequence[str], tokenizer: Any) -> Callable[[list[int]], bool]:
-    """Whether the newest of these tokens completes one of the strings, asked after each of a row."""
+def text_stops(stop: Sequence[str], tokenizer: Any) -> Callable[[list[int], int], bool]:
+    """Whether one of the ``free`` newest tokens (the second argument), of which the newest is asked about, completes one of the strings."""
     if not stop:
-        return lambda tokens: False
+        return lambda tokens, free: False
     last = window(stop)
-    return lambda tokens: any(text in tail for tail in texts(tokenizer, [tokens[-last:]]) for text in stop)
+
+    def stops(tokens: list[int], free: int) -> bool:
+        tail = tokens[-last:]
+        if free <= 0:
+            return False
+        (text,) = texts(tokenizer, [tail])
+        known = len(texts(tokenizer, [tail[:-free]])[0]) if free < len(tail) else 0  # what is complete within it ends no row
+        return any(text.find(end, max(0, known - len(end) + 1) if known else 0) >= 0 for end in stop)
+
+    return stops
 
 
 def eos_of(configs: Iterable[Any], vocabulary: int, tokenizer: Any) -> list[int]:

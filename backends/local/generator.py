@@ -159,7 +159,7 @@ class Generator:
         pieces = column.value.split(column.lengths.tolist())
         device = self.network.device
         uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(device)
-        ends = Endings(torch.tensor(self.eos), sampling.stop, self.tokenizer)
+        ends = Endings(torch.tensor(self.eos), sampling.stop, self.tokenizer, sampling.min_tokens)
         return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device))
 
     def _text(self, drawn: Drawn) -> dict[str, Data]:

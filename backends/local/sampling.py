@@ -10,17 +10,19 @@ from rlflow.training.protocols import Sampling
 AT_ONCE = 8 << 20  # probabilities whose sums, in float64, exist at once
 
 
-def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, barred: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(token int64 [rows], its log-prob [rows]) from logits [rows, vocabulary] and uniform float64 [rows] in [0, 1).
 
     Log-probs are those of the distribution that is sampled, after temperature and truncation. Temperature 0 takes the likeliest
     token and gives its log-prob at temperature 1, untruncated. The token is the inverse of the cumulative distribution at
-    ``uniform``, summed in float64: one number per row and step, so nothing else has a say in what a row draws.
+    ``uniform``, summed in float64: one number per row and step, so nothing else has a say in what a row draws. The tokens ``barred``,
+    int64 [n], are not drawn: their probability goes to the others, as with truncation.
     """
+    allowed = logits if barred is None else logits.index_fill(-1, barred.to(logits.device), -torch.inf)
     if sampling.temperature == 0:
-        token = logits.argmax(-1, keepdim=True)
+        token = allowed.argmax(-1, keepdim=True)
         return token[:, 0], logits.log_softmax(-1).gather(-1, token)[:, 0]
-    logprobs = truncated(logits / sampling.temperature, sampling.top_k, sampling.top_p).log_softmax(-1)
+    logprobs = truncated(allowed / sampling.temperature, sampling.top_k, sampling.top_p).log_softmax(-1)
     token = inverse(logprobs, uniform)
     return token, logprobs.gather(-1, token[:, None])[:, 0]
 

@@ -26,7 +26,7 @@ from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, 
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
-from rlflow.training.protocols import Mean, ModelSpec
+from rlflow.training.protocols import Means, ModelSpec
 from rlflow.training.rows import token_counts
 from rlflow.training.schedule import Schedule
 
@@ -114,7 +114,7 @@ class Trainer:
         *,
         epochs: int = 1,
         minibatch: int | None = None,
-        mean: Mean = "tokens",
+        mean: Means = "tokens",
         seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
@@ -124,7 +124,7 @@ class Trainer:
         passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens)
         return {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
 
-    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]) -> Learned:
         """One rank's part of an update; see ``rlflow.training.learning``."""
         return learn_shares(self, batch, loss, settings, Passes(mean=mean, micro_tokens=self.settings.micro_tokens), shares)
 

@@ -24,7 +24,7 @@ from rlflow.training.protocols import ModelSpec, Sampling
 
 CPU_CACHE = 256 << 20  # bytes
 LIVE = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}  # layers that compute with their weights as they are stored
-Stops = Callable[[list[int]], bool]  # whether a row's newest token ends it
+Stops = Callable[[list[int]], bool]  # whether the newest token of a row ends it
 
 
 @dataclass
@@ -165,6 +165,7 @@ class VllmEngine:
     def _parameters(self, sampling: Sampling, seed: int, eos: Sequence[int]) -> Any:
         return self.vllm.SamplingParams(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
             seed=None if self.draws else seed, extra_args=told(seed), stop_token_ids=list(eos), ignore_eos=True, logprobs=0,
             flat_logprobs=True, detokenize=False, output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, overload
@@ -21,6 +21,7 @@ class Loss:
     function: Callable[..., Any]
     new: tuple[Quantity, ...] = ("logprobs",)
     rows: Literal["row", "group"] = "row"
+    stale_ok: str = ""  # why rows of older weights need no correction in this loss
 
     def __post_init__(self) -> None:
         vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
@@ -39,6 +40,11 @@ class Loss:
     def head(self) -> Quantity:
         """The head that the model needs: entropy comes from the same head as log-probs."""
         return "logprobs" if self.new[0] == "entropy" else self.new[0]
+
+    @property
+    def key(self) -> Hashable:
+        """A key that is equal for losses that are alike within this process."""
+        return id(self)
 
     @cached_property
     def signature(self) -> Signature:
@@ -60,7 +66,7 @@ class Loss:
 def loss(function: Callable[..., Any], /) -> Loss: ...
 @overload
 def loss(
-    *, new: Quantity | tuple[Quantity, ...] = "logprobs", rows: Literal["row", "group"] = "row"
+    *, new: Quantity | tuple[Quantity, ...] = "logprobs", rows: Literal["row", "group"] = "row", stale_ok: str = ""
 ) -> Callable[[Callable[..., Any]], Loss]: ...
 def loss(
     function: Callable[..., Any] | None = None,
@@ -68,11 +74,13 @@ def loss(
     *,
     new: Quantity | tuple[Quantity, ...] = "logprobs",
     rows: Literal["row", "group"] = "row",
+    stale_ok: str = "",
 ) -> Any:
     """Make ``f(new, columns…, *, settings) -> (value, metrics)`` a loss.
 
     new: what the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or ("logprobs", "entropy").
     rows="group": the loss sees whole adjacent groups (pairs).
+    stale_ok: why rows that older weights sampled need no correction, in a sentence. `check` prints it.
     """
     names = (new,) if isinstance(new, str) else tuple(new)
     unknown = [name for name in names if name not in ("logprobs", "entropy", "values", "scores")]
@@ -82,7 +90,10 @@ def loss(
     if rows not in ("row", "group"):
         raise TypeError(f"@loss(rows={rows!r}): expected 'row' or 'group'")
 
+    if not isinstance(stale_ok, str):
+        raise TypeError(f"@loss(stale_ok={stale_ok!r}): expected the reason in words, such as 'only rows of the newest weights are kept'")
+
     def make(function: Callable[..., Any]) -> Loss:
-        return Loss(function, names, rows)
+        return Loss(function, names, rows, stale_ok)
 
     return make(function) if function is not None else make

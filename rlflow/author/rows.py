@@ -9,16 +9,26 @@ from rlflow.author.source import call_place
 from rlflow.errors import FlowError, Problem
 
 
-def ask(batch: Any, column: str) -> Any:
+def ask(batch: Any, column: str | None = None, *, after: Literal["tokens"] | None = None, tokens_until: str | None = None) -> Any:
     """A prompt for each row of ``batch``, in order: the text of ``column``, as the model that samples from it reads prompts.
+
+    ``after="tokens"``: the text follows the row's prompt and response as another turn; ids that were sampled stay as they are. With
+    ``tokens_until`` the model goes on from the beginning of the row's own response: the first n of its tokens where the column has a whole
+    number n per row, and where it is a bool per token, the tokens before each True: one asked row for each of them, and what has one value
+    per asked row comes up to the rows that asked as a value per token, NaN elsewhere. What is sampled then is the continuation;
+    ``completion`` is the text of both.
 
     Columns with one value per row go along; token columns, ``completion``, ``finish`` and ``group`` do not. Rows whose prompt is longer
     than the longest prompt are left out and counted as ``ask/too_long``.
     """
-    if not isinstance(column, str):
-        raise FlowError(Problem("ask-column", "ask takes the name of a text column", call_place(), found=type(column).__name__,
-                                expected='ask(batch, "question")', remedy="merge the stage that gives the text, then name its column"))
-    return current().ask(batch, column)
+    by_text = isinstance(column, str) and tokens_until is None and after in (None, "tokens")
+    by_tokens = column is None and isinstance(tokens_until, str) and after is None
+    if not (by_text or by_tokens):
+        raise FlowError(Problem("ask-column", "ask takes the name of a text column, or of one that says how many tokens to go on from",
+                                call_place(), found=f"column={column!r}, after={after!r}, tokens_until={tokens_until!r}",
+                                expected='ask(batch, "question"), ask(batch, "question", after="tokens") or ask(batch, tokens_until="cut")',
+                                remedy="merge the stage that gives the column, then name it in one of these forms"))
+    return current().ask(batch, str(column or tokens_until), "until" if by_tokens else "after" if after else "text")
 
 
 def choose(

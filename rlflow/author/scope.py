@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from rlflow.author.stage import Stage
+
+AskWay = Literal["text", "after", "until"]  # a text as a prompt, a text after the sampled ids, or a beginning of the sampled ids
 
 
 class Scope(Protocol):
@@ -21,8 +23,8 @@ class Scope(Protocol):
     def repeat(self, body: Callable[..., Any], prompts: Any, groups: int, tries: int) -> Any:
         """Call ``body`` on fresh prompts until ``groups`` groups are kept, at most ``tries`` times."""
 
-    def ask(self, batch: Any, column: str) -> Any:
-        """Make a prompt of every row, from a text column."""
+    def ask(self, batch: Any, column: str, way: AskWay) -> Any:
+        """Make a prompt of every row, in one of three ways."""
 
     def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Any:
         """Keep rows by a column."""

@@ -42,6 +42,7 @@ GENERATE = {
     "top_p": Setting(1.0, lambda v: _number(v) and 0 < v <= 1, "a number above 0 and at most 1 (1 is off)"),
     "top_k": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
     "stop": Setting((), lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v), "a tuple of strings"),
+    "min_tokens": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
 }
 UPDATE = {
     "epochs": Setting(1, _count, COUNT),
@@ -49,6 +50,14 @@ UPDATE = {
     "mean": Setting("tokens", lambda v: v in MEANS or (_number(v) and v > 0), '"tokens", "rows", "row-tokens" or a number above 0'),
     "after": Setting(0, _whole, "a number of iterations, at least 0"),
 }
+JOINT = UPDATE | {  # of several losses in one step
+    "mean": Setting("tokens", lambda v: all(UPDATE["mean"].test(each) for each in (v if isinstance(v, tuple | list) else (v,))),
+                    'one of "tokens", "rows", "row-tokens" or a number above 0, for all losses or a tuple of one for each'),
+    "scale": Setting(None, lambda v: v is None or (isinstance(v, tuple | list) and all(map(_number, v))),
+                     "a tuple of one number for each loss"),
+    "where": Setting(None, lambda v: v is None or (isinstance(v, tuple | list) and all(n is None or isinstance(n, str) for n in v)),
+                     "a tuple of one name of a bool column for each loss, or None for all rows"),
+}  # fmt: skip
 REPEAT = {"groups": Setting(REQUIRED, _count, COUNT), "tries": Setting(REQUIRED, _count, COUNT)}
 
 GENERATE_GIVES = ("tokens", "mask", "completion", "finish", "sampled_logprobs", "temperature", "policy_version")
@@ -99,3 +108,14 @@ def missing_setting(what: str, name: str, expected: str, place: Place | None, de
     """A call lacks a setting that has no default."""
     return Problem("missing-setting", f"{what} needs the setting '{name}'", place, definition, found="nothing",
                    expected=f"{name}: {expected}", remedy=f"pass {name}= at the call")
+
+
+def resampled(bound: Mapping[str, Any], sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
+    """Settings of a `generate` with those of the run in place of the flow's: of all calls of the role (``verb``, as actor.generate), then
+    of this one (``call``, as actor.generate#2). Where the flow is greedy it means to be: its temperature of 0 stays. A ``min_tokens`` of 0
+    is none."""
+    own = {**sampling.get(verb, {}), **sampling.get(call, {})}
+    if bound["temperature"] == 0:
+        own.pop("temperature", None)
+    settings = {**bound, **own}
+    return {name: value for name, value in settings.items() if name != "min_tokens" or value}

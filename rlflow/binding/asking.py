@@ -36,13 +36,22 @@ def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
         chats = made.chats if chat is None else true_or_false(chat)
         return made, Wording(chats, str(system) if chats and system is not None else None)
 
+    def of(names: tuple[str, ...]) -> tuple[Encoder, Wording]:
+        return encoder(next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None))
+
     def encode(names: tuple[str, ...], texts: Sequence[str]) -> list[list[int]]:
-        folder = next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None)
-        made, wording = encoder(folder)
-        return made.prompts([wording.of(Record(text)) for text in texts])
+        tokenizer, wording = of(names)
+        return tokenizer.prompts([wording.of(Record(text)) for text in texts])
+
+    def follow(names: tuple[str, ...], texts: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+        tokenizer, wording = of(names)
+        return tokenizer.following(texts, sampled, wording)
+
+    def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[str]:
+        return of(names)[0].texts(rows)
 
     longest = config.data.get("max_prompt")
-    return Asking(encode, math.inf if longest is None else int(longest))
+    return Asking(encode, follow, decode, math.inf if longest is None else int(longest))
 
 
 def _alike(names: list[str], folders: Mapping[str, Path | None]) -> None:

@@ -12,9 +12,10 @@ from rlflow import pretrained
 from rlflow.author.settings import fields, override
 from rlflow.binding.backends import backend, device_in
 from rlflow.config.flags import RoleConfig, RunConfig
+from rlflow.config.folders import model_folder
 from rlflow.config.names import setting_problems, untouched
 from rlflow.config.options import Options
-from rlflow.errors import PlanError, Problem, nearest
+from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.graph.model import HALVES, Graph, Op, RoleUse
 from rlflow.trace.compile import all_nodes
@@ -209,14 +210,7 @@ def _folder(config: RoleConfig, model: str | None) -> Path | None:
             return None
         raise PlanError.of("no-model", f"role '{config.name}' has no model", found="neither --model nor --" + config.name + ".model",
                            expected="a Hugging Face model folder", remedy="--model FOLDER")
-    folder = Path(text)
-    if not (folder / "config.json").is_file():
-        siblings = [str(p.parent) for p in folder.parent.glob("*/config.json")] if folder.parent.is_dir() else []
-        raise PlanError.of("model-folder", f"'{folder}' is no Hugging Face model folder", found="no config.json there",
-                           expected="a folder with config.json and weights", nearest=nearest(str(folder), siblings),
-                           remedy=f"name another folder with --model or --{config.name}.model; nothing is downloaded: "
-                                  f"hf download {folder if len(folder.parts) == 2 else 'OWNER/NAME'} --local-dir FOLDER")
-    return folder.absolute()
+    return model_folder(text, f"--model or --{config.name}.model").absolute()
 
 
 def has_canary(role: BoundRole, options: Options) -> bool:

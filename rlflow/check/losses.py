@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlflow.author import verbs
+from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
 from rlflow.columns import Kind, Level
 from rlflow.errors import Problem, listed
@@ -59,9 +60,11 @@ def loss_problems(program: Program) -> Iterator[Problem]:
     for node in program.graph.nodes:
         loss = program.functions.get(node.name)
         if node.op is Op.UPDATE and isinstance(loss, Loss):
-            kinds = column_kinds(program.graph, node, loss)
-            if kinds is not None:
-                yield from _judged(node, loss, kinds, program.settings[node.name])
+            settings = program.settings[node.name]
+            for term in terms(loss, settings, settings["mean"]):
+                kinds = column_kinds(program.graph, node, term.loss)
+                if kinds is not None:
+                    yield from _judged(node, term.loss, kinds, {**term.settings, "mean": term.mean})
 
 
 def column_kinds(graph: Graph, node: Node, loss: Loss) -> dict[str, Kind] | None:

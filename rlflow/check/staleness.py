@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
 from rlflow.errors import Problem, listed
 from rlflow.graph.lineage import ahead_of_training, sources
@@ -27,9 +28,12 @@ def stale_problems(program: Program, staleness: int) -> Iterator[Problem]:
     yield from chain_problems(program.graph, staleness)
     generates = {use.name for use in program.graph.roles if use.generates}
     for node in program.graph.nodes:
-        if node.op is Op.UPDATE and node.role in generates and not corrects(program.graph, node):
-            loss = program.functions[node.name]
-            assert isinstance(loss, Loss)
+        for loss in uncorrected(program, node) if node.op is Op.UPDATE and node.role in generates else ():
+            if loss.stale_ok:
+                yield Problem("stale-waived", f"the loss '{loss.name}' trains '{node.role}' on rows of older weights without correcting "
+                              "for them, as its author says it may", node.place, loss.place, found=f"stale_ok={loss.stale_ok!r}",
+                              expected="a reason that holds for this run", remedy="nothing, if it does", severity="note")
+                continue
             yield Problem("stale-uncorrected", f"--staleness {staleness}: the loss '{loss.name}' trains '{node.role}' on rows of older "
                           "weights without correcting for them", node.place, loss.place,
                           found=f"columns {', '.join(loss.signature.column_names)}",
@@ -79,10 +83,17 @@ def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
     return body.nodes[column.node].op is Op.STATE and column.name in names
 
 
-def corrects(graph: Graph, update: Node) -> bool:
-    """Whether a column that the loss reads depends on `sampled_logprobs` of the rows that it is about."""
-    from_sampling = depends_on_sampling(graph, update.axis)
-    return any(item.column in from_sampling for item in update.inputs)
+def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
+    """The losses of an update that read no column that depends on `sampled_logprobs` of the rows that they are about."""
+    loss = program.functions[update.name]
+    assert isinstance(loss, Loss)
+    from_sampling = depends_on_sampling(program.graph, update.axis)
+    read = {item.parameter for item in update.inputs if item.column in from_sampling}
+    if read - set(loss.signature.column_names):  # such as the mask, which every loss is averaged under
+        return
+    for term in terms(loss, {}, None):
+        if not read & set(term.loss.signature.column_names):
+            yield term.loss
 
 
 def depends_on_sampling(graph: Graph, rows: int) -> set[Column]:

@@ -42,7 +42,7 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     check_names(config, roles)
     if problems := pool_flag_problems(roles, config):
         raise PlanError(*problems)
-    return check(flow, hp, trace_options(config.options.reward), staleness=config.options.staleness)
+    return check(flow, hp, trace_options(config), staleness=config.options.staleness)
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:
@@ -71,12 +71,13 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
     return changed
 
 
-def trace_options(rewards: Sequence[str]) -> TraceOptions:
-    """Facts of the rewards of ``--reward`` that shape the graph. Nothing is imported. Raises PlanError for a reward that does not exist."""
-    specs = [parse_reward(reward) for reward in rewards]
+def trace_options(config: RunConfig) -> TraceOptions:
+    """Facts of the rewards of ``--reward`` and of ``--ROLE.generate.…`` that shape the graph. Nothing is imported. Raises PlanError for a
+    reward that does not exist."""
+    specs = [parse_reward(reward) for reward in config.options.reward]
     columns = [name for spec in specs for name in reward_reads(spec)]
     return TraceOptions(max(len(specs), 1), tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,
-                        reward_places=readers(specs))  # fmt: skip
+                        reward_places=readers(specs), sampling=config.sampling)  # fmt: skip
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:

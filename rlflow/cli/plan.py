@@ -45,8 +45,8 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 
 def options_of(config: RunConfig) -> TraceOptions:
     """The part of the flags that shapes the graph, read as by `check`; the reward of the null backend reads nothing."""
-    options = trace_options(config.options.reward)
-    return TraceOptions(options.rewards, ()) if config.judged_by_nothing else options
+    options = trace_options(config)
+    return TraceOptions(options.rewards, (), sampling=config.sampling) if config.judged_by_nothing else options
 
 
 def printed(explanation: Explanation) -> Iterator[RenderableType]:
@@ -55,6 +55,7 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     where = "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items()) if pools else "one process"
     yield plain(f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows an iteration; {where}")
     yield from section("nodes", nodes(explanation))
+    yield from section("rows of an iteration, at most", [plain(f"  {line}") for line in lineage(explanation)])
     yield from section("columns", columns(explanation))
     yield from (plain(f"  {line}") for line in sums(explanation))
     yield from section("weights", [plain(f"  {line}") for line in weights(explanation)])
@@ -93,6 +94,14 @@ def nodes(explanation: Explanation) -> Iterator[RenderableType]:
         cells = (f"{inside}{step.wave + 1}", step.name, *((step.pool or "",) if explanation.placement else ()), step.dispatch, layout)
         rows.add_row(*map(plain, cells))
     yield rows
+
+
+def lineage(explanation: Explanation) -> Iterator[str]:
+    """Lines on the rows that each node makes, where rows are asked, chosen or joined."""
+    for each in explanation.lineage:
+        groups = f" in {each.groups} groups" if each.groups < each.rows else ""
+        unknown = "" if each.known else ", if one token of each row is asked for; only a run tells"
+        yield f"{each.node}: {each.rows}{groups}{unknown}"
 
 
 def columns(explanation: Explanation) -> Iterator[RenderableType]:

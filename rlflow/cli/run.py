@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import described, fields
 from rlflow.config.flags import parse_flags, read_toml
+from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
 from rlflow.trace.compile import role_names
 
@@ -41,13 +42,16 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     from rlflow.runs.api import resolve_config, uses_packaged
     from rlflow.runs.directory import check_free
     from rlflow.runs.packaged import packaged
-    from rlflow.runs.prepare import prepare
-    from rlflow.runs.session import start_run
     from rlflow.watch.reporter import make_reporter
 
     config, hp = resolve_config(flow, None, values)
     check_free(Path(config.options.out), config.options.name)
+    check_model_folders(values)
     reporter = make_reporter(quiet, as_json, config.options.track)
+
+    from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
+    from rlflow.runs.session import start_run
+
     if uses_packaged(values):
         task, beneath = packaged(flow.name)
         model, other = config.options.model, [f"{name} {value}" for name, value in beneath.items()
@@ -72,11 +76,15 @@ def report(result: RunResult, reporter: Reporter) -> None:
 
 def help_text(file: str, flow: Flow) -> str:
     """Every flag of a flow with its type, default and what it does."""
+    from rlflow.runs.packaged import packaged
+
     about = flow.function.__doc__ or sys.modules[flow.function.__module__].__doc__ or ""
-    lines = [f"rlflow run {file} [--NAME VALUE …]", "", about.strip(), ""]
+    task, beneath = packaged(flow.name)
+    lines = [f"rlflow run {file} [--NAME VALUE …]", "", about.strip(), "",
+             f"Without --model and --data the packaged task '{task}' is run; its own values stand in parentheses.", ""]
     if flow.parameters.hp is not None:
-        lines += ["The algorithm's settings", *_described("hp.", type(flow.parameters.hp), flow.parameters.hp), ""]
-    lines += ["The run", *_described("", Options), "  --config FILE.toml  the same names in a file; flags win",
+        lines += ["The algorithm's settings", *_described("hp.", type(flow.parameters.hp), flow.parameters.hp, beneath), ""]
+    lines += ["The run", *_described("", Options, beneath=beneath), "  --config FILE.toml  the same names in a file; flags win",
               "  --json  print a last line of JSON", "  --quiet  print nothing but errors", ""]
     lines += ["Data (--data.NAME)", "  prompt, answer, completion, chosen, rejected  the file's field for each",
               "  chat true | false  prompts through the model's chat template; without it, where the model has one",
@@ -85,25 +93,29 @@ def help_text(file: str, flow: Flow) -> str:
     lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
               "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
               "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: where it runs, whole or by half",
-              *_backends()]
+              *_backends(beneath)]
     return "\n".join(lines)
 
 
-def _backends() -> list[str]:
+def _backends(beneath: Mapping[str, Any]) -> list[str]:
     from rlflow.binding.backends import backend
 
     local, vllm = backend("local"), backend("vllm")
-    return [*_described("ROLE.", local.Trainer.Settings), *_described("ROLE.", local.Generator.Settings),
+    return [*_described("ROLE.", local.Trainer.Settings, beneath=beneath), *_described("ROLE.", local.Generator.Settings),
             "With --ROLE.generator vllm, in place of batch_tokens", *_described("ROLE.", vllm.Generator.Settings)]
 
 
-def _described(prefix: str, settings: type, values: Any = None) -> list[str]:
+def _described(prefix: str, settings: type, values: Any = None, beneath: Mapping[str, Any] | None = None) -> list[str]:
+    """A line for each flag. ``values``: the defaults, if not those of the type; ``beneath``: values of the packaged task."""
     lines = []
     for entry in fields(settings).values():
         default = getattr(values, entry.name) if values is not None else entry.default
         shown = "" if default is None else f" = {default}"
         name = entry.name if prefix else entry.name.replace("_", "-")
-        lines.append(f"  --{prefix}{name} {described(entry.type)}{shown}  {entry.comment}")
+        own = (beneath or {}).get(entry.name if prefix == "ROLE." else f"{prefix}{entry.name}", default)
+        own = ", ".join(map(str, own)) if isinstance(own, list) else Path(own).name if entry.name == "model" and own else own
+        other = "" if own == default else f" (packaged task: {own})"
+        lines.append(f"  --{prefix}{name} {described(entry.type)}{shown}{other}  {entry.comment}")
     return lines
 
 

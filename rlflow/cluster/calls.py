@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ class Ledger:
         self._keys = itertools.count(1)
         self._gone: dict[WorkerId, deque[int]] = {pool.at(rank): deque() for pool in pools for rank in range(len(pool))}
         self._ran: deque[RankSpan] = deque(maxlen=REMEMBERED)
+        self.hear: Callable[[bytes], object] = lambda lines: None  # called with lines that rewards of workers print
 
     def key(self) -> int:
         """A new key of a shard."""
@@ -148,7 +149,9 @@ class Calls:
         return answers
 
     def remember(self, pool: Pool[Worker], op: str, answers: Mapping[int, Answer], terms: CallOptions) -> None:
-        """Note when each rank ran, by this process's clock."""
+        """Note when each rank ran, by this process's clock, and hand on what its rewards have printed."""
+        for answer in filter(lambda answer: answer.printed, answers.values()):
+            self.ledger.hear(answer.printed)
         shift = time.monotonic() - time.time()
         self.ledger.remember(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, self.iteration, op)
                              for rank, answer in answers.items())  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rlflow.author import verbs
+from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.batch import Batch, Data, ramp
 from rlflow.cluster.calls import Calls, Ledger
 from rlflow.cluster.rpc.actor import Payload, opened
 from rlflow.cluster.rpc.message import pickled
@@ -34,8 +35,8 @@ from rlflow.columns import Level
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
-from rlflow.execution.account import WITH_GROUP, UpdateRows
-from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
+from rlflow.execution.account import UpdateRows
+from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, reads, whole
 from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
@@ -43,7 +44,7 @@ from rlflow.placement import Parallel, Placement
 from rlflow.spans import RankSpan
 from rlflow.training.learning import together
 from rlflow.training.protocols import Sampling
-from rlflow.training.rows import with_groups
+from rlflow.training.rows import WITH_GROUP, with_groups
 
 CLEARED_SECONDS = 5.0  # how long workers may take to forget an iteration; else they do so after the next
 FETCHED = 64 << 10  # bytes of a column that the driver may look into
@@ -57,7 +58,7 @@ class ClusterEngine(Engine):
     models: Mapping[str, RemoteModel]  # type: ignore[assignment]
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
-    names: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[Hashable, str] = field(default_factory=dict)
     judging: Mapping[str, Collection[str]] = field(default_factory=dict)
     limited: Collection[str] = ()
 
@@ -93,7 +94,7 @@ class ClusterEngine(Engine):
             model.use(frozen, terms.seconds)
         else:
             model.synchronise(terms.seconds)
-        return pool, self.spread(prompts.select("prompt_tokens"), pool.name)
+        return pool, self.spread(reads(("prompt_tokens", "prefix_length"), prompts), pool.name)
 
     def sample_chunks(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
@@ -164,10 +165,10 @@ class ClusterEngine(Engine):
         if self.iteration < settings.pop("after"):
             return {}, UpdateRows(torch.zeros(len(batch), dtype=torch.int64), names, waits=True)
         pool = self.pools[self.placement.trainers[role]]
-        function: dict[str, Any] = {"function": self.names[id(loss)], "role": role}
+        function: dict[str, Any] = {"function": self.names[loss.key], "role": role}
         batch = self.spread(batch, pool.name)
         home = self._home(batch, pool) or balanced(units_of_rows(None, len(batch)), row_tokens(batch.data, len(batch)), len(pool))
-        facts = torch.zeros(len(batch), 4, dtype=torch.int64)
+        facts = torch.zeros(len(batch), 4 + (len(loss.losses) if isinstance(loss, JointLoss) else 0), dtype=torch.int64)
         told = self.calls.run(pool, "facts", batch, home, function, terms, "cpu")
         for rank, answer in told.items():
             facts[home[rank]] = torch.tensor(answer.value)
@@ -192,6 +193,21 @@ class ClusterEngine(Engine):
         split = self._split(batch, pool)
         answers = self.calls.run(pool, "encode", batch, split, {"roles": roles}, terms, "cpu")
         return self.calls.kept(pool, answers, split, batch.axis)
+
+    def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
+        """The beginnings of rows to go on from, made by the ranks that have the rows."""
+        pool = self._nearest(batch, terms)
+        split = self._split(batch, pool)
+        answers = self.calls.run(pool, "cut", batch, split, {}, terms, "cpu")
+        counts = torch.zeros(len(batch), dtype=torch.int64)
+        for rank, answer in answers.items():
+            counts[split[rank]] = torch.tensor(answer.value[0])
+        starts, place = counts.cumsum(0) - counts, torch.zeros(int(counts.sum()), dtype=torch.int64)
+        begun = [starts[rows].repeat_interleave(counts[rows]) + ramp(counts[rows]) for rows in split]
+        for rank, answer in answers.items():
+            place[begun[rank]] = torch.tensor(answer.value[1])
+        axis = batch.axis.take(torch.arange(len(batch)).repeat_interleave(counts))
+        return self.calls.kept(pool, answers, begun, axis), place
 
     def concat(self, parts: Sequence[Batch], terms: CallOptions = HERE) -> Batch:
         """Columns that workers call alike stay where they are; others are copied onto one rank."""
@@ -260,6 +276,10 @@ class ClusterEngine(Engine):
         """All rows, put together by a worker that holds most of them."""
         payload: Payload = self.calls.on_one(self._nearest(batch, HERE), 0, "fetch", batch, torch.arange(len(batch)), {}, HERE, "io").value
         return payload
+
+    def heard_by(self, hear: Callable[[bytes], object]) -> None:
+        """Hand on what rewards of workers print, as whole lines, from several threads."""
+        self._ledger.hear = hear
 
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
         """Summarise the recorded columns on one worker. The driver gets the summary alone."""

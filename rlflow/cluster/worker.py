@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
@@ -41,7 +42,8 @@ from rlflow.trace.compile import all_nodes
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
-from rlflow.training.rows import broken_columns, group_of, mask_counts, token_counts
+from rlflow.training.rows import broken_columns, group_of, mask_counts, own_rows, token_counts
+from rlflow.watch.lines import WaitingLines
 from rlflow.watch.secrets import guard, remember
 
 
@@ -63,6 +65,8 @@ class Worker:
             interface = own_interface(options.interface, options.insecure) if address else LOOPBACK
             join(address or setup.rendezvous, setup.rank, setup.ranks, device_of(options.device), interface)
         self.rewards = Rewards(RewardNames.of(setup.config), setup.data, setup.config.options, setup.config.tokenizer_folder)
+        self.printed = WaitingLines()
+        self.rewards.heard_by(self.printed.hear)
         self.engine = self._engine()
         others_alone()
 
@@ -128,7 +132,8 @@ class Worker:
         with MARKS.during(call):
             start = time.time()
             batch = self.store.batch(call.inputs, transfers)
-            return OPERATIONS[call.op](self, call, batch)._replace(ran=(start, time.time())).packed()
+            answer = OPERATIONS[call.op](self, call, batch)
+            return answer._replace(ran=(start, time.time()), printed=self.printed.take()).packed()
 
     def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
         """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows, and at last for all rows."""
@@ -178,6 +183,12 @@ class Worker:
         """Encode asked rows with the tokenizers of the roles that sample from them, and store the columns."""
         return self._keep(call, self.engine.encoded(batch, call.arguments["roles"]))
 
+    def cut(self, call: Call, batch: Batch) -> Answer:
+        """Store the beginnings of rows to go on from. The answer has how many each row has, and how many tokens are in each."""
+        rows, place = self.engine.cut(batch)
+        counts = torch.bincount(rows.axis.back_to(batch.axis), minlength=len(batch))
+        return self._keep(call, rows)._replace(value=(counts.numpy(), place.numpy()))
+
     def stage(self, call: Call, batch: Batch) -> Answer:
         """Run a stage of the flow, and store its columns."""
         stage = self._stage(call)
@@ -218,9 +229,10 @@ class Worker:
 
     def facts(self, call: Call, batch: Batch) -> Answer:
         """Facts of each row that an update is balanced by: the column that keeps it from being learned from, its tokens that count, all
-        its tokens, and its group. The rows stay for the update."""
-        bad = broken_columns(batch, self._loss(call))
-        facts = torch.stack([bad, mask_counts(batch), token_counts(batch), self._groups(batch)], 1)
+        its tokens, its group, and of several losses whether the row is its. The rows stay for the update."""
+        loss = self._loss(call)
+        own = own_rows(batch, loss).unbind(1) if isinstance(loss, JointLoss) else ()
+        facts = torch.stack([broken_columns(batch, loss), mask_counts(batch), token_counts(batch), self._groups(batch), *own], 1)
         return self._keep(call, batch)._replace(value=facts.numpy())
 
     def _groups(self, batch: Batch) -> torch.Tensor:
@@ -343,7 +355,7 @@ def _no_data(count: int) -> Batch:
 
 OPERATIONS: dict[str, Callable[[Worker, Call, Batch], Answer]] = {
     "generate": Worker.generate, "forward": Worker.forward, "score": Worker.score, "reward": Worker.reward, "stage": Worker.stage,
-    "encode": Worker.encode,
+    "encode": Worker.encode, "cut": Worker.cut,
     "facts": Worker.facts, "split": Worker.split, "piece": Worker.piece, "merge": Worker.merge,
     "update": Worker.update, "hold": Worker.hold, "summarise": Worker.summarise, "fetch": Worker.fetch,
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlflow.author.settings import override
 from rlflow.config.options import Options
+from rlflow.config.sampling import addresses_call, repeatable, sampling_of
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES
 
@@ -61,7 +62,7 @@ def parse_flags(arguments: Iterable[str]) -> dict[str, Any]:
 
 
 def _put(flags: dict[str, Any], name: str, value: str) -> None:
-    if name in REPEATED:
+    if name in REPEATED or repeatable(name):
         flags[name] = (*flags.get(name, ()), value)
     elif name in flags:
         both = f"{flags[name]} and {value}"
@@ -129,6 +130,7 @@ class RunConfig:
     every_role: Mapping[str, Any] = field(default_factory=dict)  # settings written for all roles (--NAME)
     values: Mapping[str, Any] = field(default_factory=dict)  # all of the above by flag, as it came: what a run records
     own: tuple[str, ...] = ()  # names of all settings of the flow
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in place of the flow's
 
     def role(self, name: str) -> RoleConfig:
         """The settings of one role; a setting of its own goes before one for all roles."""
@@ -155,7 +157,7 @@ def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any =
     roles = list(roles)
     options, hp, data, every = {}, {}, {}, {}
     by_role: dict[str, dict[str, Any]] = {}
-    problems = []
+    sampling, problems = sampling_of({name: value for name, value in values.items() if _of_a_call(name, roles)})
     pools: list[str] = []
     for name, value in values.items():
         head, dot, rest = name.partition(".")
@@ -169,6 +171,8 @@ def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any =
             data[rest] = value
         elif head == "pools":  # a table of a configuration file
             pools.append(f"{rest}={value}")
+        elif _of_a_call(name, roles):
+            continue
         elif head in roles:
             by_role.setdefault(head, {})[rest] = value
         else:
@@ -178,7 +182,13 @@ def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any =
     if pools:
         options["pools"] = ",".join(pools)
     return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(values),
-                     tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ())  # fmt: skip
+                     tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), sampling)  # fmt: skip
+
+
+def _of_a_call(name: str, roles: Iterable[str]) -> bool:
+    """Whether a name is that of a setting of a role's `generate`."""
+    head, _, rest = name.partition(".")
+    return head in roles and addresses_call(rest)
 
 
 def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]:

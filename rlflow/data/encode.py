@@ -17,6 +17,7 @@ from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
 
 END = 256  # id of the byte encoding's end of text
+QUESTION, REPLY = "question", "reply"  # what stands for any first turn where only what follows it is wanted
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,12 @@ class Encoder(Protocol):
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """The token ids of a response of several turns to a prompt, turn by turn."""
 
+    def following(self, texts: Sequence[str], sampled: Sequence[Sequence[int]], wording: Wording) -> list[list[int]]:
+        """The token ids of each text as another turn after sampled ids."""
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of token ids, without special tokens."""
+
 
 class ByteEncoder:
     """Uses UTF-8 bytes as token ids, and END after a response. It serves runs without a model."""
@@ -103,6 +110,15 @@ class ByteEncoder:
             turns += [(list(f"\n{_plain(context)}".encode()), False)] if turns else []
             turns.append((self.responses([reply])[0], True))
         return turns
+
+
+    def following(self, texts: Sequence[str], sampled: Sequence[Sequence[int]], wording: Wording) -> list[list[int]]:
+        """The bytes of each text."""
+        return [list(text.encode()) for text in texts]
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of bytes."""
+        return [bytes(number for number in row if number < END).decode(errors="replace") for row in rows]
 
 
 def _plain(wording: str | list[Message]) -> str:
@@ -161,6 +177,30 @@ class TokenizerEncoder:
             turns.append((self.responses([reply])[0], True))
             messages, before = [*messages, {"role": "assistant", "content": reply}], before + reply
         return turns
+
+    def following(self, texts: Sequence[str], sampled: Sequence[Sequence[int]], wording: Wording) -> list[list[int]]:
+        """The token ids of each text; in a chat, what the template writes between a reply and the next one: the difference that the turn
+        makes after a question and a reply that stand for any. Ids that were sampled are never encoded again. Raises PlanError for a
+        template that writes earlier turns otherwise once there are later ones."""
+        if not wording.chat:
+            return self._encode(texts, False)
+        opening = wording.of(Record(QUESTION))
+        assert isinstance(opening, list)
+        (before,) = self._chats([opening])
+        before += REPLY
+        conversation: list[Message] = [*opening, {"role": "assistant", "content": REPLY}]
+        turns = []
+        for after, ids in zip(self._chats([[*conversation, {"role": "user", "content": text}] for text in texts]), sampled, strict=True):
+            if not after.startswith(before):
+                raise self._rewrites(before, after)
+            between = after[len(before) :]
+            ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
+            turns.append(between.removeprefix(self.tokenizer.eos_token) if ended else between)
+        return self._encode(turns, False)
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of token ids, without special tokens."""
+        return [str(self.tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False)) for row in rows]
 
     def _rewrites(self, before: str, after: str) -> PlanError:
         same = len(os.path.commonprefix([before, after]))

@@ -7,6 +7,7 @@ together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch
+from rlflow.execution.tally import PartialMetrics, known
 from rlflow.graph.lineage import sources
 from rlflow.graph.model import Graph, Node, Op
+from rlflow.training.rows import NO_LOSS, WITH_GROUP
 
 
 class Fate(StrEnum):
@@ -53,11 +56,14 @@ class Count(NamedTuple):
         return Count(*(a + b for a, b in zip(self, other, strict=True)))
 
     @staticmethod
-    def of(axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None) -> Count:
-        """Count the rows of an axis. ``lengths``: tokens of each row, int64 [rows]; ``chosen``: bool [rows], which rows count."""
+    def of(axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None, elsewhere: Tensor | None = None) -> Count:
+        """Count the rows of an axis. ``lengths``: tokens of each row, int64 [rows]; ``chosen``: bool [rows], which rows count; groups of
+        rows that are ``elsewhere``, bool [rows], are counted there."""
         where = torch.ones(len(axis), dtype=torch.bool) if chosen is None else chosen
-        groups = len(torch.unique(axis.slots[where]))
-        return Count(groups, int(where.sum()), int(lengths[where].sum()) if lengths is not None else 0)
+        own = axis.slots[where]
+        if elsewhere is not None:
+            own = own[~torch.isin(own, axis.slots[elsewhere])]
+        return Count(len(torch.unique(own)), int(where.sum()), int(lengths[where].sum()) if lengths is not None else 0)
 
 
 @dataclass
@@ -131,12 +137,12 @@ def _plain(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
 
 # -- from a run of a plan ----------------------------------------------------------------------------------------------------------
 
-WITH_GROUP = -1  # a row that is left out because another of its group is
+CAUSES = {WITH_GROUP: "with its group", NO_LOSS: "no loss has it among its rows"}
 
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """The outcome of each row of an update, int64 [rows]: 0 where the update learned from it, WITH_GROUP, or the number of the column
+    """The outcome of each row of an update, int64 [rows]: 0 where the update learned from it, one of CAUSES, or the number of the column
     among ``columns``, counted from 1, that is not finite there. waits: whether the update was not due yet; stepped: whether it took any
     step."""
 
@@ -146,9 +152,9 @@ class UpdateRows:
     stepped: bool = True
 
     @property
-    def left_out(self) -> int:
-        """The number of rows that the update did not learn from."""
-        return int((self.broken != 0).sum())
+    def metrics(self) -> PartialMetrics:
+        """The number of rows that the update did not learn from, as ``left_out``; nothing of an update that was not due."""
+        return {} if self.waits else known({"left_out": float((self.broken != 0).sum())})
 
 
 class RowOrigins(NamedTuple):
@@ -169,8 +175,9 @@ CHOSEN_AWAY, OWN = 1, 4  # what is decided later counts more; most an update of 
 class Ledger:
     """Fates of the rows that one run of a plan samples, while its nodes are done. ``axes``: the real rows of the graph's."""
 
-    def __init__(self, graph: Graph, axes: Mapping[int, Axis]) -> None:
-        self.graph, self.axes = graph, axes
+    def __init__(self, graph: Graph, axes: Mapping[int, Axis], longest: float = math.inf) -> None:
+        """``longest``: the most tokens of a prompt that is asked."""
+        self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
         self._lengths: dict[int, Tensor] = {}
 
@@ -184,36 +191,67 @@ class Ledger:
 
     def account(self) -> Account:
         """The account of all rows, without rows that a `repeat` body returns: the `repeat` accounts for these."""
-        found, returned = Account(), sources(self.graph.axes, self.graph.rows) if self.graph.results and not self.graph.roles else set()
-        fates = {i: _Fates(len(lengths)) for i, lengths in self._lengths.items()}
+        total = Account()
+        fates = {i: _Fates(len(lengths), self._reader(self.graph.nodes[i])) for i, lengths in self._lengths.items()}
         for node in self.graph.nodes:
             if node.op is Op.CHOOSE and node.makes is not None and node.makes in self.axes and self._trains(node.makes):
                 self._chosen(node, fates)
+            elif node.op is Op.ASK and node.makes in self.axes:
+                self._asked(node, fates)
             elif node.id in self.updates:
                 self._updated(node, self.updates[node.id], fates)
         for i, lengths in self._lengths.items():
             node = self.graph.nodes[i]
-            if node.rows_axis in returned:
+            name, axis, returned = source_of(node), self.axes[node.rows_axis], self._returned(i)
+            if bool(returned.any()) and bool(returned.all()):
                 continue
-            name, axis = source_of(node), self.axes[node.rows_axis]
             if node.op is not Op.REPEAT:
-                found.sample(name, Count.of(axis, lengths))
+                total.sample(name, Count.of(axis, lengths, ~returned, returned))
             for number, end in enumerate(fates[i].ends):
-                found.end(name, end, Count.of(axis, lengths, fates[i].end == number))
-        return found
+                total.end(name, end, Count.of(axis, lengths, ~returned & (fates[i].end == number), returned))
+        return total
+
+    @property
+    def _in_body(self) -> bool:
+        return bool(self.graph.results) and not self.graph.roles
+
+    def _returned(self, source: int) -> Tensor:
+        """bool [rows]: the rows of a source that a `repeat` body returns."""
+        where = torch.zeros(len(self._lengths[source]), dtype=torch.bool)
+        if self._in_body and self.graph.rows in self.axes:
+            origins = self.origins(self.graph.rows)
+            where[origins.row[origins.node == source]] = True
+        return where
 
     def _trains(self, axis: int) -> bool:
-        return any(axis in sources(self.graph.axes, node.axis) for node in self.graph.nodes if node.op is Op.UPDATE)
+        """Whether rows of an axis are learned from, here or by whoever takes what a `repeat` body returns."""
+        axes = [node.axis for node in self.graph.nodes if node.op is Op.UPDATE] + [self.graph.rows] * self._in_body
+        return any(axis in sources(self.graph.axes, learned) for learned in axes)
 
-    def _chosen(self, node: Node, fates: Mapping[int, _Fates]) -> None:
+    def _reader(self, source: Node) -> str:
+        """The last node that reads what a source gave; the source itself where none does."""
+        readers = [node.name for node in self.graph.nodes if any(item.column.node == source.id for item in node.inputs)]
+        return readers[-1] if readers else source.name
+
+    def _asked(self, node: Node, fates: Mapping[int, _Fates]) -> None:
+        """Rows whose prompt was too long to be asked, but not rows that are asked for single tokens, of which there may be none."""
         assert node.makes is not None
-        index = self.axes[node.makes].index
-        gone = torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
+        if self.axes[node.makes].cut is None:
+            end = End(Fate.LEFT_OUT, node.name, "asked too long", f"data.max_prompt={self.longest:g}")
+            self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
+
+    def _not_in(self, node: Node) -> Tensor:
+        """bool [rows]: the rows of a node's inputs that its outputs have not."""
+        assert node.makes is not None
+        index, gone = self.axes[node.makes].index, torch.ones(len(self.axes[node.axis]), dtype=torch.bool)
         if index is not None:
             gone[index] = False
+        return gone
+
+    def _chosen(self, node: Node, fates: Mapping[int, _Fates]) -> None:
         settings = dict(node.settings)
         end = End(Fate.LEFT_OUT, node.name, "not chosen", f"count={settings['count']}" if settings.get("count") else "")
-        self._end(self.origins(node.axis), gone, fates, end, lambda source: CHOSEN_AWAY)
+        self._end(self.origins(node.axis), self._not_in(node), fates, end, lambda source: CHOSEN_AWAY)
 
     def _updated(self, node: Node, rows: UpdateRows, fates: Mapping[int, _Fates]) -> None:
         origins = self.origins(node.axis)
@@ -229,7 +267,7 @@ class Ledger:
         trained = End(Fate.TRAINED, node.name) if rows.stepped else End(Fate.LEFT_OUT, node.name, "no step was taken")
         self._end(origins, learned, fates, trained, lambda source: self._rank(source, node, trained))
         for number in torch.unique(rows.broken[~learned]).tolist():
-            cause = "with its group" if number == WITH_GROUP else f"{rows.columns[number - 1]} is not finite"
+            cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
             self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
 
     def _rank(self, source: int, node: Node, end: End) -> int:
@@ -257,8 +295,8 @@ class _Fates:
     """The end of each row of a source, as its number among ``ends``, and the rank of that end. An end of a higher rank replaces one of a
     lower rank."""
 
-    def __init__(self, rows: int) -> None:
-        self.ends = [End(Fate.READ)]
+    def __init__(self, rows: int, reader: str) -> None:
+        self.ends = [End(Fate.READ, reader)]
         self.end, self.rank = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
 
     def set(self, rows: Tensor, end: End, rank: int) -> None:

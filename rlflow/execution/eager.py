@@ -9,8 +9,9 @@ from typing import Any
 
 from rlflow.author import scope, verbs
 from rlflow.author.flow import Flow
+from rlflow.author.joint import joined, specification
 from rlflow.author.loss import Loss
-from rlflow.author.scope import symbolic
+from rlflow.author.scope import AskWay, symbolic
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place
 from rlflow.author.stage import Stage
@@ -46,7 +47,7 @@ class Bare:
         raise FlowError(Problem("repeat-outside", "repeat needs the data cursor of a run", call_place(), found="no flow around it",
                                 expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
 
-    def ask(self, batch: Any, column: str) -> Any:
+    def ask(self, batch: Any, column: str, way: AskWay) -> Any:
         """Refuse `ask` outside a flow."""
         raise FlowError(Problem("ask-outside", "ask needs the tokenizers of a run", call_place(), found="no flow around it",
                                 expected="a call inside a flow", remedy="call the flow with the objects of rlflow.roles(…)"))
@@ -149,16 +150,20 @@ class Session:
         self.engine.state |= {name: float(result.data[name].value) for name in result.data if name in self.engine.state}
         return result
 
-    def ask(self, batch: Any, column: str) -> Batch:
+    def ask(self, batch: Any, column: str, way: AskWay) -> Batch:
         """Make a prompt of every row. Rows are encoded when a role samples from them, since before that it is not known whose tokenizer
         to use."""
         place, batch = call_place(), real("ask", batch)
         _, node = self.next_call("ask")
-        suits("ask", _reading(column, text), batch, place, None)
+        kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
+        suits("ask", _reading(column, kind), batch, place, None)
+        inputs = {"until" if way == "until" else "text": batch.data[column]}
+        inputs |= {name: batch.data[name] for name in (*verbs.MODEL_READS, "prefix_length") if way != "text" and name in batch}
         with failing(node, self.engine.iteration, batch, place):
-            rows, metrics = self.engine.ask(Batch(batch.axis, {"text": batch.data[column]}), (), CallOptions(node=node))
+            rows, metrics = self.engine.ask(Batch(batch.axis, inputs), (), CallOptions(node=node))
         self.log(node, metrics)
-        along = {name: data for name, data in batch.data.items() if name not in LEFT_BEHIND and not data.ragged}
+        along = {name: data for name, data in batch.data.items()
+                 if (name not in LEFT_BEHIND or (way == "until" and name == "prompt")) and not data.ragged}  # fmt: skip
         return Batch(rows.axis, {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data)
 
     def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:
@@ -226,6 +231,7 @@ class Role:
         """Sample rows from prompts."""
         _, call, node = self._call("generate")
         bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
+        bound = verbs.resampled(bound, self._engine.sampling, f"{self._name}.generate", node)
         if real(node, prompts).axis.grouped:
             raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):
@@ -256,20 +262,25 @@ class Role:
         session.log(node, metrics)
         return renamed(node, result, (gives,) if isinstance(gives, str) else tuple(gives))
 
-    def update(self, batch: Batch, loss: Loss, **settings: Any) -> None:
-        """Train the role on rows."""
+    def update(self, batch: Batch, loss: Loss | Sequence[Loss], **settings: Any) -> None:
+        """Train the role on rows, by one loss or by several in each step."""
         session, call, node = self._call("update")
+        if wrong := rules.no_losses(loss):
+            raise FlowError(rules.not_a_loss(node, wrong[0], call_place()))
         if not isinstance(loss, Loss):
-            raise FlowError(rules.not_a_loss(node, loss, call_place()))
-        batch = real(node, batch)
-        own = verbs.bind(node, verbs.UPDATE, {k: v for k, v in settings.items() if k in verbs.UPDATE}, call_place())
-        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in verbs.UPDATE})
+            loss, problems = joined(node, loss, settings, call_place())
+            if problems:
+                raise FlowError(*problems)
+        batch, specified = real(node, batch), specification(loss)
+        own = verbs.bind(node, specified, {k: v for k, v in settings.items() if k in specified}, call_place())
+        rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified})
         if self._engine.state:
             batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
-            session.log(node, self._engine.update(self._name, inputs, loss, {**own, **rest}, call)[0])
+            metrics, rows = self._engine.update(self._name, inputs, loss, {**own, **rest}, call)
+        session.log(node, {**metrics, **rows.metrics})
 
 
 def update_reads(loss: Loss) -> tuple[str, ...]:

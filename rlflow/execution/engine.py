@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
@@ -16,13 +17,13 @@ from torch import Tensor
 from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.axis import Axis
+from rlflow.axis import Axis, Cut
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level
 from rlflow.errors import SkipIteration, listed
-from rlflow.execution.account import WITH_GROUP, Account, Count, End, Fate, UpdateRows
+from rlflow.execution.account import Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
-from rlflow.execution.lineage import chosen_rows, joined_rows
+from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, ragged, whole_completions
 from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
 from rlflow.memory.mover import MemoryMover
@@ -30,7 +31,7 @@ from rlflow.memory.schedule import computing, learning, sampling, syncing
 from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
 from rlflow.training.protocols import Generator, Sampling, Trainer
-from rlflow.training.rows import broken_columns, group_of, with_groups
+from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
 
 Metrics = dict[str, float]
 JUDGE = "(held-out)"  # the scorer that says whether an answer to a held-out prompt is right; no role can have this name
@@ -89,20 +90,33 @@ class Chunks:
     names: tuple[str, ...]
 
 
-Encode = Callable[[tuple[str, ...], Sequence[str]], list[list[int]]]
+Roles = tuple[str, ...]
+
+
+def as_bytes(roles: Roles, texts: Sequence[str]) -> list[list[int]]:
+    """UTF-8 bytes as token ids: for runs without a model."""
+    return [list(text.encode()) for text in texts]
+
+
+def bytes_after(roles: Roles, texts: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+    """UTF-8 bytes of texts that follow sampled ids."""
+    return as_bytes(roles, texts)
+
+
+def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]]) -> list[str]:
+    """The opposite of ``as_bytes``."""
+    return [bytes(number % 256 for number in row).decode(errors="replace") for row in rows]
 
 
 @dataclass(frozen=True)
 class Asking:
-    """How rows that are asked become prompts: token ids of texts for the models of some roles, and the longest that may be asked."""
+    """How rows that are asked become prompts for the models of some roles: ``encode`` gives token ids of texts, ``follow`` those of texts
+    that are another turn after sampled ids, ``decode`` the text of ids; and the longest prompt that may be asked."""
 
-    encode: Encode
+    encode: Callable[[Roles, Sequence[str]], list[list[int]]] = as_bytes
+    follow: Callable[[Roles, Sequence[str], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
+    decode: Callable[[Roles, Sequence[Sequence[int]]], list[str]] = text_of_bytes
     longest: float = math.inf
-
-
-def as_bytes(roles: tuple[str, ...], texts: Sequence[str]) -> list[list[int]]:
-    """UTF-8 bytes as token ids: for runs without a model."""
-    return [list(text.encode()) for text in texts]
 
 
 @dataclass
@@ -121,7 +135,8 @@ class Engine:
     weights: Mapping[str, Any] = field(default_factory=dict)
     keeper: MemoryMover = field(default_factory=MemoryMover)
     dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
-    asking: Asking = field(default_factory=lambda: Asking(as_bytes))
+    asking: Asking = field(default_factory=Asking)
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by call, what an eager flow's `generate` takes from the run
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
         """This engine for the calls of a later iteration, which draw what that one draws and keep their columns for it."""
@@ -143,7 +158,7 @@ class Engine:
         assert model.generator is not None
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
         rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
-        return whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
+        return whole(self._begun(role, prompts, rows), len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
     def chunks(
         self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, into: Chunks, terms: CallOptions = HERE
@@ -161,12 +176,18 @@ class Engine:
         generate = model.generator.generate_chunks  # type: ignore[attr-defined]
         pieces: list[Batch] = []
         for chunk in generate(prompts.select("prompt_tokens"), sampling, seeds, into.count):
-            pieces.append(chunk)
-            yield chunk.select(*into.names)
+            pieces.append(self._begun(role, prompts, chunk))
+            yield pieces[-1].select(*into.names)
         if len(pieces) != into.count:
             raise ValueError(f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}")
         rows = self.in_order(pieces)
         yield whole(rows, len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
+
+    def _begun(self, role: str, prompts: Batch, rows: Batch) -> Batch:
+        """Sampled rows, whose completions have the beginnings that the prompts were asked to go on from."""
+        if "prefix_length" not in prompts:
+            return rows
+        return whole_completions(partial(self.asking.decode, (role,)), prompts, rows)
 
     def in_order(self, pieces: Sequence[Batch]) -> Batch:
         """Batches of rows that were taken from one axis, together all of its, over that axis. Raises ValueError where one is lost or there
@@ -250,6 +271,9 @@ class Engine:
         """The rows of all, one after another."""
         return Batch.concat(batches)
 
+    def heard_by(self, hear: Callable[[bytes], object]) -> None:
+        """Hand on what rewards print in other processes than this one's own. There are none here."""
+
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
         """Summarise the recorded columns of an iteration."""
         return summarise(records)
@@ -287,24 +311,41 @@ class Engine:
         """A number of the state as a column."""
         return Data(Kind(Level.SCALAR, str(self.dtype).removeprefix("torch.")), torch.tensor(value, dtype=self.dtype))
 
-    def ask(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """A prompt for each row's ``text``, for models of the roles: ``prompt`` and ``prompt_tokens`` over an axis of their own, without
-        those that are too long."""
-        rows = self.encoded(batch, roles, terms)
+    def ask(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
+        """A prompt for each row's ``text``, for models of the roles, or for each place of a row that ``until`` says, over an axis of their
+        own, without those that are too long."""
+        rows, cut = self._prompts(batch, roles, terms)
         lengths = rows.data["prompt_tokens"].lengths
         assert lengths is not None
         short = (lengths <= self.asking.longest).nonzero()[:, 0]
-        axis = batch.axis.ask(short)
-        asked = Batch(axis, {name: data.take(short, batch.axis) for name, data in rows.data.items()})
-        return asked, {"too_long": PartialMetric.sum(float(len(batch) - len(short)))}
+        axis = batch.axis.ask(rows.axis.back_to(batch.axis)[short], cut.take(short) if cut is not None else None)
+        asked = Batch(axis, {name: data.take(short, rows.axis) for name, data in rows.data.items()})
+        return asked, {"too_long": PartialMetric.sum(float(len(rows) - len(short)))}
 
-    def encoded(self, batch: Batch, roles: tuple[str, ...], terms: CallOptions = HERE) -> Batch:
-        """``prompt`` and ``prompt_tokens`` of each row's ``text``."""
-        ids = self.asking.encode(roles, batch["text"])
+    def _prompts(self, batch: Batch, roles: Roles, terms: CallOptions) -> tuple[Batch, Cut | None]:
+        if "until" not in batch:
+            return self.encoded(batch, roles, terms), None
+        rows, place = self.cut(batch, terms)
+        lengths = batch.data["tokens"].lengths
+        assert lengths is not None
+        return rows, Cut(place, lengths) if batch.data["until"].kind.level is Level.TOKEN else None
+
+    def encoded(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> Batch:
+        """``prompt`` and ``prompt_tokens`` of each row's ``text``, alone or after its prompt and response."""
+        sampled = ragged(batch.data["tokens"]) if "tokens" in batch else None
+        texts = batch["text"]
+        ids = self.asking.encode(roles, texts) if sampled is None else self.asking.follow(roles, texts, sampled)
+        if sampled is not None:
+            before = zip(ragged(batch.data["prompt_tokens"]), sampled, strict=True)
+            ids = [[*prompt, *response, *more] for (prompt, response), more in zip(before, ids, strict=True)]
         flat = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
         lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
         tokens = Data(Kind(Level.PROMPT, "int64"), flat, lengths)
         return Batch(batch.axis, {"prompt": batch.data["text"], "prompt_tokens": tokens})
+
+    def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
+        """The beginnings of rows to go on from, as ``cut_rows`` gives them."""
+        return cut_rows(batch)
 
     def choose(self, batch: Batch, settings: Mapping[str, Any]) -> tuple[Batch, PartialMetrics]:
         """The rows that the column ``by`` chooses, without columns."""
@@ -357,7 +398,8 @@ def count_of(rows: Batch, where: Tensor | None = None) -> Count:
 def repeat_metrics(account: Account, names: tuple[str, str], tried: int, groups: int) -> dict[str, PartialMetric]:
     """Metrics of a `repeat` from the account. Groups beyond ``groups`` are surplus, dropped or carried on."""
     node, source = names
-    sampled, dropped = account.sampled.get(source, Count()).groups, account.of(Fate.LEFT_OUT, node).groups
+    sampled = account.sampled.get(source, Count()).groups
+    dropped = sum(count.groups for (name, end), count in account.ends.items() if name == source and end.fate in (Fate.LEFT_OUT, Fate.READ))
     beyond = account.of(Fate.SURPLUS, node).groups + account.of(Fate.CARRIED, node).groups
     opened = account.opened.get(source, Count()).groups - account.of(Fate.STALE, node).groups
     kept = sampled + opened - dropped - beyond

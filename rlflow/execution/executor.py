@@ -17,7 +17,7 @@ from rlflow.axis import Axis
 from rlflow.batch import Batch, Data, spread
 from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import SkipIteration, StageError, Stopped
-from rlflow.execution.account import Account, Ledger, source_of
+from rlflow.execution.account import Account, Ledger, sampler_of, source_of
 from rlflow.execution.apply import failing, shapes
 from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.lanes import Lanes
@@ -25,7 +25,7 @@ from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, settled
-from rlflow.graph.model import Column, Node, Op
+from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, StartNode
 from rlflow.spans import RankSpan, Span
@@ -45,6 +45,7 @@ class Outcome:
     state: dict[str, float] = field(default_factory=dict)
     summary: IterationSummary = field(default_factory=IterationSummary)
     account: Account = field(default_factory=Account)
+    sampler: str = ""  # the role that gave the recorded completions, where several roles sample
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,13 @@ class Executor:
         return run.results
 
 
+def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
+    """The role that gave the completions among the recorded columns, where several roles sample; empty where one does, or none alone."""
+    roles = frozenset().union(*(sampler_of(node) for node in graph.nodes))
+    makers = [sampler_of(graph.nodes[column.node]) for column in recorded if column.name == "completion"]
+    return next(iter(makers[0])) if len(roles) > 1 and len(makers) == 1 and len(makers[0]) == 1 else ""
+
+
 class _Run:
     """One plan being run: the main plan or, in a thread of its own, the body of a repeat. ``ready``: rows by node that are there."""
 
@@ -130,7 +138,7 @@ class _Run:
         self.taken: dict[int, Batch] = {}
         self.engine = executor.engine
         self.store = Store()
-        self.ledger = Ledger(plan.graph, self.store.axes)
+        self.ledger = Ledger(plan.graph, self.store.axes, executor.engine.asking.longest)
         self.results: Batch | None = None
         self._scheduler = Scheduler(plan, executor.lanes.room)
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
@@ -289,6 +297,7 @@ class _Run:
             if column in columns:
                 axis = self.store.axes[graph.nodes[column.node].rows_axis]
                 self.outcome.records[column.name] = Batch(axis, {column.name: columns[column]})
+        self.outcome.sampler = sampler_of_records(graph, self.plan.held_to_end)
         self.outcome.state = {slot.name: float(columns[slot.final].value) for slot in graph.state}
         self.outcome.account.add(self.ledger.account())
         if graph.results:
@@ -346,9 +355,9 @@ class _Run:
     def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
-        metrics, self.ledger.updates[node.id] = self.engine.update(
-            node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
-        return None, metrics
+        metrics, rows = self.engine.update(node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
+        self.ledger.updates[node.id] = rows
+        return None, {**metrics, **rows.metrics}
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         stage = self.plan.program.functions[node.name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.batch import Batch, Data, ramp
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.errors import FlowError
 from rlflow.trace.rules import joined_kinds
@@ -36,6 +36,64 @@ def asked_data(data: Data, axis: Axis, asked: Axis) -> Data:
         return data
     assert axis.index is not None
     return per_row(data, asked).take(axis.index, asked)
+
+
+def cut_rows(batch: Batch) -> tuple[Batch, Tensor]:
+    """The beginnings of rows to go on from, by ``until``: the first tokens of each row where it is a number per row, where it is a bool
+    per token those before each True. Gives ``prompt_tokens`` and ``prefix_length`` over rows taken from the batch's, and how many
+    tokens of its row each goes on from. Raises ValueError for a number that the row has not."""
+    tokens, until = batch.data["tokens"], batch.data["until"]
+    assert tokens.lengths is not None
+    starts = tokens.lengths.cumsum(0) - tokens.lengths
+    if until.kind.level is Level.TOKEN:
+        flat = until.value.nonzero()[:, 0]
+        rows = torch.arange(len(batch)).repeat_interleave(tokens.lengths)[flat]
+        place = flat - starts[rows]
+    else:
+        rows, place = torch.arange(len(batch)), batch["until"]
+        wrong = ((place < 0) | (place > tokens.lengths)).nonzero()[:, 0].tolist()
+        if wrong:
+            raise ValueError(f"tokens_until: found {int(place[wrong[0]])} in a row of {int(tokens.lengths[wrong[0]])} tokens, expected at "
+                             "least 0 and at most all of them")
+    first = tokens.value[starts[rows].repeat_interleave(place) + ramp(place)]
+    length = replace(until, kind=Kind(Level.ROW, "int64"), lengths=None, value=place + before(batch)[rows])
+    ids = after_each(batch.data["prompt_tokens"].take(rows, batch.axis), first, place)
+    return Batch(batch.axis.take(rows), {"prompt_tokens": ids, "prefix_length": length}), place
+
+
+def before(batch: Batch) -> Tensor:
+    """int64 [rows]: how many of the response's tokens are in the prompt already."""
+    return batch["prefix_length"] if "prefix_length" in batch else torch.zeros(len(batch), dtype=torch.int64)
+
+
+def after_each(data: Data, value: Tensor, lengths: Tensor) -> Data:
+    """A ragged column with ``lengths`` more entries in each row, of ``value``."""
+    assert data.lengths is not None
+    total = data.lengths + lengths
+    starts = total.cumsum(0) - total
+    whole = torch.empty(int(total.sum()), dtype=data.value.dtype)
+    whole[starts.repeat_interleave(data.lengths) + ramp(data.lengths)] = data.value
+    whole[(starts + data.lengths).repeat_interleave(lengths) + ramp(lengths)] = value
+    return replace(data, value=whole, lengths=total)
+
+
+def whole_completions(decode: Callable[[Sequence[Sequence[int]]], list[str]], prompts: Batch, rows: Batch) -> Batch:
+    """Sampled rows whose ``completion`` is the text of what stood in the prompt of the response, and of what was sampled after it. What
+    ended a response is in no text."""
+    where = rows.axis.back_to(prompts.axis)
+    prefix = prompts["prefix_length"][where].tolist()
+    whole = ragged(prompts.data["prompt_tokens"].take(where, prompts.axis))
+    begun = [ids[len(ids) - count :] for ids, count in zip(whole, prefix, strict=True)]
+    sampled = ragged(rows.data["tokens"])
+    ended = [text == completion for text, completion in zip(decode([ids[:-1] for ids in sampled]), rows["completion"], strict=True)]
+    texts = decode([ids + (more[:-1] if end else more) for ids, more, end in zip(begun, sampled, ended, strict=True)])
+    return Batch(rows.axis, rows.data | {"completion": replace(rows.data["completion"], value=tuple(texts))})
+
+
+def ragged(data: Data) -> list[list[int]]:
+    """The entries of each row."""
+    assert data.lengths is not None
+    return [piece.tolist() for piece in data.value.split(data.lengths.tolist())] if len(data.lengths) else []
 
 
 def per_row(data: Data, axis: Axis) -> Data:

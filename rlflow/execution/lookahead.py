@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rlflow.axis import Axis
+from rlflow.axis import Axis, Cut
 from rlflow.batch import Batch
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Account, End, Fate, source_of
@@ -77,7 +77,7 @@ class Ahead:
         live = [self.plan.graph.nodes[i] for i in self.plan.live]
         ahead = ahead_of_training(self.plan.graph)
         self.nodes = [node for node in live if node.id in ahead]
-        self.chain = part_of(self.plan, ahead) if any(node.op not in (Op.GENERATE, Op.REPEAT) for node in self.nodes) else None
+        self.chain = part_of(self.plan, ahead) if any(map(self._from_rows, self.nodes)) else None
         self.roles = sorted({str(node.role) for node in sampling(self.plan)})
         self.surplus = {node.id: Surplus() for node in live if node.op is Op.REPEAT}
         self.depth = 1 if self.surplus else self.staleness
@@ -86,6 +86,11 @@ class Ahead:
         self.always_reads = any(node.id in read for node in live if node.op is Op.DATA)
         self._bodies = Executor(self.engine, self.lanes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+
+    def _from_rows(self, node: Node) -> bool:
+        """Whether a node makes rows of others than the data's as they come."""
+        read = (self.plan.graph.nodes[item.column.node].op for item in node.inputs)
+        return node.op not in (Op.GENERATE, Op.REPEAT) or (node.op is Op.GENERATE and any(op is not Op.DATA for op in read))
 
     def advance(self, iteration: int) -> Sampled:
         """Start what may be sampled when ``iteration`` begins to train; what was sampled for it. Raises SkipIteration where there is
@@ -200,11 +205,11 @@ class Ahead:
         }
         return state, {name: self.engine.packed(batch) for name, batch in rows.items()}
 
-    def _indices(self, entry: SampledIteration) -> dict[str, list[int]]:
-        """The rows that each choosing or asking node took, by node."""
-        found = {node.id: entry.sampled.rows[node.id].axis.index for node in self.nodes
+    def _indices(self, entry: SampledIteration) -> dict[str, list[list[int]]]:
+        """The rows that each choosing or asking node took, by node, and for which of their tokens it asked."""
+        axes = {node.id: entry.sampled.rows[node.id].axis for node in self.nodes
                  if node.op in (Op.CHOOSE, Op.ASK) and node.id in entry.sampled.rows}  # fmt: skip
-        return {str(i): index.tolist() for i, index in found.items() if index is not None}
+        return {str(i): [part.tolist() for part in (axis.index, *(axis.cut or ()))] for i, axis in axes.items() if axis.index is not None}
 
     def restore(self, state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Go on from what ``saved`` gave."""
@@ -235,17 +240,18 @@ class Ahead:
         return SampledIteration(entry["cursor"], Sampled(prompts, rows, dict(entry["metrics"]), skipped=entry["skipped"],
                                                         account=Account.from_json(entry["account"])))
 
-    def _axis(self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[int]]) -> Axis | None:
-        """The rows of a node; None for a repeat, whose rows are its own. ``index``: by node the rows that were chosen, or asked."""
+    def _axis(self, node: Node, axes: Mapping[int, Axis], index: Mapping[str, list[list[int]]]) -> Axis | None:
+        """The rows of a node; None for a repeat, whose rows are its own. ``index``: as ``_indices`` gives it."""
+        parts = [torch.tensor(part, dtype=torch.int64) for part in index.get(str(node.id), ())]
         match node.op:
             case Op.REPEAT:
                 return None
             case Op.GENERATE:
                 return axes[node.axis].repeat(Sampling(**self.plan.program.settings[node.name]).samples)
             case Op.CHOOSE:
-                return axes[node.axis].take(torch.tensor(index[str(node.id)], dtype=torch.int64))
+                return axes[node.axis].take(parts[0])
             case Op.ASK:
-                return axes[node.axis].ask(torch.tensor(index[str(node.id)], dtype=torch.int64))
+                return axes[node.axis].ask(parts[0], Cut(*parts[1:]) if parts[1:] else None)
             case Op.CONCAT:
                 return Axis.join([axes[part] for part in self.plan.graph.axes[node.rows_axis].parts])
         return axes[node.axis]

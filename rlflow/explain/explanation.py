@@ -9,7 +9,7 @@ from typing import Any
 from rlflow.errors import Problem
 from rlflow.explain.edges import Edge, WeightEdge, edges, weights
 from rlflow.explain.layouts import Layouts
-from rlflow.explain.sizes import Assumed, Sizes
+from rlflow.explain.sizes import Assumed, NodeRows, Sizes, rows_of_rows
 from rlflow.explain.waves import Pair, WaveNode, pairs, steps
 from rlflow.graph.model import Graph
 from rlflow.memory.schedule import MemorySchedule
@@ -50,6 +50,7 @@ class Explanation:
     warnings: tuple[Problem, ...] = ()  # of the check
     response_tokens: int = 0  # tokens of all responses, at most
     commits: Commits | None = None  # what recovery copies out of workers
+    lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, where rows are asked, chosen or joined
     residency: tuple[MemorySchedule, ...] = ()  # which parts of models are in memory when, where memory has a limit
 
     @property
@@ -65,6 +66,7 @@ class Explanation:
         return {
             "flow": self.graph.name, "pools": dict(placed.pools), "roles": roles,
             "assumed": asdict(self.assumed) | {"response_tokens": self.response_tokens, "rows": self.rows},
+            "lineage": [asdict(each) for each in self.lineage],
             "nodes": [asdict(step) for step in self.steps], "edges": [asdict(edge) for edge in self.edges],
             "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
             "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
@@ -98,7 +100,7 @@ def explain(
         tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (), tuple(pairs(plan, room)),
         sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
         simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
-        commits(plan, models, commit_every), plan.residency)
+        commits(plan, models, commit_every), tuple(rows_of_rows(sizes)), plan.residency)
 
 
 def _resident(course: MemorySchedule) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Layouts:
         return None if largest is None else self.held[largest.column]
 
     def _read(self, node: Node) -> tuple[Input, ...]:
-        return tuple(item for item in node.inputs if node.op is not Op.GENERATE or item.parameter == "prompt_tokens")
+        return tuple(item for item in node.inputs if node.op is not Op.GENERATE or item.parameter in ("prompt_tokens", "prefix_length"))
 
     def _fresh(self, node: Node, by: str) -> RowLayout:
         """Rows spread evenly by what of their lengths the node knows: two nodes that know the same spread them alike."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlflow.columns import Kind, Level
-from rlflow.graph.lineage import expected_groups, expected_rows
+from rlflow.graph.lineage import expected_groups, expected_rows, line
 from rlflow.graph.model import Column, Graph, Input, Node
 from rlflow.placement import SIZES, TYPICAL
 
@@ -84,6 +84,33 @@ class Sizes:
             Level.GROUP: size * self.groups[axis] / max(self.rows[axis], 1), Level.TEXT: texts.get(column.name, OTHER_TEXT),
         }
         return each[kind.level]
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """The rows that a node makes in an iteration, and their groups, at most. known: False where only a run tells, since rows are asked for
+    single tokens; then they count as one for each row that asks."""
+
+    node: str
+    rows: int
+    groups: int
+    known: bool = True
+
+
+def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
+    """The rows of each node that makes some, in order, for graphs with rows that are asked, chosen or joined; else nothing."""
+    graph = sizes.graph
+    if all(axis.step == "sampled" for axis in graph.axes):
+        return
+    for node in graph.nodes:
+        if node.makes is not None:
+            yield NodeRows(node.name, sizes.rows[node.makes], sizes.groups[node.makes], not _cut(graph, node.makes))
+
+
+def _cut(graph: Graph, axis: int) -> bool:
+    """Whether rows of an axis come from rows that were asked for single tokens."""
+    history = list(line(graph.axes, axis))
+    return any(graph.axes[step].step == "cut" or any(_cut(graph, part) for part in graph.axes[step].parts) for step in history)
 
 
 def setting(node: Node, name: str) -> int:

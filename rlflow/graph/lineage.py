@@ -19,6 +19,7 @@ class Merge(Enum):
     WHOLE = "the rows were taken as they are, with their tokens"
     EACH = "a value for each row"
     SOME = "a value for some of the rows"
+    TOKENS = "a value for some of the tokens of each row"
 
 
 def line(axes: Axes, axis: int) -> Iterator[int]:
@@ -39,8 +40,11 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
     if meeting is None or meeting not in mine:
         return Merge.NEVER
     down = list(itertools.takewhile(lambda step: step != meeting, mine))
+    all_chosen = all(axes[step].step == "chosen" for step in down)
     if not up:
-        return Merge.WHOLE if all(axes[step].step == "chosen" for step in down) else Merge.EACH
+        return Merge.WHOLE if all_chosen else Merge.EACH
+    if axes[up[-1]].step == "cut":
+        return Merge.TOKENS if all_chosen and _values(axes, up[:-1], by_group) == 1 else Merge.NEVER
     if _values(axes, up, by_group) != 1:
         return Merge.NEVER
     return Merge.SOME if any(axes[step].step == "chosen" for step in up) else Merge.EACH
@@ -90,6 +94,8 @@ def _rows(graph: Graph, axis: RowAxis, maker: Node | None, counts: Mapping[int, 
     if axis.step == "chosen" and maker is not None and (count := _setting(maker, "count", 0)):
         groups = expected_groups(graph, axis.parent, counts) if dict(maker.settings)["per"] == "group" else 1
         return min(counts[axis.parent], count * groups)
+    if axis.step == "chosen":
+        return counts[axis.parent]
     return counts[axis.parent] * max(axis.samples, 1)
 
 

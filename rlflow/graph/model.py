@@ -64,12 +64,13 @@ class Output:
 @dataclass(frozen=True)
 class RowAxis:
     """Rows of the graph. parent: the axis they came from, and ``step`` how: ``samples`` rows each (0: unknown until run) were sampled, or
-    each row was asked, or some were chosen. parts: of joined rows the axes that they are of, one after another."""
+    each row was asked, or some were chosen (``samples``: of each group, where whole groups were chosen). parts: of joined rows the axes
+    that they are of, one after another."""
 
     parent: int | None = None
     samples: int = 0
     grouped: bool = False
-    step: str = "sampled"  # asked, cut (asked in several places of a row), chosen, joined
+    step: str = "sampled"  # asked, cut (asked for single tokens of a row), chosen, joined
     parts: tuple[int, ...] = ()
 
 

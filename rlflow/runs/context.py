@@ -54,7 +54,7 @@ class RunContext:
     ahead: Ahead | None = None  # samples later iterations, with --staleness above 0
     workers: Workers | None = None  # of pools, as far as recovery is concerned
     canary: Canary | None = None  # compares trainer and generator on fixed tokens
-    heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print in this process's own pool
+    heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print
 
     def close(self) -> None:
         """End everything that was started."""

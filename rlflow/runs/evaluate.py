@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from rlflow.batch import Batch
 from rlflow.execution.engine import JUDGE, Engine
@@ -19,19 +19,23 @@ class Accuracy:
 
     sampled: float
     greedy: float
+    roles: dict[str, dict[str, float]] = field(default_factory=dict)  # where several roles are evaluated, both shares of each
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measures the accuracy of a role on held-out prompts, judged by the engine's scorer JUDGE."""
+    """Measures the accuracy of a role on held-out prompts, judged by the engine's scorer JUDGE. ``others``: of further roles."""
 
     engine: Engine
     role: str
     prompts: Batch
     sampling: Sampling
+    others: tuple[Evaluation, ...] = ()
 
     def __call__(self) -> Accuracy:
-        return Accuracy(self._share(1.0), self._share(0.0))
+        """The accuracy of the role, and by name of each where there are several."""
+        shares = {each.role: {"sampled": each._share(1.0), "greedy": each._share(0.0)} for each in (self, *self.others)}
+        return Accuracy(**shares[self.role], roles=shares if self.others else {})
 
     def answers(self, count: int) -> list[dict[str, str]]:
         """The first ``count`` prompts, the right answers where the data have them, and what the model samples."""
@@ -39,7 +43,8 @@ class Evaluation:
         names = [name for name in ("prompt", "answer", "completion") if name in rows]
         rows = self.engine.fetch(rows.select(*names))
         self.engine.finished()
-        return [dict(zip(names, values, strict=True)) for values in zip(*(rows[name] for name in names), strict=True)]
+        role = {"role": self.role} if self.others else {}
+        return [role | dict(zip(names, values, strict=True)) for values in zip(*(rows[name] for name in names), strict=True)]
 
     def _share(self, temperature: float) -> float:
         right = 0
@@ -52,7 +57,7 @@ class Evaluation:
 
     def _sampled(self, prompts: Batch, temperature: float) -> Batch:
         """The prompts' rows with completions: one each, from seeds that are the same at every evaluation."""
-        sampling = Sampling(1, self.sampling.max_tokens, temperature, stop=self.sampling.stop)
+        sampling = replace(self.sampling, temperature=temperature)
         rows = self.engine.sample(self.role, prompts.select("prompt_tokens"), sampling, derived(self.engine.seed, "evaluation"))
         assert rows.axis.index is not None
         carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
@@ -60,5 +65,6 @@ class Evaluation:
 
 
 def shown(accuracy: Accuracy) -> Mapping[str, float]:
-    """An accuracy as metrics."""
-    return {"evaluation/sampled": accuracy.sampled, "evaluation/greedy": accuracy.greedy}
+    """An accuracy as metrics: that of the first role, and where there are several that of each by name."""
+    named = {f"evaluation/{role}/{name}": share for role, shares in accuracy.roles.items() for name, share in shares.items()}
+    return {"evaluation/sampled": accuracy.sampled, "evaluation/greedy": accuracy.greedy, **named}

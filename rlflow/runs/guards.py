@@ -36,14 +36,15 @@ class Guard:
                          f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}")
 
 
-def mismatch_warnings(options: Options, metrics: Mapping[str, float]) -> Iterator[str]:
+def mismatch_warnings(options: Options, metrics: Mapping[str, float], role: str = "") -> Iterator[str]:
     """Warnings of a sampler that gives tokens other log-probs than the trainer. Samples with a staleness are of other weights,
     and the null backend's numbers of none."""
     factor = metrics.get("policy/mismatch_factor", 1.0)
     if factor > options.max_mismatch and not options.staleness and options.backend != "null":
-        yield (f"trainer and sampler differ by a factor of {factor:.3g} on a token, in the mean (--max-mismatch {options.max_mismatch:g}): "
-               f"log-probs by {metrics['policy/mismatch_max']:.3g} at most. Their weights, dtypes or kernels are not the same; importance "
-               "weights (truncated_weights) make up for little of it")
+        of = f" of {role}" if role else ""
+        yield (f"trainer and sampler{of} differ by a factor of {factor:.3g} on a token, in the mean (--max-mismatch "
+               f"{options.max_mismatch:g}): log-probs by {metrics['policy/mismatch_max']:.3g} at most. Their weights, dtypes or kernels "
+               "are not the same; importance weights (truncated_weights) make up for little of it")
 
 
 def short_repeat_warnings(plan: Plan, metrics: Mapping[str, float]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rlflow.binding.backends import device_of
@@ -13,17 +14,24 @@ from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import JUDGE, Engine, Scorer
 from rlflow.graph.model import Graph, Op
 from rlflow.runs.evaluate import Evaluation
-from rlflow.runs.planning import evaluation_role
+from rlflow.runs.planning import evaluation_role, evaluation_roles
 from rlflow.trace.compile import all_nodes
 from rlflow.training.protocols import Sampling
 
 RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")  # columns of the data that are no part of a prompt
 
 
-def evaluated_role(roles: Roles, held_out: Dataset, rewards: Rewards, options: Options) -> str | None:
-    """The role that is evaluated, where there are held-out prompts and something can judge them."""
-    name = evaluation_role(roles, options)
+def evaluated_role(graph: Graph, roles: Roles, held_out: Dataset, rewards: Rewards, options: Options) -> str | None:
+    """The first role that is evaluated, where there are held-out prompts and something can judge them."""
+    name = evaluation_role(graph, roles, options)
     return name if name and len(held_out) and rewards.judge() is not None else None
+
+
+def evaluations(graph: Graph, roles: Roles, first: str, engine: Engine, held_out: Dataset, scorer: Scorer, options: Options) -> Evaluation:
+    """Measure the accuracy of the role ``first``, and of each other role that samples from the prompts of the data."""
+    others = [name for name in evaluation_roles(graph, roles, options) if name != first]
+    return replace(evaluation(graph, roles[first], engine, held_out, scorer, options),
+                   others=tuple(evaluation(graph, roles[name], engine, held_out, scorer, options) for name in others))
 
 
 def evaluation(graph: Graph, role: BoundRole, engine: Engine, held_out: Dataset, scorer: Scorer, options: Options) -> Evaluation:
@@ -35,8 +43,8 @@ def evaluation(graph: Graph, role: BoundRole, engine: Engine, held_out: Dataset,
     node = next((n for n in all_nodes(graph.nodes) if n.op is Op.GENERATE and n.role == role.name), None)
     settings = dict(node.settings) if node else {}
     longest = int(prompts.data["tokens"].lengths.max()) if "tokens" in prompts else 0  # type: ignore[union-attr]
-    stop = settings.get("stop", ())
-    sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), stop=stop if isinstance(stop, tuple) else ())
+    sampled: dict[str, Any] = {name: settings[name] for name in ("top_p", "top_k", "stop", "min_tokens") if name in settings}
+    sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), **sampled)
     questions = prompts.select(*(name for name in prompts.columns if name not in RESPONSES))
     engine.scorers = {**engine.scorers, JUDGE: scorer}
     return Evaluation(engine, role.name, questions, sampling)

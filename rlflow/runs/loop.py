@@ -20,6 +20,7 @@ from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import canary_warnings
 from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
 from rlflow.runs.evaluate import Accuracy, shown
+from rlflow.runs.fates import fate_metrics
 from rlflow.runs.guards import Guard, mismatch_warnings, short_repeat_warnings
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
@@ -173,13 +174,14 @@ class Loop:
         self.totals.add(outcome.spans, start, seconds)
         if moved := self.context.engine.moved():
             self.records.weights(moved)
-        self.last = outcome.metrics | outcome.summary.health | canaries | speed(outcome) | outcome.state | {"seconds": seconds}
-        samples = outcome.summary.rows
+        self.last = {**outcome.metrics, **outcome.summary.health, **fate_metrics(outcome.account), **canaries, **speed(outcome),
+                     **outcome.state, "seconds": seconds}
+        samples = [{"role": outcome.sampler, **row} if outcome.sampler else row for row in outcome.summary.rows]
         self.records.metrics(iteration, self.last)
         self.records.account(iteration, outcome.account)
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
-        warnings = [*short_repeat_warnings(self.context.plan, self.last), *mismatch_warnings(self.options, self.last),
+        warnings = [*short_repeat_warnings(self.context.plan, self.last), *mismatch_warnings(self.options, self.last, outcome.sampler),
                     *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype), *self.passed_over()]  # fmt: skip
         try:
             self.guard.check(iteration, self.last, outcome.summary)

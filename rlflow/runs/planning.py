@@ -21,6 +21,7 @@ from rlflow.errors import PlanError, Problem
 from rlflow.explain.explanation import here
 from rlflow.explain.fits import crowded, idle_ranks, overlap_problems, stream_problems, too_many_rows, unused_pools
 from rlflow.explain.sizes import Assumed, Sizes
+from rlflow.graph.model import Graph, Op
 from rlflow.memory.inputs import within_memory
 from rlflow.passes import plan
 from rlflow.placement import Placement, parse_pools, place
@@ -28,6 +29,7 @@ from rlflow.plan import Plan
 from rlflow.runs.parallelism import with_parallelism
 from rlflow.runs.streaming import streaming
 from rlflow.trace.compile import Program
+from rlflow.trace.rules import chosen_prompts
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,37 @@ def needed(roles: Roles, evaluated: str | None) -> dict[str, Halves]:
     return {name: Halves(role.needs.trainer, role.needs.generator or name == evaluated) for name, role in roles.items()}
 
 
-def evaluation_role(roles: Roles, options: Options) -> str | None:
-    """The role that is evaluated where held-out records can be judged: the first language model that is trained."""
+def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
+    """The first role that is evaluated where held-out records can be judged."""
+    return next(iter(evaluation_roles(graph, roles, options)), None)
+
+
+def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
+    """The roles that are evaluated where held-out records can be judged: language models that are trained and sample from prompts of the
+    data; where none of those samples from them, the first of those."""
     names = [name for name, role in roles.items() if role.use.trained and role.use.head == "logprobs"]
-    return names[0] if names and options.held_out and options.backend != "null" else None
+    answering = answering_roles(graph)
+    names = [name for name in names if name in answering] or names[:1]
+    return tuple(names) if options.held_out and options.backend != "null" else ()
+
+
+def answering_roles(graph: Graph) -> set[str]:
+    """The roles that sample from the prompts of the data, or from chosen ones, in a `repeat` too."""
+    roles: set[str] = set()
+    for node in graph.nodes:
+        if node.body is not None:
+            roles |= answering_roles(node.body)
+        elif node.op is Op.GENERATE and node.role and chosen_prompts(graph.axes, node.axis):
+            roles.add(node.role)
+    return roles
 
 
 def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Iterable[Problem] = ()) -> PlacedRoles:
     """Place the halves of roles on the pools of ``--pools``, once for a run. Raises PlanError with ``problems`` and every other reason for
     which a run cannot be: rows, rewards, pools, groups of ranks, a staleness."""
     options, rewards = config.options, RewardNames.of(config)
-    problems = [*too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))), *problems, *stale_problems(program, options.staleness),
-                *pool_flag_problems(roles, config)]  # fmt: skip
+    stale = [problem for problem in stale_problems(program, options.staleness) if problem.severity == "error"]
+    problems = [*too_many_rows(Sizes.of(program.graph, Assumed(options.prompts))), *problems, *stale, *pool_flag_problems(roles, config)]
     try:
         placed = _placed(program, roles, rewards, options)
     except PlanError as error:
@@ -81,7 +102,7 @@ def place_roles(program: Program, roles: Roles, config: RunConfig, problems: Ite
 def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Options) -> PlacedRoles:
     """Place the halves of roles. The generator of the role that may be evaluated is placed too where there is room; the data decide
     whether it is evaluated."""
-    evaluated = evaluation_role(roles, options)
+    evaluated = evaluation_role(program.graph, roles, options)
     try:
         return PlacedRoles(roles, rewards, options, _placement(program, roles, options, needed(roles, evaluated)), evaluated)
     except PlanError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import rlflow
+from rlflow.author.loss import Loss
 from rlflow.binding.backends import device_in, numbers
 from rlflow.binding.roles import Roles, model_uses
 from rlflow.cluster import launch
@@ -166,7 +167,7 @@ def engine_of(plan: Plan, options: Options, prompts: Prompts, pools: Mapping[str
         )
         for use in model_uses(graph)
     }
-    names = {id(function): name for name, function in program.functions.items()}
+    names = {function.key if isinstance(function, Loss) else id(function): name for name, function in program.functions.items()}
     return ClusterEngine(models, {}, options.seed, prompts.take, {slot.name: slot.initial for slot in graph.state},
                          reward_timeout=options.reward_timeout, dtype=numbers(options.dtype), grace=GRACE, pools=pools,
                          placement=placement, names=names,

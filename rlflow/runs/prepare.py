@@ -22,9 +22,9 @@ from rlflow.binding.dataset import open_dataset
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
 from rlflow.check.check import check, function_problems
+from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
 from rlflow.config.flags import RunConfig
-from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.errors import FlowError, PlanError, listed
@@ -44,7 +44,7 @@ from rlflow.runs.canary import canary
 from rlflow.runs.context import RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
 from rlflow.runs.evaluate import Evaluation
-from rlflow.runs.held_out import evaluated_role, evaluation
+from rlflow.runs.held_out import evaluated_role, evaluations
 from rlflow.runs.planning import (
     PlacedRoles,
     crowd_warnings,
@@ -82,7 +82,7 @@ def prepare(
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
     options = config.options
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    report = check(flow, hp, TraceOptions(max(len(options.reward), 1)), with_variants=False)
+    report = check(flow, hp, TraceOptions(max(len(options.reward), 1), sampling=config.sampling), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
     if options.ray_address is None:  # a cluster may have GPUs where its driver has none
@@ -95,7 +95,7 @@ def prepare(
     data = open_dataset(flow, config, placed.rewards.wanted())
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
-        program = compile_with_data(flow, hp, options, data, rewards, note)
+        program = compile_with_data(flow, hp, config, data, rewards, note)
         prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         if 0 < (there := len(prompts.data)) < (taken := options.prompts):
             note(f"{data.name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken}: each stands in it "
@@ -108,10 +108,10 @@ def prepare(
 
 
 def compile_with_data(
-    flow: Flow, hp: Any, options: Options, data: Dataset, rewards: bound.Rewards, note: Callable[[str], None] = QUIET.note
+    flow: Flow, hp: Any, config: RunConfig, data: Dataset, rewards: bound.Rewards, note: Callable[[str], None] = QUIET.note
 ) -> Program:
     """Trace the flow with the columns that the data really have; its warnings go to ``note``. Raises FlowError."""
-    traced = trace(flow, hp, trace_options(options, data, rewards))
+    traced = trace(flow, hp, trace_options(config, data, rewards))
     errors = [problem for problem in traced.problems if problem.severity == "error"]
     if errors or traced.program is None:
         raise FlowError(*errors)
@@ -121,9 +121,10 @@ def compile_with_data(
     return traced.program
 
 
-def trace_options(options: Options, data: Dataset, rewards: bound.Rewards) -> TraceOptions:
+def trace_options(config: RunConfig, data: Dataset, rewards: bound.Rewards) -> TraceOptions:
     """The part of a run whose data are open that shapes its graph."""
-    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), data.known)
+    return TraceOptions(max(len(config.options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), config.sampling,
+                        data.known)  # fmt: skip
 
 
 def _assemble(
@@ -131,7 +132,7 @@ def _assemble(
     watchdog: Watchdog, note: Callable[[str], None], judge: Judge | None,
 ) -> RunContext:
     graph, options, training, roles = program.graph, config.options, prompts.data, placed.roles
-    evaluated = evaluated_role(roles, held_out, rewards, options)
+    evaluated = evaluated_role(graph, roles, held_out, rewards, options)
     placed = settle_evaluation(placed, program, evaluated)
     plan = make_plan(program, placed)
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
@@ -145,21 +146,26 @@ def _assemble(
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
-        setups = pools.worker_setups(program, config, training, trace_options(options, training, rewards), updates)
+        setups = pools.worker_setups(program, config, training, trace_options(config, training, rewards), updates)
         runtime = pools.on_pools(plan, placed, setups, prompts, watchdog, note)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
 
     runtime.engine.asking = asking(graph, roles, config)
 
+    def heard_by(hear: Callable[[bytes], object]) -> None:
+        rewards.heard_by(hear)
+        runtime.engine.heard_by(hear)
+
     def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score
         runtime.close()
 
+    runtime.engine.sampling = config.sampling
     return RunContext(runtime.plan, runtime.engine, Executor(runtime.engine, runtime.lanes), prompts, options,
                       _evaluation(graph, placed, runtime.engine, held_out, rewards), recorded_settings(program, config), files, inputs,
                       runtime.reasons, stop, watchdog, runtime.ahead, runtime.workers,
-                      canary(roles, runtime.engine, training, options), rewards.heard_by)  # fmt: skip
+                      canary(roles, runtime.engine, training, options), heard_by)  # fmt: skip
 
 
 def _evaluation(graph: Graph, placed: PlacedRoles, engine: Engine, held_out: Dataset, rewards: bound.Rewards) -> Evaluation | None:
@@ -167,7 +173,7 @@ def _evaluation(graph: Graph, placed: PlacedRoles, engine: Engine, held_out: Dat
     scorer = rewards.judge() if placed.evaluated else None
     if placed.evaluated is None or scorer is None:
         return None
-    return evaluation(graph, placed.roles[placed.evaluated], engine, held_out, scorer, placed.options)
+    return evaluations(graph, placed.roles, placed.evaluated, engine, held_out, scorer, placed.options)
 
 
 def depends_on(
@@ -232,10 +238,12 @@ def recorded_settings(program: Program, config: RunConfig) -> Mapping[str, Any]:
     flow's own file is left to that file."""
     default = vars(program.flow.parameters.hp) if program.flow.parameters.hp is not None else {}
     hp = {name: value for name, value in program.graph.hp if not (telling(name) and value == default.get(name))}
+    stale = stale_problems(program, config.options.staleness)
+    waived = [f"{problem.message}: {problem.found}" for problem in stale if problem.code == "stale-waived"]
     return redacted({
         "rlflow": rlflow.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "started_in": working_folder(),
         "flow": program.flow.name, "file": program.flow.place.path, "graph": identity(program.graph),
         FILE_DIGEST: digest_of(Path(program.flow.place.path)),
-        "hp": hp, "options": dataclasses.asdict(config.options),
+        "hp": hp, "options": dataclasses.asdict(config.options), **({"stale_ok": waived} if waived else {}),
         "values": {name: value for name, value in config.values.items() if not name.startswith("hp.")},
     })

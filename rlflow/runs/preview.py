@@ -32,7 +32,7 @@ def preview(flow: Flow, hp: Any, config: RunConfig, options: TraceOptions) -> Ex
         raise FlowError(*report.errors)
     program, graph = report.program, report.program.graph
     roles = bind_roles(graph, config)
-    needs = needed(roles, evaluation_role(roles, config.options))
+    needs = needed(roles, evaluation_role(graph, roles, config.options))
     placed = place_roles(program, roles, config, half_problems(graph, needs, config.roles, {name: _owned(roles[name]) for name in roles}))
     plan = make_plan(program, placed)
     assumed = Assumed(config.options.prompts, **_prompt_tokens(config.data))

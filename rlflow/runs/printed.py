@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from rlflow.errors import printable
 from rlflow.logs import Log
+from rlflow.watch.lines import LINE, Lines
 from rlflow.watch.secrets import masked
 
 FILE = "rewards.txt"
 LIMIT = 1 << 20  # bytes of the file
-LINE = 2000  # characters of a line
 
 
 class Printed:
@@ -22,27 +21,14 @@ class Printed:
         self._path, self._failed = folder / FILE, failed
         self._log: Log | None = None
         self._room = LIMIT
-        self._begun: dict[int, bytes] = {}  # by thread, the line that its process has begun
-        self._turn = threading.Lock()
-
-    def hear(self, data: bytes) -> None:
-        """A piece of what the process of the calling thread prints; nothing where it has closed its output."""
-        with self._turn:
-            me = threading.get_ident()
-            *lines, rest = (self._begun.get(me, b"") + data).split(b"\n")
-            lines += [rest] if rest and (not data or len(rest) > LINE) else []
-            self._begun[me] = b"" if lines and lines[-1] is rest else rest
-            for line in lines:
-                self._add(line)
+        self._lines = Lines(self._add)
+        self.hear = self._lines.hear
 
     def close(self) -> None:
         """Write lines that are not ended yet, and close the file."""
-        with self._turn:
-            for rest in filter(None, self._begun.values()):
-                self._add(rest)
-            self._begun.clear()
-            if self._log is not None:
-                self._log.close()
+        self._lines.close()
+        if self._log is not None:
+            self._log.close()
 
     def _add(self, line: bytes) -> None:
         if self._room <= 0:

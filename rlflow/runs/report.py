@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +12,9 @@ from rich.table import Table
 from rlflow.errors import printable
 from rlflow.runs.bounds import PATH, Bounds, RunTotals
 from rlflow.runs.context import RunResult
+from rlflow.runs.evaluate import shown
+from rlflow.runs.fates import fates_text, run_account
+from rlflow.watch.names import accuracies
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
@@ -22,6 +26,8 @@ def summary(result: RunResult) -> str:
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
     parts.append(bounds_text(result.totals))
+    if fates := fates_text(run_account(result.folder)):
+        parts.append(fates)
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
     many = "s" * (result.iterations != 1)
@@ -33,8 +39,9 @@ def _learning(result: RunResult) -> Table:
     assert result.before is not None
     assert result.after is not None
     table = Table("held-out accuracy", "before", "after", "change")
-    for name in ("sampled", "greedy"):
-        before, after = getattr(result.before, name), getattr(result.after, name)
+    first, last = accuracies(shown(result.before)), accuracies(shown(result.after))
+    for name, after in last.items():
+        before = first.get(name, math.nan)
         table.add_row(name, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
     return table
 

@@ -33,6 +33,7 @@ class TraceOptions:
     reward_reads: tuple[str, ...] = ("completion", "answer")
     columns: Mapping[str, Kind] | None = None
     reward_places: Mapping[str, Place] = field(default_factory=dict)
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
     fields: tuple[str, ...] = ()
 
 
@@ -75,7 +76,7 @@ def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Tr
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
     tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound),
-                            options.reward_places, options.fields))  # fmt: skip
+                            options.reward_places, options.sampling, options.fields))  # fmt: skip
     initial = _initial(tracer, flow, hp)
     result, stopped = _call(tracer, flow, hp, roles, initial, options)
     tracer.problems += stopped
@@ -208,6 +209,7 @@ def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterato
     """Problems that can be judged only once the whole flow is known."""
     yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
+    yield from rules.no_such_call(tracer.context.sampling, [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE])
     if not any(node.writes for node in graph.nodes):
         yield Problem("nothing-updated", f"flow '{graph.name}' updates nothing", place, found="no update of any role",
                       expected="at least one", remedy="end with actor.update(batch, loss, …)")

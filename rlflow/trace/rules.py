@@ -122,6 +122,12 @@ def not_prompts(what: str, place: Place | None) -> Problem:
                    remedy=f'call {what}(prompts, …), or make prompts of the rows: {what}(ask(batch, "question"), …)')
 
 
+def no_losses(loss: object) -> list[object]:
+    """The arguments that are no loss where `update` takes a loss or several for one step."""
+    losses = list(loss) if isinstance(loss, tuple | list) and loss else [loss]
+    return [each for each in losses if not isinstance(each, Loss)]
+
+
 def not_a_loss(what: str, value: object, place: Place | None) -> Problem:
     """`update` got something else in place of a loss."""
     return Problem("not-a-loss", f"{what} takes a loss after the batch", place, found=getattr(value, "__name__", type(value).__name__),
@@ -135,6 +141,11 @@ def other_rows(columns: Iterable[str], tokens: Sequence[str], place: Place | Non
                    expected="columns of the same rows, or row-level ones of the same prompts with one row per prompt",
                    remedy="merge only what was given for these rows; for a baseline per prompt merge its scores alone: "
                           "batch |= reward(greedy, gives=\"baseline\")")
+
+
+def until_kind(kind: Kind | None) -> Kind:
+    """The kind that a column must have that says how many tokens to go on from: a bool per token, else a whole number per row."""
+    return Kind(Level.TOKEN, "bool") if kind is not None and kind.level is Level.TOKEN else Kind(Level.ROW, "int64")
 
 
 def choose_groups(place: Place | None) -> Problem:
@@ -159,15 +170,16 @@ def chosen_prompts(axes: Sequence[RowAxis], rows: int) -> bool:
 
 def body_rows(axes: Sequence[RowAxis], rows: int, place: Place | None) -> Iterator[Problem]:
     """A repeat counts groups of prompts, so its body returns rows that were sampled from the prompts, or the prompts."""
-    if any(axes[step].step in ("asked", "joined") for step in line(axes, rows)):
+    if any(axes[step].step in ("asked", "cut", "joined") for step in line(axes, rows)):
         yield Problem("repeat-rows", "a repeat body returns rows that were asked or joined", place, found="rows of other rows",
                       expected="rows sampled from the prompts of the body", remedy="ask and join after the repeat")
 
 
 def lacking_rows(name: str, kind: Kind | None, place: Place | None) -> Problem:
     """A merged column has no value for some rows, and its kind has no missing value."""
-    return Problem("rows-lacking", f"column '{name}' has no value for rows that were not chosen", place, found=f"{name}: {kind}",
-                   expected="a float column, whose missing values are NaN", remedy=f'give it as {{"{name}": row(torch.float32)}}')
+    return Problem("rows-lacking", f"column '{name}' lacks a value for rows not chosen, or tokens not asked for", place,
+                   found=f"{name}: {kind}", expected="a float column, whose missing values are NaN",
+                   remedy=f'give it as {{"{name}": row(torch.float32)}}')
 
 
 def no_keep(name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
@@ -260,9 +272,18 @@ def stage_rules(stage: Stage, outputs: Sequence[Output], axis: RowAxis, place: P
     elif reads_groups and axis.samples == 1 and axis.step == "sampled":
         yield Problem("single-groups", f"{what} works on groups, but each group has one row", place, stage.place, found="samples=1",
                       expected="samples of at least 2", remedy="sample more responses per prompt: generate(…, samples=8)")
+    elif reads_groups and axis.step == "chosen" and not axis.samples:
+        yield thin_groups(what, place, stage.place)
     elif reads_groups and stage.rows == "row" and stage.dispatch != RANK0:
         yield Problem("group-split", f"{what} reads 'group' but is given rows one by one, so a group may be split over ranks", place,
                       stage.place, found='rows="row"', expected='rows="group" or RANK0', remedy='write rows="group"', severity="warning")
+
+
+def thin_groups(what: str, place: Place | None, definition: Place | None) -> Problem:
+    """A function of groups is given rows that `choose` kept, so that a group may have one row."""
+    return Problem("thin-groups", f"{what} works on groups, of which choose may leave a single row", place, definition,
+                   found="rows that were chosen", expected="statistics that a group of one has: its deviation is 0, the mean of the others "
+                   "is missing", remedy="nothing, if that is meant; or work on groups before choosing", severity="note")
 
 
 def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> Iterator[Problem]:
@@ -271,6 +292,8 @@ def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> I
         yield Problem("no-groups", f"loss '{loss.name}' works on groups, but these rows have none", place, loss.place,
                       found="rows of the prompts", expected="rows made by generate, or pairs",
                       remedy=f"pass {what} the batch that generate gives")
+    elif loss.rows == "group" and axis.step == "chosen" and not axis.samples:
+        yield thin_groups(f"loss '{loss.name}'", place, loss.place)
     elif loss.rows == "group" and axis.samples == 1:
         yield Problem("single-groups", f"loss '{loss.name}' works on groups, but each group has one row", place, loss.place,
                       found="samples=1", expected="samples of at least 2", remedy="sample more responses per prompt")
@@ -335,3 +358,11 @@ def never_read(graph: Graph, own: Mapping[str, Stage | Loss]) -> Iterator[Proble
             yield Problem("never-read", f"stage '{node.name}' gives {listed(unread)}, which nothing reads", node.place, node.definition,
                           found=listed(unread), expected="a later stage, loss or verb that reads it",
                           remedy="remove it, or read it", severity="warning")
+
+
+def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Problem]:
+    """Settings of the run for a `generate` that the flow has not."""
+    for call in sampling:
+        if call not in calls:
+            yield Problem("no-such-generate", f"--{call}.… is for a call that the flow does not make at these settings", found=call,
+                          expected=f"one of {listed(calls)}", nearest=nearest(call, calls), remedy="name one of them, or remove the flag")

@@ -5,7 +5,7 @@ A symbolic batch maps a column's name to the node that gives it. It has no rows:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -196,8 +196,8 @@ class SymbolicRole:
         self._tracer.no_settings(self._name, unknown)
         return self._tracer.reward(self._name, batch, gives)
 
-    def update(self, batch: Any, loss: Loss, **settings: Any) -> None:
-        """Record an `update` of the role."""
+    def update(self, batch: Any, loss: Loss | Sequence[Loss], **settings: Any) -> None:
+        """Record an `update` of the role, by one loss or by several in each step."""
         self._tracer.update(self._name, batch, loss, settings)
 
     def __getattr__(self, name: str) -> Any:

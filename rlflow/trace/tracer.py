@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlflow.author import verbs
+from rlflow.author.joint import JointLoss, joined, specification
 from rlflow.author.loss import Loss
-from rlflow.author.scope import current
+from rlflow.author.scope import AskWay, current
 from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place, digest
 from rlflow.author.stage import Stage
@@ -36,6 +37,7 @@ class Context:
     reward_reads: tuple[str, ...] = ("completion", "answer")
     roles: tuple[str, ...] = ()
     reward_places: Mapping[str, Place] = field(default_factory=dict)  # where the function is that reads a column
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
     fields: tuple[str, ...] = ()  # of the data's file, for messages
 
 
@@ -72,14 +74,19 @@ class Tracer:
 
     def add(self, op: Op, name: str, axis: int, settings: Mapping[str, Any] | None = None, **fields: Any) -> Node:
         """Append a node under a name that no other node has; its settings as they are go into ``bound``, as text into the node."""
-        count = self._names[name] = self._names.get(name, 0) + 1
-        unique = name if count == 1 else f"{name}#{count}"
+        unique = self._unique(name)
+        self._names[name] = self._names.get(name, 0) + 1
         self.bound[unique] = dict(settings or {})
         shown = tuple((key, rules.plain(value)) for key, value in self.bound[unique].items())
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=shown, **fields)
         self.recorded.nodes.append(node)
         self.calls += 1
         return node
+
+    def _unique(self, name: str) -> str:
+        """The name that the next node of this name gets."""
+        count = self._names.get(name, 0) + 1
+        return name if count == 1 else f"{name}#{count}"
 
     def symbols(self, node: Node) -> SymbolicBatch:
         """The columns that a node gives, over their axis."""
@@ -219,9 +226,11 @@ class Tracer:
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
         bound = self._bound(what, verbs.GENERATE, settings, place)
+        bound = verbs.resampled(bound, self.context.sampling, what, self._unique(what))
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
-        inputs = self.inputs(prompts, [ColumnParameter("prompt_tokens", verbs.KINDS["prompt_tokens"], False)], what, None)
+        reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.held))
+        inputs = self.inputs(prompts, [ColumnParameter(name, standard_kind(name), False) for name in reads], what, None)
         self._asked_by(role, prompts.axis)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
@@ -272,11 +281,17 @@ class Tracer:
         """Record an `update`."""
         what, place = f"{role}.update", call_place()
         batch = self.mine(batch, what)
-        if not isinstance(loss, Loss):
-            return self.report(rules.not_a_loss(what, loss, place))
-        bound = self._bound(what, verbs.UPDATE, {name: value for name, value in settings.items() if name in verbs.UPDATE}, place)
-        rest = {name: value for name, value in settings.items() if name not in verbs.UPDATE}
-        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(verbs.UPDATE))
+        if wrong := rules.no_losses(loss):
+            return self.report(rules.not_a_loss(what, wrong[0], place))
+        if isinstance(loss, tuple | list):
+            loss, problems = joined(what, loss, settings, place)
+            self.report(*problems)
+        specified = specification(loss)
+        bound = self._bound(what, specified, {name: value for name, value in settings.items() if name in specified}, place)
+        if isinstance(loss, JointLoss):
+            bound |= {"losses": tuple(part.name for part in loss.losses), "scale": loss.scale, "where": loss.where}
+        rest = {name: value for name, value in settings.items() if name not in specified}
+        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified))
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
@@ -321,30 +336,48 @@ class Tracer:
             self._poisoned |= {(batch.axis, name) for name in other.held if name not in batch.held}
             return batch
         self._replace(batch.held, other.held, place)
-        return batch._with(batch.held | other.held)
+        return batch._with(batch.held | self._coming_up(batch.axis, other))
+
+    def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
+        """Columns as rows of ``axis`` read them: those of rows that were asked for single tokens as values per token."""
+        return {name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
+                if source.kind and self._way(axis, other, source.kind) is Merge.TOKENS else source for name, source in other.held.items()}
+
+    def _way(self, axis: int, other: SymbolicBatch, kind: Kind | None) -> Merge:
+        return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
         """The problems of merging columns of rows that are others, or that do not have one value for each row."""
-        ways = {name: merge(self.recorded.axes, axis, other.axis, held.kind is not None and held.kind.level is Level.GROUP)
-                for name, held in other.held.items() if held.kind is None or held.kind.level is not Level.SCALAR}  # fmt: skip
+        ways = {name: self._way(axis, other, source.kind) for name, source in other.held.items() if not _is_scalar(source.kind)}
         tokens = [name for name, held in other.held.items() if held.kind and held.kind.level is Level.TOKEN]
         if Merge.NEVER in ways.values() or (tokens and Merge.WHOLE not in ways.values()):
             return [rules.other_rows(other.held, tokens, place)]
-        some = {name: other.held[name].kind for name, way in ways.items() if way is Merge.SOME}
+        some = {name: other.held[name].kind for name, way in ways.items() if way in (Merge.SOME, Merge.TOKENS)}
         return [rules.lacking_rows(name, kind, place) for name, kind in some.items() if kind and kind.family != "float"]
 
     # -- rows of rows --------------------------------------------------------------------------------------------------------
 
-    def ask(self, batch: Any, column: str) -> SymbolicBatch:
+    def ask(self, batch: Any, column: str, way: AskWay) -> SymbolicBatch:
         """Record an `ask`."""
         place = call_place()
         batch = self.mine(batch, "ask")
-        found = self.inputs(batch, [ColumnParameter(column, text, False)], "ask", None)
-        makes = self.axis(RowAxis(batch.axis, 1, step="asked"))
-        outputs = tuple(Output(name, standard_kind(name), name) for name in rules.OF_THE_DATA)
-        node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(Input("text", item.column) for item in found), outputs=outputs,
-                        settings={"roles": ()}, makes=makes, place=place)
-        return self.batch(makes, asked_columns(batch.held) | self.symbols(node).held)
+        kind = rules.until_kind(batch.columns.get(column)) if way == "until" else text
+        inputs = [Input("until" if way == "until" else "text", item.column)
+                 for item in self.inputs(batch, [ColumnParameter(column, kind, False)], "ask", None)]  # fmt: skip
+        inputs += self._model_inputs(batch, "ask", ("prefix_length",) if way == "until" else ()) if way != "text" else ()
+        by_token = way == "until" and kind.level is Level.TOKEN
+        makes = self.axis(RowAxis(batch.axis, 0 if by_token else 1, step="cut" if by_token else "asked"))
+        outputs = tuple(Output(name, standard_kind(name), name) for name in ASK_GIVES[way])
+        node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(inputs), outputs=outputs,
+                        settings={"roles": self._sampler(batch) if way != "text" else ()}, makes=makes, place=place)
+        along = {name: source for name, source in batch.held.items() if way == "until" and name == "prompt"}
+        return self.batch(makes, asked_columns(batch.held) | along | self.symbols(node).held)
+
+    def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
+        """The role that sampled the tokens of the rows, where they are of one."""
+        tokens = batch.held.get("tokens")
+        role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
+        return (role,) if role else ()
 
     def _asked_by(self, role: str, axis: int) -> None:
         """Note with the rows that were asked which role samples from them: they are encoded for it."""
@@ -363,7 +396,9 @@ class Tracer:
         found = self.inputs(batch, [ColumnParameter(column, kind, False)], "choose", None)
         if settings["per"] == "group" and not axis.grouped:
             self.report(rules.choose_groups(place))
-        makes = self.axis(RowAxis(batch.axis, 0, axis.grouped, "chosen"))
+        flag = batch.columns.get(column)
+        whole = flag is not None and flag.level is Level.GROUP and not settings["count"]
+        makes = self.axis(RowAxis(batch.axis, axis.samples if whole else 0, axis.grouped, "chosen"))
         self.add(Op.CHOOSE, "choose", batch.axis, inputs=tuple(Input("by", item.column) for item in found), settings=settings, makes=makes,
                  place=place)
         return self.batch(makes, batch.held)
@@ -442,7 +477,12 @@ class Tracer:
         return self.symbols(node).held
 
 
-LEFT_BEHIND = ("completion", "finish", "group", *rules.OF_THE_DATA)  # columns that asked rows do not take along
+LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", *rules.OF_THE_DATA)  # columns that asked rows do not take along
+
+
+ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
+    "text": rules.OF_THE_DATA, "after": rules.OF_THE_DATA, "until": ("prompt_tokens", "prefix_length"),
+}
 
 
 def asked_columns(held: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:

@@ -9,14 +9,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlflow.author.joint import JointLoss, LossTerm, terms
 from rlflow.author.loss import Loss, Quantity
 from rlflow.batch import Batch
 from rlflow.training.metrics import Meter, added, reported
 from rlflow.training.minibatches import microbatches, minibatches, units_of
 from rlflow.training.objective import MinibatchTotals, New, check_mean, row_weights, weighted_sum
 from rlflow.training.peers import Peers
-from rlflow.training.protocols import Mean
-from rlflow.training.rows import group_of, learnable, mask_counts, token_counts
+from rlflow.training.protocols import Means
+from rlflow.training.rows import group_of, learnable, mask_counts, own_rows, token_counts
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Passes:
 
     epochs: int = 1  # passes over all rows
     minibatch: int | None = None  # rows per optimizer step over all ranks; None: all
-    mean: Mean = "tokens"  # how a minibatch's values become one
+    mean: Means = "tokens"  # how a minibatch's values become one; a tuple: those of each of several losses
     seed: int = 0  # of the order of rows
     micro_tokens: int = 16384  # padded tokens per forward
 
@@ -71,12 +72,13 @@ class RankShare:
     totals: MinibatchTotals
 
 
-def steps(units: Sequence[Tensor], counts: Tensor, passes: Passes) -> Iterator[RankShare]:
-    """The optimizer steps of an update, each with all its rows. ``counts``: int64 [rows], tokens that count. A minibatch in which no
-    token counts takes no step."""
+def steps(units: Sequence[Tensor], counts: Tensor, passes: Passes, own: Tensor | None = None) -> Iterator[RankShare]:
+    """The optimizer steps of an update, each with all its rows. ``counts``: int64 [rows], tokens that count. ``own``: bool [rows, losses],
+    the rows of each of several losses. A minibatch in which no token counts takes no step."""
     for epoch in range(passes.epochs):
         for minibatch in minibatches(units, rows=passes.minibatch, seed=passes.seed, epoch=epoch):
-            totals = MinibatchTotals.of(counts[torch.cat(minibatch)])
+            rows = torch.cat(minibatch)
+            totals = MinibatchTotals.of(counts[rows], None if own is None else own[rows])
             if totals.rows:
                 yield RankShare(minibatch, totals)
 
@@ -85,7 +87,8 @@ def learn(engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any]
     """Train on every row of ``batch`` that can be learned from, ``passes.epochs`` times; return metrics."""
     rows = learnable(batch, loss)
     units = units_of(group_of(rows.batch) if loss.rows == "group" else torch.arange(len(rows.batch)))
-    learned = learn_shares(engine, rows.batch, loss, settings, passes, steps(units, mask_counts(rows.batch), passes))
+    own = own_rows(rows.batch, loss) if isinstance(loss, JointLoss) else None
+    learned = learn_shares(engine, rows.batch, loss, settings, passes, steps(units, mask_counts(rows.batch), passes, own))
     return together([learned], rows.left_out)
 
 
@@ -94,15 +97,14 @@ def learn_shares(
 ) -> Learned:
     """Take the given steps. On several ranks each calls this with its own rows and shares, one for every step, empty ones included."""
     lengths, counts = token_counts(batch), mask_counts(batch)
-    meter, steps = Meter(), _Steps()
+    meter, steps, parts = Meter(), _Steps(), terms(loss, settings, passes.mean)
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
         micros = list(microbatches(share.units, lengths, tokens=passes.micro_tokens))
         idle = engine.peers.idle(len(micros), engine.device)  # asked before any, since ranks in lockstep wait for each other in each
         for micro in micros:
             rows = torch.cat(micro)
-            weights = row_weights(counts[rows], passes.mean, share.totals)
-            objective += _backward(engine, batch.rows(rows), loss, settings, weights, passes.mean, meter)
+            objective += _backward(engine, batch.rows(rows), loss.new, parts, counts[rows], share.totals, meter)
         for _ in range(idle):
             engine.idle(loss.new)
         steps.add(engine.step(), engine.peers.total(objective), share.totals.rows)
@@ -123,16 +125,34 @@ def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
 
 
 def _backward(
-    engine: Learner, rows: Batch, loss: Loss, settings: Mapping[str, Any], weights: Tensor, mean: Mean, meter: Meter
-) -> Tensor:
-    """Add the gradient of these rows' share; return the share, 0-d float64."""
+    engine: Learner, rows: Batch, want: tuple[Quantity, ...], parts: Sequence[LossTerm], counts: Tensor, totals: MinibatchTotals,
+    meter: Meter,
+) -> Tensor:  # fmt: skip
+    """Add the gradient of these rows' share; return the share, 0-d float64. counts: int64 [rows], tokens that count."""
     mask = rows["mask"].to(engine.device)
-    new = _only_masked(engine.compute(rows, loss.new), mask)
-    value, metrics = loss(new, *loss_columns(rows, loss, engine.device), **settings)
-    share = weighted_sum(value, mask, weights.to(engine.device), mean)
+    new = _only_masked(engine.compute(rows, want), mask)
+    shares = []
+    for number, term in enumerate(parts):
+        index = None if term.where is None else rows[term.where].bool().nonzero()[:, 0]
+        if index is None:
+            shares.append(_share(term, rows, new, mask, row_weights(counts, term.mean, totals.of_loss(number)), meter))
+        elif len(index):
+            weights, there = row_weights(counts[index], term.mean, totals.of_loss(number)), index.to(engine.device)
+            own = rows.rows(index)
+            width = own["tokens"].shape[1]
+            shares.append(_share(term, own, new.rows(there, width), mask[there, :width], weights, meter))
+    share = sum(shares[1:], shares[0])
     engine.backward(share)
-    meter.add(metrics, mask, groups=int(group_of(rows)[-1]) + 1 if loss.rows == "group" else 0)
     return share.detach()
+
+
+def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor, meter: Meter) -> Tensor:
+    """The addend of one loss in the objective, ``scale`` times the share of its rows in its average. Gives a 0-d float64."""
+    value, metrics = term.loss(new, *loss_columns(rows, term.loss, mask.device), **term.settings)
+    share = weighted_sum(value, mask, weights.to(mask.device), term.mean)
+    groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0
+    meter.add({f"{term.prefix}{name}": entry for name, entry in metrics.items()}, mask, groups)
+    return share if term.scale == 1 else share * term.scale
 
 
 def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlflow.training.protocols import Mean
+from rlflow.training.protocols import Mean, Means
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,33 @@ class New:
     values: Tensor | None = None  # [rows, T]
     scores: Tensor | None = None  # [rows]
 
+    def rows(self, index: Tensor, width: int) -> New:
+        """The quantities of some rows, int64 [n], whose tokens fit into ``width``."""
+        return New(**{name: None if x is None else x[index, :width] if x.dim() == 2 else x[index] for name, x in vars(self).items()})
+
 
 @dataclass(frozen=True)
 class MinibatchTotals:
-    """Counts over a whole minibatch and all ranks: tokens that count and rows that have any. Every divisor comes from these two."""
+    """Counts over a whole minibatch and all ranks: tokens that count and rows that have any. Every divisor comes from these two, or,
+    where a step has several losses, from those of each one's own rows, ``parts``: (tokens, rows) by loss."""
 
     tokens: int
     rows: int
+    parts: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
-    def of(counts: Tensor) -> MinibatchTotals:
-        """The totals from ``counts``, int64 [rows]: tokens of each row that count."""
-        return MinibatchTotals(int(counts.sum()), int((counts > 0).sum()))
+    def of(counts: Tensor, own: Tensor | None = None) -> MinibatchTotals:
+        """The totals from ``counts``, int64 [rows]: tokens of each row that count. own: bool [rows, losses], the rows of each loss."""
+        parts = [_totals(counts * rows) for rows in own.unbind(1)] if own is not None else []
+        return MinibatchTotals(*_totals(counts), tuple(parts))
+
+    def of_loss(self, number: int) -> MinibatchTotals:
+        """The totals of the rows of one loss."""
+        return MinibatchTotals(*self.parts[number]) if self.parts else self
+
+
+def _totals(counts: Tensor) -> tuple[int, int]:
+    return int(counts.sum()), int((counts > 0).sum())
 
 
 def row_weights(counts: Tensor, mean: Mean, totals: MinibatchTotals) -> Tensor:
@@ -60,8 +75,12 @@ def weighted_sum(value: Tensor, mask: Tensor, weights: Tensor, mean: Mean) -> Te
     return (torch.where(inside, value, 0.0).double() * each).sum()
 
 
-def check_mean(mean: Mean) -> None:
+def check_mean(mean: Means) -> None:
     """Raises ValueError for what is no way to average."""
+    if isinstance(mean, tuple):
+        for each in mean:
+            check_mean(each)
+        return
     if isinstance(mean, str) and mean not in ("tokens", "rows", "row-tokens"):
         raise ValueError(f"update: found mean={mean!r}, expected 'tokens', 'rows', 'row-tokens' or a number")
     if not isinstance(mean, str) and not mean > 0:

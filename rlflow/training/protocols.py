@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Head = Literal["logprobs", "values", "scores"]
 Mean = Literal["tokens", "rows", "row-tokens"] | float
+Means = Mean | tuple[Mean, ...]  # of one loss, or of each of several in one step
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Sampling:
     top_p: float = 1.0  # smallest set of tokens with this probability; 1: all tokens
     top_k: int = 0  # tokens of highest probability; 0: all tokens
     stop: tuple[str, ...] = ()  # strings that end a row, and are kept in it
+    min_tokens: int = 0  # this many tokens come first that end no row
 
 
 class Trainer(Protocol):
@@ -68,12 +70,12 @@ class Trainer(Protocol):
         its forwards may then be made chunk by chunk."""
 
     def update(
-        self, batch: Batch, loss: Loss, *, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens", seed: int = 0,
+        self, batch: Batch, loss: Loss, *, epochs: int = 1, minibatch: int | None = None, mean: Means = "tokens", seed: int = 0,
         **settings: Any,
     ) -> dict[str, float]:
         """Minibatches of ``loss`` in an order drawn from ``seed``; metrics are means over the rows seen, ``_max`` maxima."""
 
-    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Mean, settings: Mapping[str, Any]) -> Learned:
+    def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]) -> Learned:
         """One rank's part of an update: its rows, and of each optimizer step its share, which may be empty. Every rank takes every
         step; gradients are summed over the ranks of torch's default group."""
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.batch import Batch, Data, missing_column
 from rlflow.columns import Level
 from rlflow.errors import FlowError
 
+WITH_GROUP, NO_LOSS = -1, -2  # a row that is left out because another of its group is, or because no loss's `where` has it
 MODEL_COLUMNS = ("prompt_tokens", "tokens", "mask")  # what every update reads, whatever its loss names
 
 
@@ -40,25 +42,39 @@ def learnable(batch: Batch, loss: Loss) -> KeptRows:
     Of a token column only entries under ``mask`` count, of others the value itself. For a loss over groups the whole group of
     such a row is left out.
     """
-    bad = broken_rows(batch, loss)
+    marks = broken_columns(batch, loss)
     if loss.rows == "group":
-        bad = whole_groups(bad, group_of(batch))
+        marks = with_groups(marks, group_of(batch), WITH_GROUP)
+    bad = marks != 0
     kept = batch.rows(~bad) if bool(bad.any()) else batch
     return KeptRows(kept.select(*columns_read(batch, loss)), int(bad.sum()))
 
 
 def broken_columns(batch: Batch, loss: Loss) -> Tensor:
-    """int64 [rows]: which of the columns that the loss reads, counted from 1, is the first that is not finite; 0 where all are."""
-    found = torch.zeros(len(batch), dtype=torch.int64)
-    for number, parameter in enumerate(loss.signature.columns, 1):
+    """int64 [rows]: which of the columns that the loss reads, counted from 1, is the first that is not finite; 0 where all are. Of several
+    losses each has its own rows; NO_LOSS where a row is none's."""
+    broken = torch.zeros(len(batch), dtype=torch.int64)
+    if not isinstance(loss, JointLoss):
+        return _first_broken(batch, loss, loss.signature.column_names, broken)
+    own = own_rows(batch, loss)
+    for part, rows in zip(loss.losses, own.unbind(1), strict=True):
+        marks = _first_broken(batch, part, loss.signature.column_names, broken.clone())
+        broken = torch.where(rows, marks, broken)
+    return torch.where(own.any(1), broken, NO_LOSS)
+
+
+def _first_broken(batch: Batch, loss: Loss, names: tuple[str, ...], broken: Tensor) -> Tensor:
+    """``broken`` with the number among ``names`` of the first column of the loss that is not finite, where it has none."""
+    for parameter in loss.signature.columns:
         if parameter.name in batch:
-            found[(found == 0) & _broken(batch, batch.data[parameter.name])] = number
-    return found
+            broken[(broken == 0) & _broken(batch, batch.data[parameter.name])] = names.index(parameter.name) + 1
+    return broken
 
 
-def broken_rows(batch: Batch, loss: Loss) -> Tensor:
-    """bool [rows]: where a column that the loss reads is not finite."""
-    return broken_columns(batch, loss) > 0
+def own_rows(batch: Batch, loss: JointLoss) -> Tensor:
+    """bool [rows, losses]: the rows of each of several losses."""
+    everything = torch.ones(len(batch), dtype=torch.bool)
+    return torch.stack([everything if name is None else batch[name].bool() for name in loss.where], 1)
 
 
 def with_groups(broken: Tensor, groups: Tensor, mark: int) -> Tensor:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflow.errors import printable
-from rlflow.watch.names import renamed, reward_roles
+from rlflow.watch.names import accuracies, renamed, reward_roles
 
 STAGES = 8  # nodes with a bar of their own, the slowest
 RECENT = 20  # last iterations, from whose mean time the remaining time is estimated
@@ -49,7 +49,7 @@ def _head(frame: Frame, width: int) -> RenderableType:
     title = Text(f"{flow}  {place}", style="bold", no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=max(frame.iterations, 1), completed=frame.done, width=max(min(40, width // 3), 4))
-    number = Text(f"iteration {frame.done}/{frame.iterations}", no_wrap=True)
+    number = Text(f"{frame.done}/{frame.iterations} iterations", no_wrap=True)
     grid.add_row(number, bar, Text(_time(frame), no_wrap=True, overflow="ellipsis"))
     return Group(title, grid)
 
@@ -75,9 +75,10 @@ def figures(frame: Frame) -> list[tuple[str, str]]:
     metrics = renamed(frame.metrics)
     numbers = [(role, f"{frame.metrics[f'{role}/mean']:.3f}") for role in reward_roles(frame.metrics)[:3]
              if frame.metrics[f"{role}/mean"] is not None]
-    sampled = frame.evaluation.get("evaluation/sampled")
-    if sampled is not None:
-        numbers.append(("accuracy", f"{sampled:.1%} (after {frame.evaluated})"))
+    for name, share in accuracies(frame.evaluation).items():
+        role, _, which = f" of {name}".rpartition(" ")
+        if which == "sampled":
+            numbers.append((f"accuracy{role if ' ' in name else ''}", f"{share:.1%} (after {frame.evaluated})"))
     numbers += [(label, f"{metrics[name]:.4f}") for name, label in KL.items() if name in metrics]
     labels = {"actor/entropy": ("entropy", "{:.3f}"), "response_length/mean": ("length", "{:.1f}"),
              "response_length/clip_ratio": ("truncated", "{:.1%}"), "perf/tokens_per_second": ("tokens/s", "{:,.0f}"),

@@ -69,6 +69,13 @@ def tracked(name: str, rewards: Iterable[str] = ()) -> str:
     return name
 
 
+def accuracies(evaluation: Mapping[str, float]) -> dict[str, float]:
+    """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles are evaluated ``ROLE sampled``
+    and so on."""
+    named = [name for name in evaluation if name.count("/") > 1] or list(evaluation)
+    return {name.removeprefix("evaluation/").replace("/", " "): evaluation[name] for name in named}
+
+
 def reward_roles(metrics: Iterable[str]) -> list[str]:
     """The names of the reward roles among metrics: only rewards have both a mean and a count of missing values."""
     names = set(metrics)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rlflow.errors import printable
+from rlflow.watch.names import accuracies
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 from rlflow.watch.secrets import masked
 
@@ -30,7 +31,7 @@ class Plain:
         total, now = self._run.iterations if self._run else 0, self._clock()
         if number == 0 or number + 1 == total or now - self._printed >= EVERY_SECONDS:
             self._printed = now
-            self.note(f"{number + 1:>5}/{total}  {progress(metrics)}")
+            self.note(f"{number + 1:>5}/{total} done  {progress(metrics)}")
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Print a line about an evaluation."""
@@ -46,7 +47,7 @@ class Plain:
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
     """The line about an evaluation. ``held_out``: how many prompts it had; 0 where that is not known."""
-    shares = ", ".join(f"{name.rpartition('/')[2]} {value:.1%}" for name, value in metrics.items())
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in accuracies(metrics).items())
     count = f" of {held_out}" if held_out else ""
     return f"held-out accuracy after {number} iterations: {shares}{count}"
 

@@ -15,6 +15,7 @@ from rlflow import durable
 from rlflow.errors import listed, printable
 from rlflow.watch.frame import Frame, figures, spoken
 from rlflow.watch.history import Growing, History, RunSummary, read_object, reward, stage_seconds, summarised
+from rlflow.watch.names import accuracies
 from rlflow.watch.recorder import NOTES
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
@@ -86,12 +87,12 @@ def learning(history: History) -> RenderableType | None:
     """A table of the first evaluation and the last."""
     if len(history.evaluations) < 2:
         return None
-    (first, before), (end, after) = history.evaluations[0], history.evaluations[-1]
+    (first, before), (end, after) = ((number, accuracies(values)) for number, values in (history.evaluations[0], history.evaluations[-1]))
     table = Table("held-out accuracy", f"after {first}", f"after {end}", "change", box=None, padding=(0, 2, 0, 0))
     for name in before:
         if name in after:
             change = 100 * (after[name] - before[name])
-            table.add_row(plain(name.rpartition("/")[2]), f"{before[name]:.1%}", f"{after[name]:.1%}", f"{change:+.1f} points")
+            table.add_row(plain(name), f"{before[name]:.1%}", f"{after[name]:.1%}", f"{change:+.1f} points")
     return table
 
 

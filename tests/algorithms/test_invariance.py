@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from waits import DEVICE, counted
 
 import rlflow
 from rlflow import DP_COMPUTE
+from rlflow.author.joint import terms
 from rlflow.author.load import load_flow
 from rlflow.author.loss import Loss
 from rlflow.author.settings import variants
@@ -158,8 +160,8 @@ def test_every_algorithm_is_judged_by_its_stages_or_has_none(name):
 
 
 def results(call, batch, extra=0):
-    """What the stage gives for these rows, in float64: token results under the mask alone. Float padding, and what a mask leaves out,
-    is NaN; all token columns are ``extra`` wider than they need be."""
+    """What the stage gives for these rows, in float64: token results under the mask alone, texts as checksums. Float padding, and what a
+    mask leaves out, is NaN; all token columns are ``extra`` wider than they need be."""
     ragged = [data for data in batch.data.values() if data.kind.level is Level.TOKEN]
     width = int(ragged[0].lengths.max()) + extra if ragged else 0
     inside = torch.arange(width) < ragged[0].lengths[:, None] if ragged else None
@@ -169,6 +171,7 @@ def results(call, batch, extra=0):
     one, each = torch.Generator().manual_seed(0), tuple(torch.Generator().manual_seed(hash(tuple(key))) for key in batch.axis.keys.tolist())
     chance = {"generator": each if call.of.dispatch == DP_COMPUTE else one} if call.of.draws else {}
     values, _ = split_metrics(call.of.function(*columns, **call.settings, **chance), len(call.of.gives))
+    values = [torch.tensor([crc32(text.encode()) for text in value]) if isinstance(value, list) else value for value in values]
     for value in values:
         assert value.dim() < 2 or value.shape == inside.shape, f"{call}: {list(value.shape)}"
     return [torch.where(inside, value, 0) if value.dim() == 2 else value for value in values]
@@ -233,7 +236,9 @@ def test_the_rows_beside_have_no_say(name):
 
 def twice(batch):
     """The rows, and the same rows again as other groups."""
-    again = Axis(batch.axis.keys + torch.tensor([10_000, 0]), grouped=batch.axis.grouped)
+    path = torch.zeros(batch.axis.keys.shape[1], dtype=torch.int64)
+    path[-2] = 10_000
+    again = Axis(batch.axis.keys + path, grouped=batch.axis.grouped)
     data = dict(batch.data)
     if "group" in data:
         data["group"] = dataclasses.replace(data["group"], value=data["group"].value + 10_000)
@@ -354,12 +359,15 @@ class Elsewhere(Learner):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_keeps_to_the_device_that_its_model_is_on(name):
-    """Nothing goes there from the host but its columns, the mask and the weights of rows, and nothing is looked at but metrics."""
+    """Nothing goes there from the host but its columns, the mask and the weights of rows, and which rows are a loss's own where there
+    are several; nothing is looked at but metrics."""
     for call in updates(name):
         own = {setting: value for setting, value in call.settings.items() if setting != "mean"}
         learner = Elsewhere()
         with counted() as waits:
             learn(learner, call.batch, call.of, own, Passes(mean=call.settings.get("mean", "tokens")))
-        read = [name for name in call.of.signature.column_names if name in call.batch]
-        assert waits.count(f"to {DEVICE.type}") == len(read) + 2
+        parts = terms(call.of, own, "tokens")
+        read = [name for part in parts for name in part.loss.signature.column_names if name in call.batch]
+        own_rows = [part.where for part in parts if part.where]
+        assert waits.count(f"to {DEVICE.type}") == 1 + len(read) + len(own_rows) + len(parts)
         assert set(waits) <= {f"to {DEVICE.type}", "index", "_local_scalar_dense", "to cpu"}

@@ -10,6 +10,7 @@ import rlflow
 SHORT = {
     "ppo": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64}},
     "ppo_adaptive": {"prompts": 128, "iterations": 5, "hp": {"minibatch": 64, "dual_clip": 3.0, "warmup": 1}},
+    "vapo": {"prompts": 128, "iterations": 7, "hp": {"minibatch": 64}},
     "grpo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
     "grpo: dr": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96, "deviation": False, "mean": "constant"}},
     "grpo: kl": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96, "beta": 0.01, "estimator": "k3-weighted"}},
@@ -31,6 +32,10 @@ SHORT = {
     "raft": {"prompts": 24, "iterations": 8, "hp": {"minibatch": 16}},
     "cppo": {"prompts": 24, "iterations": 5, "hp": {"samples": 8, "kept": 4, "minibatch": 48}},
     "gdpo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
+    "correction": {"prompts": 24, "iterations": 7, "hp": {"minibatch": 96}},
+    "critique": {"prompts": 16, "iterations": 6, "hp": {"minibatch": 64}},
+    "debate": {"prompts": 16, "iterations": 5, "hp": {"minibatch": 64}},
+    "vineppo": {"prompts": 32, "iterations": 6, "hp": {"minibatch": 64}},
     "gpg": {"prompts": 24, "iterations": 10, "hp": {"samples": 8, "minibatch": 96}},
 }
 

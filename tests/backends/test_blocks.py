@@ -45,15 +45,18 @@ def same(one, other, but=()):
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     block=st.integers(2, 40), tokens=st.integers(1, 50), stop=st.lists(st.text("ab 1=", min_size=1, max_size=3), max_size=3),
-    eos=st.sets(st.integers(0, 20), max_size=6), uneven=st.booleans(),
+    eos=st.sets(st.integers(0, 20), max_size=6), uneven=st.booleans(), least=st.sampled_from([0, 0, 1, 7, 30]),
 )
-def test_rows_end_where_they_do_when_every_token_is_looked_at(generator, monkeypatch, block, tokens, stop, eos, uneven):
+def test_rows_end_where_they_do_when_every_token_is_looked_at(generator, monkeypatch, block, tokens, stop, eos, uneven, least):
     monkeypatch.setattr(generator, "eos", sorted(eos))
-    prompts, sampling = UNEVEN if uneven else EVEN, Sampling(8, tokens, stop=tuple(stop))
+    prompts, sampling = UNEVEN if uneven else EVEN, Sampling(8, tokens, stop=tuple(stop), min_tokens=least)
     (rows, chunks), (blocks, same_chunks) = (sampled(generator, prompts, sampling, each) for each in (1, block))
     same(rows, blocks, but=("sampled_logprobs",))
     torch.testing.assert_close(rows.data["sampled_logprobs"].value, blocks.data["sampled_logprobs"].value, atol=1e-12, rtol=0)
     assert chunks == same_chunks
+    for row, length, finish in zip(rows["tokens"].tolist(), rows.data["tokens"].lengths.tolist(), rows["finish"], strict=True):
+        assert not eos & set(row[: min(least, length)])
+        assert finish == "length" or length > least
 
 
 @pytest.mark.parametrize("prompts", [UNEVEN, EVEN])

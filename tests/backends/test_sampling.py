@@ -1,9 +1,13 @@
 """One draw: the distribution, its truncation, and the log-prob that comes with it."""
 
+import math
+
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from rlflow.backends.local import sampling
+from rlflow.backends.local.endings import Endings
 from rlflow.backends.local.sampling import draw, truncated
 from rlflow.seeds import uniforms
 from rlflow.training.protocols import Sampling
@@ -69,3 +73,20 @@ def test_how_many_rows_are_summed_at_once_changes_nothing(monkeypatch, at_once):
     monkeypatch.setattr(sampling, "AT_ONCE", at_once)
     assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling()), plain, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(draw(logits, uniform, Sampling(top_p=0.7)), cut, strict=True))
+
+
+def test_a_barred_token_is_not_drawn_and_its_probability_goes_to_the_others():
+    logits = torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64)
+    barred, uniform = torch.tensor([0]), torch.zeros(1, dtype=torch.float64)
+    token, logprob = draw(logits, uniform, Sampling(), barred)
+    assert token.tolist() == [1]
+    assert logprob.exp().item() == pytest.approx(1 / (1 + math.exp(-1)))
+    token, logprob = draw(logits, uniform, Sampling(temperature=0), barred)
+    assert (token.item(), logprob.item()) == (1, pytest.approx(logits.log_softmax(-1)[0, 1].item()))
+
+
+def test_a_stop_string_within_the_first_tokens_ends_no_row_and_one_after_them_does(folders):
+    tokenizer = AutoTokenizer.from_pretrained(folders["gpt2"])
+    tokens = [token for letter in "ab\nc\n" for token in tokenizer(letter).input_ids]
+    ends = [Endings(torch.tensor([0]), ("\n",), tokenizer, least)(torch.tensor([tokens]), len(tokens)).item() for least in (0, 2, 3, 4, 5)]
+    assert ends == [2, 2, 4, 4, 5]

@@ -5,13 +5,14 @@ from contract import Ground
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlflow import loss
+from rlflow.author.joint import JointLoss
 from rlflow.backends import local
 from rlflow.batch import Batch
 from rlflow.columns import standard_kind
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import ModelSpec
-from rlflow.training.rows import mask_counts
+from rlflow.training.rows import mask_counts, own_rows
 
 SETTINGS = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.01, "micro_tokens": 40, "logit_tokens": 7, "warmup": 2}
 # Of each optimizer step the rows, in pairs, and how many pairs of them each data-parallel rank takes, the last all that are left.
@@ -40,6 +41,13 @@ def ranking(new, mask):
     return -torch.nn.functional.logsigmoid(new.scores[0::2] - new.scores[1::2]).repeat_interleave(2), {}
 
 
+@loss
+def likelihood(new, right):
+    assert right.all()  # its own rows
+    return -new.logprobs, {}
+
+
+JOINT = JointLoss((both, likelihood), (1.0, 0.5), (None, "right"))
 OBJECTIVES = {"logprobs": (both, "tokens"), "values": (regression, "row-tokens"), "scores": (ranking, "rows")}
 
 
@@ -50,7 +58,7 @@ def rows(count=12):
     return Batch.of(prompt_tokens=[torch.randint(3, 60, (n,), generator=chance) for n in prompts],
                     tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
                     mask=[[i != 2 for i in range(n)] for n in lengths], group=[i // 2 for i in range(count)],
-                    temperature=[[1.0, 0.7][i % 2] for i in range(count)])
+                    temperature=[[1.0, 0.7][i % 2] for i in range(count)], right=[i % 3 == 0 for i in range(count)])
 
 
 def long_rows():
@@ -65,9 +73,10 @@ def long_rows():
                     temperature=[[1.0, 0.7][i % 2] for i in range(64)])
 
 
-def shares(batch, steps, grouped, rank=0, ranks=1):
+def shares(batch, steps, grouped, rank=0, ranks=1, joint=None):
     for taken, pairs in steps:
-        totals = MinibatchTotals.of(mask_counts(batch)[torch.tensor(taken)])
+        own = own_rows(batch, joint)[torch.tensor(taken)] if joint else None
+        totals = MinibatchTotals.of(mask_counts(batch)[torch.tensor(taken)], own)
         counts = pairs[: ranks - 1] + [sum(pairs[ranks - 1 :])]
         begin = 2 * sum(counts[:rank])
         mine = torch.tensor(taken[begin : begin + 2 * counts[rank]], dtype=torch.int64)
@@ -129,9 +138,9 @@ class Subject:
 
     def learn(self, one, steps=None, objective=None):
         """What a trainer says of these steps: one of the backend of this rank's shares, the local one of all."""
-        default, mean = OBJECTIVES[self.head]
-        place = () if one is self.other else (self.rank, self.data)
-        divided = list(shares(self.rows, steps or self.steps, self.grouped, *place))
+        default, mean = (JOINT, ("tokens", "row-tokens")) if objective is JOINT else OBJECTIVES[self.head]
+        place = (0, 1) if one is self.other else (self.rank, self.data)
+        divided = list(shares(self.rows, steps or self.steps, self.grouped, *place, objective if objective is JOINT else None))
         return one.update_shares(self.rows, objective or default, divided, mean, {}).steps
 
     def state(self, one):
@@ -155,8 +164,8 @@ class Subject:
         one, other = (torch.cat([state[name].flatten().double() for name in learning]) for state in (found, wanted))
         return float((one - other).norm() / other.norm())
 
-    def steps_alike(self, steps=None):
-        one, other = self.learn(self.one, steps), self.learn(self.other, steps)
+    def steps_alike(self, steps=None, objective=None):
+        one, other = self.learn(self.one, steps, objective), self.learn(self.other, steps, objective)
         assert one["steps"] == other["steps"] == len(steps or self.steps)
         for name in ("loss", "grad_norm", "lr", "skipped_steps"):
             assert abs(one[name] - other[name]) <= 1e-5 * max(1.0, abs(other[name])), (name, one, other)
@@ -247,6 +256,8 @@ def steps_are_those_of_the_local_trainer(subject):
         return
     undisturbed(subject)
     subject.steps_alike()
+    if subject.head == "logprobs" and not subject.long:
+        subject.steps_alike(objective=JOINT)
     assert subject.apart() <= 1e-5, subject.apart()
     subject.forward(atol=1e-4)  # by weights that are no longer the same bits
 

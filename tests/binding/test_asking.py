@@ -78,3 +78,14 @@ def test_roles_of_different_tokenizers_do_not_share_asked_rows(other):
 def test_a_copy_of_a_tokenizer_is_the_same_tokenizer(tmp_path):
     copy = shutil.copytree(MODEL, tmp_path / "copy")
     assert encoder(MODEL, copy).encode(("critic",), ["1+2="]) == encoder(MODEL, MODEL).encode(("critic",), ["1+2="])
+
+
+def test_a_text_that_follows_a_response_is_not_put_as_a_prompt():
+    asked = encoder(MODEL, MODEL)
+    ids, first = asked.encode(("solver",), ["1+2="])[0], TokenizerEncoder(MODEL).tokenizer.bos_token_id
+    assert asked.follow(("solver",), ["1+2="], [[5]])[0] == [number for number in ids if number != first]
+
+
+def test_ids_become_the_text_that_they_were_of():
+    asked = encoder(MODEL, MODEL)
+    assert asked.decode(("solver",), asked.encode(("solver",), ["1+2=", "7"])) == ["1+2=", "7"]

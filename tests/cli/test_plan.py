@@ -77,3 +77,14 @@ def test_a_plan_needs_no_ray(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "by minibatch" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_rows_are_counted_along_their_history(called):
+    file = Path(__file__).parents[1] / "execution" / "lineage.py"
+    _, out, _ = called(f"{file}::critique", *NULL, "--prompts", "6")
+    section = out.partition("rows of an iteration, at most\n")[2].partition("\n\n")[0]
+    assert section.splitlines() == [
+        "  choose: 6", "  solver.generate: 24 in 6 groups", "  ask: 24", "  verifier.generate: 48 in 24 groups"]
+    _, out, _ = called(f"{file}::vine", *NULL, "--prompts", "6", "--json")
+    assert [(each["node"], each["rows"], each["known"]) for each in json.loads(out)["lineage"]] == [
+        ("actor.generate", 12, True), ("ask", 12, False), ("actor.generate#2", 36, False)]

@@ -194,7 +194,8 @@ def test_quiet_prints_nothing_and_two_runs_have_two_folders(tmp_path, called):
 def test_help_lists_every_setting_with_its_default_and_comment(called):
     code, out, _ = called("run", "ppo", "--help")
     assert code == 0
-    for part in ("--hp.beta float >= 0 = 0.05  price of one nat of KL", "--iterations int >= 1 = 100", "--ROLE.lr float >= 0", "--config"):
+    for part in ("--hp.beta float >= 0 = 0.05 (packaged task: ", "--iterations int >= 1 = 100 (packaged task: 40)",
+                 "--hp.max_tokens int >= 1 = 1024 (packaged task: 8)", "--ROLE.lr float >= 0 = 1e-06 (packaged task: 0.0003)", "--config"):
         assert part in out
 
 

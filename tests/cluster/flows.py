@@ -90,6 +90,26 @@ def kinds(prompts, actor, reward, hp=Settings()):
     return batch
 
 
+@loss
+def likelihood(new):
+    return -new.logprobs, {"right": 1.0}
+
+
+@stage(gives={"right": row(torch.bool)})
+def some(mask):
+    return mask.sum(1) % 2 == 0
+
+
+@flow
+def two_losses(prompts, actor, reward, hp=Settings()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= actor.logprobs(batch)
+    batch |= centred(batch)
+    batch |= some(batch)
+    actor.update(batch, (policy_loss, likelihood), scale=(1.0, 0.3), mean=("tokens", "row-tokens"), where=(None, "right"), minibatch=5)
+
+
 @dataclass(frozen=True)
 class Long:
     samples: int = 8

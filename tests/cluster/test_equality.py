@@ -2,15 +2,18 @@
 
 import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import rlflow
+from rlflow.author.load import load
 from rlflow.cluster import engine
 from rlflow.cluster.sharding.steps import RankSteps
 
+flows = load(Path(__file__).parent / "flows.py")
 SMALL = {"prompts": 6, "iterations": 2, "held_out": 16, "threads": 1, "save_every": 0}
 TIMES = ("seconds", "response/tokens_per_second")
 
@@ -73,6 +76,17 @@ def test_several_ranks_take_the_same_steps(tmp_path, ray_address, alone, dtype):
     there, others = run("grpo", tmp_path, dtype=dtype, pools=f"all={RANKS[dtype]}", ray_address=ray_address, **STEPS)
     assert steps(there) == steps(here)
     assert 0 < apart(weights["actor"], others["actor"]) <= LIMITS[dtype]
+
+
+@pytest.mark.slow
+def test_several_losses_of_one_step_are_those_of_one_process_on_two_ranks(tmp_path, ray_address):
+    here, weights = run(flows.two_losses, tmp_path / "here", dtype="float64", held_out=0)
+    there, others = run(flows.two_losses, tmp_path / "there", dtype="float64", held_out=0, pools="all=2", ray_address=ray_address)
+    assert steps(there) == steps(here)
+    for one, other in zip(here, there, strict=True):
+        for name in ("actor.update/likelihood/right", "actor.update/loss", "actor.update/rows"):
+            assert other[name] == pytest.approx(one[name], rel=1e-6)
+    assert 0 < apart(weights["actor"], others["actor"]) <= LIMITS["float64"]
 
 
 def shard_by_shard(facts, by_group, ranks, *, seed, epochs, minibatch, mean):

@@ -1,6 +1,7 @@
 """Rows that are asked, chosen and joined end on pools as in one process, ahead of training too, and after a cut."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rlflow.watch.reporter import Quiet
 
 FLOWS = Path(__file__).parents[1] / "execution" / "lineage.py"
 SMALL = {"prompts": 6, "iterations": 3, "threads": 1, "backend": "null", "save_every": 0}
+DYING = Path(__file__).with_name("dying.py")
 TIMES = ("seconds", "response/tokens_per_second")
 
 
@@ -26,11 +28,12 @@ def run(name, folder, **keywords):
     return told(rlflow.run(f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder)
 
 
+SLOW = [("critique", "all=4"), ("correction", "all=2"), ("debate", "all=1"), ("marked", "all=4"), ("raft", "all=2"), ("vine", "all=4"),
+        ("redone", "all=2"), *((name, "train=2,rollout=2") for name in ("critique", "correction", "debate", "marked", "harder", "vine"))]
+
+
 @pytest.mark.parametrize(("name", "pools"), [
-    ("critique", "all=2"), ("correction", "all=2"), ("marked", "all=2"), ("raft", "all=2"), ("critique", "train=2,rollout=1"),
-    *(pytest.param(name, pools, marks=pytest.mark.slow) for name in ("critique", "correction", "debate", "marked", "harder")
-      for pools in ("all=1", "all=4", "train=2,rollout=2")),
-])  # fmt: skip
+    ("critique", "train=2,rollout=1"), *(pytest.param(name, pools, marks=pytest.mark.slow) for name, pools in SLOW)])  # fmt: skip
 def test_pools_end_where_one_process_ends(tmp_path, ray_address, name, pools):
     lines, fates = run(name, tmp_path / "there", pools=pools, ray_address=ray_address)
     expected, accounts = run(name, tmp_path / "here")
@@ -43,7 +46,8 @@ def test_pools_end_where_one_process_ends(tmp_path, ray_address, name, pools):
 AHEAD = {"pools": "train=1,rollout=1", "staleness": 1, "iterations": 4, "save_every": 2}
 
 
-@pytest.mark.parametrize("name", ["critique", *(pytest.param(name, marks=pytest.mark.slow) for name in ("correction", "debate", "harder"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["critique", "correction", "harder", "vine"])
 def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, ray_address, name):
     run(name, tmp_path / "runs", ray_address=ray_address, **AHEAD)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -56,3 +60,37 @@ def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, ray_address,
     assert any(file.startswith("queue/") for file in load_latest(folder).snapshot.files)
     resume.resume(folder, {}, Quiet())
     assert told(folder) == (lines, fates)
+
+
+FAULTS = {"critique": {"generate of verifier, 1": [1], "forward of solver, 2": [2]}, "vine": {"cut, 1": [1]}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(FAULTS))
+def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_path, ray_address, name):
+    shutil.copy(DYING, tmp_path)
+    (tmp_path / "fault.json").write_text(json.dumps(FAULTS[name]))
+    file = tmp_path / "lineage.py"
+    file.write_text(FLOWS.read_text() + "\n\nimport dying  # counts the calls of workers, and kills them at those that fault.json names\n")
+    small = SMALL | {"reward_write": ("/",), "heartbeat": 3.0}
+    died = told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "died"), pools="all=2", ray_address=ray_address, **small).folder)
+    assert all((tmp_path / f"{place}.calls").exists() for place in FAULTS[name])
+    (tmp_path / "fault.json").write_text("{}")
+    assert died == told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "whole"), pools="all=2", ray_address=ray_address, **small).folder)
+
+
+SHIPPED = ["correction", "critique", "debate", "vapo", "vineppo"]
+FEW = {"hp.samples": 2, "hp.max_tokens": 6, "hp.minibatch": 5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIPPED)
+def test_an_algorithm_that_asks_again_ends_on_pools_as_in_one_process_and_runs_ahead(tmp_path, ray_address, name):
+    keywords = SMALL | {"iterations": 2} | FEW | {"vineppo": {"hp.step": 2}, "vapo": {"hp.warmup": 1}}.get(name, {})
+    one, pools, ahead = (told(rlflow.run(name, out=str(tmp_path / place), **keywords | more).folder) for place, more in (
+        ("one", {}), ("pools", {"pools": "all=2", "ray_address": ray_address}),
+        ("ahead", {"pools": "train=1,rollout=1", "staleness": 1, "ray_address": ray_address})))  # fmt: skip
+    assert pools[1] == one[1]
+    for line, other in zip(pools[0], one[0], strict=True):
+        assert line == other | {name: pytest.approx(value, rel=1e-12) for name, value in other.items() if name.endswith("/loss")}
+    assert len(ahead[1]) == 2

@@ -1,7 +1,9 @@
 """A reward model of its own folder is where its rewards are, and nowhere else."""
 
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +15,16 @@ from rlflow.author.load import load_flow
 from rlflow.binding.dataset import open_dataset
 from rlflow.binding.rewards import ModelReward, RewardNames, Rewards
 from rlflow.binding.roles import bind_roles
+from rlflow.cluster.calls import Calls, Ledger
+from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.worker import Worker
 from rlflow.config.flags import flat
+from rlflow.execution.engine import HERE
 from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import place_roles
 from rlflow.runs.pools import worker_setups
 from rlflow.runs.prepare import compile_with_data, trace_options
+from rlflow.runs.printed import FILE
 
 FOLDER = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
 
@@ -42,7 +48,7 @@ def told(flags):
     rewards = Rewards(RewardNames.of(config), data, config.options, config.tokenizer_folder)
     program = compile_with_data(flow, hp, config.options, data, rewards)
     where = place_roles(program, bind_roles(program.graph, config), config).placement
-    setups = worker_setups(program, config, data, trace_options(config.options, data, rewards), {"actor": 1})
+    setups = worker_setups(program, config, data, trace_options(config, data, rewards), {"actor": 1})
     yield setups.of_pools(where, torch.get_num_threads(), dict.fromkeys(where.pools, ""))
     rewards.close()
 
@@ -71,3 +77,23 @@ def test_its_scores_are_those_of_a_single_process_eagerly_and_planned(flags, ray
         finally:
             roles.close()
     assert found[0] == found[1]
+
+
+def test_lines_that_rewards_print_come_with_the_next_answer():
+    answer = Answer(3, printed=b"judging 7\n")
+    assert Answer.unpacked(answer.packed()).printed == b"judging 7\n"
+    heard = []
+    ledger = Ledger(())
+    ledger.hear = heard.append
+    pool = SimpleNamespace(name="all")
+    Calls({}, ledger, 0).remember(pool, "reward", {0: answer, 1: Answer(4)}, HERE)
+    assert heard == [b"judging 7\n"]
+
+
+@pytest.mark.slow
+def test_what_a_reward_prints_on_a_worker_is_found_in_the_folder(tmp_path, ray_address):
+    (tmp_path / "loud.py").write_text("def loud(completion):\n    print('judging', completion)\n    return 1.0\n")
+    done = rlflow.run("grpo", backend="null", reward=f"{tmp_path / 'loud.py'}:loud", prompts=2, iterations=2, out=str(tmp_path / "runs"),
+                      threads=1, ray_address=ray_address, pools="all=2", **{"hp.samples": 2})
+    rows = map(json.loads, (done.folder / "samples.jsonl").read_text().splitlines())
+    assert sorted((done.folder / FILE).read_text().splitlines()) == sorted(f"judging {row['completion']}" for row in rows)

@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 from rlflow import PlanError
 from rlflow.columns import TABLE, row
 from rlflow.data import open_data
+from rlflow.data.encode import TokenizerEncoder, Wording
 
 
 def decoded(folder, batch, column="prompt_tokens", row=0):
@@ -165,3 +166,28 @@ def test_no_rows_have_the_same_columns_as_some(jsonl, record):
     data = open_data(jsonl({"prompt": "p", "level": 1, **record}), columns={"level": row("int64")})
     assert data.batch([]).columns == data.batch([0]).columns
     assert len(data.batch([])) == 0
+
+
+@pytest.mark.parametrize(("sampled", "between"), [([5, 6], "\n<user>why\n<assistant>"), ([5, 1], "\n<user>why\n<assistant>")])
+def test_a_turn_after_a_response_is_what_the_template_writes_between(tokenizer, sampled, between):
+    encoder = TokenizerEncoder(tokenizer)
+    chat = encoder.following(["why"], [sampled], Wording(chat=True))
+    assert encoder.texts(chat) == [between]
+    assert encoder.texts(encoder.following(["why"], [sampled], Wording())) == ["why"]
+
+
+def test_the_token_that_ended_a_response_is_not_written_twice(make_tokenizer, tmp_path):
+    folder = make_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}")
+    encoder = TokenizerEncoder(folder)
+    stopped, cut = encoder.following(["why"] * 2, [[5, 1], [5, 6]], Wording(chat=True))
+    assert cut == [1, *stopped]
+
+
+def test_a_template_that_rewrites_earlier_turns_cannot_follow(make_tokenizer, tmp_path):
+    folder = make_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ messages | length }}{{ m['content'] }}{% endfor %}")
+    with pytest.raises(PlanError, match="writes earlier turns otherwise"):
+        TokenizerEncoder(folder).following(["why"], [[5]], Wording(chat=True))

@@ -170,3 +170,52 @@ def harder(prompts, actor, reward):
     actor.update(batch, policy_loss)
 
 
+@stage(gives={"step": token("bool")})
+def steps(mask):
+    """Every second token begins a step."""
+    return mask & (torch.arange(mask.shape[1]) % 2 == 0)
+
+
+@stage(gives={"value": group("float32")}, rows="group")
+def mean_score(scores, group):
+    return group_mean(scores, group)
+
+
+@stage(gives="advantages")
+def gain_of_steps(scores, value, mask):
+    """What is known after a step less what was known before it."""
+    known = torch.where(mask & ~value.isnan(), value, 0.0)
+    return torch.where(mask, scores[:, None] - known, 0.0)
+
+
+@flow
+def vine(prompts, actor, reward):
+    """The value of a beginning is the mean score of what goes on from it."""
+    batch = actor.generate(prompts, samples=2, max_tokens=6)
+    batch |= reward(batch)
+    rest = actor.generate(ask(batch | steps(batch), tokens_until="step"), samples=3, max_tokens=6)
+    rest |= reward(rest)
+    rest |= mean_score(rest)
+    batch |= rest.select("value")
+    batch |= gain_of_steps(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=2.0)
+    actor.update(batch, policy_loss)
+
+
+@stage(gives={"half": row("int64")})
+def half(mask):
+    return mask.sum(1) // 2
+
+
+@flow
+def redone(prompts, actor, reward):
+    """The second half of each answer is sampled again, and once more after a word that follows the whole answer."""
+    first = actor.generate(prompts, samples=2, max_tokens=6)
+    again = actor.generate(ask(first | half(first), tokens_until="half"), samples=2, max_tokens=5)
+    last = actor.generate(ask(again | ask_again(again, word="check:"), "question", after="tokens"), max_tokens=4)
+    last |= reward(last)
+    last |= second_pay(last)
+    last |= actor.logprobs(last)
+    last |= truncated_weights(last, cap=2.0)
+    actor.update(last, policy_loss)

@@ -1,16 +1,22 @@
 """The account of an iteration: every row and token that was sampled has one fate, and the sums close."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlflow import flow, loss, repeat, row, stage
+from rlflow import ask, choose, flow, loss, repeat, row, stage
+from rlflow.author.load import load
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.execution.engine import Asking
 from rlflow.execution.executor import Executor
 from rlflow.passes import plan
 from rlflow.trace.compile import compile_flow
+
+generated = load(Path(__file__).parent / "generated.py")
 
 
 @loss
@@ -100,12 +106,52 @@ def test_each_cause_is_named_with_its_node_and_its_setting(world):
     account = run.compiled(3).account
     ends = {source: [end for (name, end) in account.ends if name == source] for source in account.sampled}
     assert ends["actor.generate"] == [End(Fate.LEFT_OUT, "actor.update", "worth is not finite")]
-    assert ends["actor.generate#2"] == [End(Fate.READ)]
+    assert ends["actor.generate#2"] == [End(Fate.READ, "reward#2")]
     run = world(drawn(2, 10**9, False, 1, False, 0.0, 0, 1))
     (end,) = (end for _, end in run.compiled(3).account.ends)
     assert end == End(Fate.LEFT_OUT, "actor.update", "the update is not due yet", "after=1")
     run = world(drawn(2, 10**9, False, 0, False, 0.0, 2, 3))
     assert run.compiled(5).account.of(Fate.SURPLUS, "repeat.body").rows == 6
+
+
+@flow
+def second_only(prompts, actor, reward):
+    first = actor.generate(prompts, samples=2, max_tokens=3)
+    second = actor.generate(ask(first | generated.again(first), "question"), max_tokens=3)
+    second |= reward(second)
+    actor.update(second | some_missing(second, modulus=10**9), likelihood)
+
+
+def test_a_row_that_only_asked_is_read_and_one_whose_question_was_too_long_is_left_out(world):
+    run = world(second_only)
+    run.engine.asking = Asking(longest=len(b"again 9.1"))
+    account = run.compiled(12).account  # two of these have a longer number
+    assert {end: count.rows for (source, end), count in account.ends.items() if source == "actor.generate"} == {
+        End(Fate.READ, "again"): 20, End(Fate.LEFT_OUT, "ask", "asked too long", "data.max_prompt=9"): 4}
+    assert account.closes
+
+
+def picking(prompts, actor, reward):
+    def body(fresh):
+        rows = actor.generate(fresh, samples=2, max_tokens=4)
+        rows |= reward(rows)
+        rows |= some_groups(rows, bar=0.3)
+        return choose(rows | generated.of_rows(rows, modulus=3), "coin")
+
+    batch = repeat(body, prompts, groups=2, tries=3)
+    actor.update(batch | some_missing(batch, modulus=10**9), likelihood)
+
+
+def test_rows_that_a_repeat_body_leaves_behind_are_counted_with_their_groups_once(world):
+    run = world(flow(picking))
+    outcome = run.compiled(4)
+    account, metrics = outcome.account, outcome.metrics
+    sampled = account.sampled["actor.generate"]
+    assert (sampled.rows, sampled.groups) == (2 * run.stream.position, run.stream.position)
+    assert metrics["repeat.body/seen"] == run.stream.position
+    assert metrics["repeat.body/kept"] == 2
+    assert account.of(Fate.LEFT_OUT, "choose").rows > 0
+    assert account.closes
 
 
 def test_rows_are_trained_by_the_update_of_the_role_that_sampled_them(world, flows):
@@ -139,3 +185,21 @@ def test_a_second_run_of_the_same_plan_counts_anew(world, flows, lanes):
     assert one.sampled["actor.generate"].rows == other.sampled["actor.generate"].rows == 9
     with pytest.raises(KeyError):
         one.sampled["reward"]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(shape=st.fixed_dictionaries(generated.SHAPES), prompts=st.integers(2, 4))
+def test_sums_close_along_any_history(world, shape, prompts):
+    flow = generated.drawn(**shape)
+    compiled, eager = world(flow), world(flow)
+    seen, accounts = generated.Seen(compiled.engine), []
+    for number in range(2):
+        compiled.engine.iteration = number  # after one that was skipped too
+        accounts.append(iteration(compiled, prompts)[1])
+        eager.eager(prompts)
+    generated.assert_counted(accounts, seen)
+    for batch, _ in seen.batches:
+        generated.assert_numbered(batch)
+    assert compiled.learned == eager.learned
+    if "join" not in shape["steps"]:  # a joined row is sampled at another path
+        assert generated.total(account.of(Fate.TRAINED) for account in accounts) == (len(seen.learned), sum(seen.learned.values()))

@@ -6,12 +6,16 @@ import pytest
 import torch
 
 from rlflow.author.load import load
+from rlflow.axis import Axis
+from rlflow.batch import Batch
 from rlflow.execution.account import Fate
+from rlflow.execution.engine import Asking
+from rlflow.execution.lineage import cut_rows, ragged, whole_completions
 from rlflow.passes import plan
 from rlflow.trace.compile import compile_flow
 
 LINEAGE = load(Path(__file__).parent / "lineage.py")
-NAMES = ["critique", "correction", "debate", "raft", "marked", "harder"]
+NAMES = ["critique", "correction", "debate", "raft", "marked", "harder", "vine", "redone"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,6 +59,14 @@ def test_groups_of_joined_rows_stay_apart_and_are_numbered_along(world):
     both = rows_of(world, LINEAGE.correction, 3, "concat")
     assert len(both) == 12
     assert both["group"].tolist() == [0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8]
+    assert both.axis.slots.tolist() == both["group"].tolist()
+
+
+def test_rows_that_were_sampled_as_a_group_are_one_after_they_were_joined():
+    asked = Axis.fresh(2).repeat(1).ask(torch.tensor([0, 1])).repeat(3)
+    both = Axis.join([Axis.fresh(1).repeat(2), asked])
+    assert both.slots.tolist() == both.group_numbers.tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert both.take(torch.tensor([1, 3, 4, 7])).slots.tolist() == [0, 1, 1, 2]
 
 
 def test_every_sampled_row_has_one_fate_along_its_history(world):
@@ -84,3 +96,74 @@ def test_a_seed_follows_from_the_place_in_the_lineage(world):
     texts = [tuple(row.tolist()) for row in second["tokens"]]
     assert len(set(texts)) > len(texts) // 2
     assert torch.equal(second["tokens"], rows_of(world, LINEAGE.debate, 3, "one.generate#2")["tokens"])
+
+
+def test_what_goes_on_from_a_token_comes_up_as_a_value_at_that_token(world):
+    run, seen = world(LINEAGE.vine), {}
+    perform = type(run.engine).stage
+
+    def spied(self, stage, batch, *rest):
+        seen.setdefault(stage.name, batch)
+        return perform(self, stage, batch, *rest)
+
+    type(run.engine).stage = spied
+    try:
+        run.compiled(3)
+    finally:
+        type(run.engine).stage = perform
+    asked, values = seen["mean_score"], seen["gain_of_steps"]["value"]
+    mask = seen["steps"]["mask"]
+    expected = [[i, t] for i in range(6) for t in range(0, int(mask[i].sum()), 2)]
+    assert values.isnan().logical_not().logical_and(mask).nonzero().tolist() == expected
+    assert len(asked) == 3 * len(expected)
+    mean = asked["scores"].reshape(-1, 3).double().mean(1).float()
+    assert torch.equal(values[mask & ~values.isnan()], mean)
+
+
+BYTES = {"prompt_tokens": [[1, 2], [3]], "tokens": [[104, 195, 164], [105, 106]], "completion": ["h\u00e4", "ij"]}
+
+
+@pytest.mark.parametrize(("until", "prompts", "lengths"), [
+    ([2, 0], [[1, 2, 104, 195], [3]], [2, 0]),
+    ([[True, False, True], [False, True]], [[1, 2], [1, 2, 104, 195], [3, 105]], [0, 2, 1]),
+    ([[False] * 3, [False] * 2], [], []),
+])  # fmt: skip
+def test_a_beginning_is_the_prompt_and_the_first_ids_of_the_response(until, prompts, lengths):
+    asked, places = cut_rows(Batch.of(BYTES, until=until))
+    assert ragged(asked.data["prompt_tokens"]) == prompts
+    assert asked["prefix_length"].tolist() == places.tolist() == lengths
+    again, _ = cut_rows(Batch.of(BYTES, until=until, prefix_length=[1, 1]))
+    assert again["prefix_length"].tolist() == [length + 1 for length in lengths]
+
+
+def test_more_tokens_than_a_row_has_are_refused():
+    for number in (-1, 3):
+        with pytest.raises(ValueError, match=f"found {number} in a row of 2 tokens, expected at least 0 and at most all"):
+            cut_rows(Batch.of(BYTES, until=[1, number]))
+
+
+def test_a_character_that_is_cut_in_two_is_whole_in_the_completion():
+    asked, _ = cut_rows(Batch.of(BYTES, until=[2, 1]))
+    rows = asked.repeat(1)
+    sampled = Batch.of(tokens=[[164, 33, 0], [33, 33]], completion=["\ufffd!", "!!"])
+    rows = Batch(rows.axis, sampled.data)
+    decode = lambda ids: [bytes(row).decode(errors="replace") for row in ids]  # noqa: E731
+    assert whole_completions(decode, asked, rows)["completion"] == ["h\u00e4!", "i!!"]
+
+
+def test_a_text_after_the_tokens_leaves_sampled_ids_as_they_are(world):
+    rows = Batch.of(BYTES, text=["no", "yes"])
+    asked, metrics = world(LINEAGE.redone).engine.ask(rows, ())
+    assert ragged(asked.data["prompt_tokens"]) == [[1, 2, 104, 195, 164, *b"no"], [3, 105, 106, *b"yes"]]
+    assert asked["prompt"] == ["no", "yes"]
+    assert metrics["too_long"].value == 0
+
+
+def test_beginnings_that_are_too_long_are_left_out(world):
+    engine = world(LINEAGE.vine).engine
+    engine.asking = Asking(longest=2)
+    asked, metrics = engine.ask(Batch.of(BYTES, until=[[True, True, True], [True, True]]), ())
+    assert metrics["too_long"].value == 2
+    assert asked.axis.index.tolist() == [0, 1, 1]
+    assert asked.axis.cut.place.tolist() == [0, 0, 1]
+    assert asked.axis.cut.lengths.tolist() == [3, 2]

@@ -4,11 +4,15 @@ the same. On one process, with an engine that keeps what its generator would oth
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rlflow import StageError, flow, group, loss, repeat, stage
+from rlflow.author.load import load
 from rlflow.backends.null import Score
 from rlflow.cluster.rpc.wire import pack, unpack
 from rlflow.errors import SkipIteration, Stopped
@@ -18,6 +22,7 @@ from rlflow.execution.lookahead import Ahead
 from rlflow.passes import plan
 
 ITERATIONS, PROMPTS = 6, 5
+generated = load(Path(__file__).parent / "generated.py")
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class Run:
         self.engine.__class__ = Versions
         self.plan = plan(self.world.program)
         self.ahead = Ahead(self.plan, self.engine, self.world.lanes, self.world.stream, staleness, iterations, PROMPTS)
-        self.told = {}
+        self.told, self.accounts = {}, {}
 
     def steps(self, first=0, last=ITERATIONS):
         for number in range(first, last):
@@ -137,9 +142,10 @@ class Run:
         self.engine.iteration = number
         try:
             sampled = self.ahead.advance(number)
-            self.told[number] = self.world.executor.run(self.plan, sampled.prompts, sampled).metrics
+            outcome = self.world.executor.run(self.plan, sampled.prompts, sampled)
+            self.told[number], self.accounts[number] = outcome.metrics, outcome.account
         except SkipIteration as skip:
-            self.told[number] = str(skip)
+            self.told[number], self.accounts[number] = str(skip), skip.account
         self.ahead.done(number)
 
     def saved(self, number):
@@ -316,3 +322,20 @@ def test_closed_while_a_body_runs_it_ends_with_the_call_that_runs(run, monkeypat
             waiting.result(60)
     assert made.world.stream.position == PROMPTS
     assert not made.rows
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(shape=st.fixed_dictionaries(generated.SHAPES), staleness=st.integers(1, 2), cut=st.integers(1, 3))
+def test_a_run_that_is_cut_counts_every_row_of_any_flow_once(run, shape, staleness, cut):
+    flow = generated.drawn(**shape)
+    whole = run(flow, staleness, iterations=4)
+    seen = generated.Seen(whole.engine)
+    whole.steps(last=4)
+    generated.assert_counted(whole.accounts.values(), seen)
+    begun, resumed = run(flow, staleness, iterations=4), run(flow, staleness, iterations=4)
+    begun.steps(last=cut)
+    resumed.restore(begun.saved(cut))
+    resumed.steps(cut, 4)
+    assert begun.rows + resumed.rows == whole.rows
+    assert [account.as_json() for account in (begun.accounts | resumed.accounts).values()] == [
+        account.as_json() for account in whole.accounts.values()]  # fmt: skip

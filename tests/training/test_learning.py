@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlflow import loss
+from rlflow.author.joint import JointLoss
 from rlflow.batch import Batch
 from rlflow.training.learning import OptimizerStep, Passes, learn
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
+from rlflow.training.rows import NO_LOSS, broken_columns
 
 
 class Engine:
@@ -92,3 +96,63 @@ def test_a_mean_is_checked_before_anything_is_computed():
         Passes(mean="token")
     with pytest.raises(ValueError, match="minibatch=0"):
         Passes(minibatch=0)
+
+
+@loss
+def policy(new, advantages):
+    return -new.logprobs * advantages, {"gain": advantages}
+
+
+@loss
+def likelihood(new, targets):
+    return -new.logprobs, {"wanted": targets}
+
+
+@loss(rows="group")
+def over_groups(new, group, mask):
+    assert (group.bincount(minlength=1)[group] == 2).all()
+    return -new.logprobs.sum(1), {"pairs": 1.0}
+
+
+def right_rows(lengths, right, **more):
+    """Rows whose advantages are their number, some of them right; what is not read of the wrong ones is NaN."""
+    targets = [1.0 if each else float("nan") for each in right]
+    return batch(lengths, advantages=[[float(i)] * n for i, n in enumerate(lengths)], right=right, targets=targets, **more)
+
+
+@given(rows=st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=9), micro=st.sampled_from([1, 7, 1000]),
+       mean=st.tuples(*[st.sampled_from(["tokens", "row-tokens", 3.0])] * 2), scale=st.floats(-2, 2), size=st.none() | st.integers(1, 4))
+def test_each_of_several_losses_has_the_gradient_that_it_has_alone_on_its_rows(rows, micro, mean, scale, size):
+    lengths, right = [length for length, _ in rows], [each for _, each in rows]
+    everything = right_rows(lengths, right)
+    both = JointLoss((policy, likelihood), (1.0, scale), (None, "right"))
+    joint = Engine()
+    metrics = learn(joint, everything, both, {}, Passes(mean=mean, micro_tokens=micro))
+    alone, own = Engine(), Engine()
+    learn(alone, everything, policy, {}, Passes(mean=mean[0]))
+    if any(right):
+        learn(own, everything.rows(torch.tensor(right)), likelihood, {}, Passes(mean=mean[1]))
+    assert joint.gradients == pytest.approx([alone.gradients[0] + scale * sum(own.gradients)])
+    assert metrics["left_out"] == 0
+    assert ("likelihood/wanted" in metrics) is any(right)
+    assert metrics["policy/gain"] == pytest.approx(sum(i * n for i, n in enumerate(lengths)) / sum(lengths))
+    assert learn(Engine(), everything, both, {}, Passes(mean=mean, minibatch=size, micro_tokens=micro))["rows"] == len(rows)
+
+
+def test_a_row_that_is_no_loss_s_is_left_out_and_one_that_its_loss_cannot_read_too():
+    rows = right_rows([2, 2, 2, 2], [True, False, False, True])
+    advantages = [[0.0] * 2, [1.0] * 2, [float("nan")] * 2, [0.0] * 2]
+    rows |= Batch(rows.axis, Batch.of(more=[False, True, False, False], advantages=advantages).data)
+    both = JointLoss((policy, likelihood), (1.0, 1.0), ("more", "right"))
+    assert broken_columns(rows, both).tolist() == [0, 0, NO_LOSS, 0]
+    assert learn(Engine(), rows, both, {}, Passes())["left_out"] == 1
+    assert broken_columns(rows, JointLoss((policy, likelihood), (1.0, 1.0), (None, "right"))).tolist() == [0, 0, 1, 0]
+
+
+def test_a_loss_over_groups_beside_one_over_rows_keeps_groups_whole():
+    rows = right_rows([1] * 6, [True, False] * 3, group=[i // 2 for i in range(6)])
+    both = JointLoss((likelihood, over_groups), (1.0, 1.0), ("right", None))
+    engine = Engine()
+    metrics = learn(engine, rows, both, {}, Passes(mean=("tokens", "rows"), minibatch=2, micro_tokens=1))
+    assert metrics["steps"] == 3
+    assert engine.gradients == pytest.approx([-2.0] * 3)

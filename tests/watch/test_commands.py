@@ -185,7 +185,7 @@ def test_watch_once_prints_one_picture(called, runs):
     judged(runs / "ppo-1", 3, 0.5)
     code, out, _ = called("watch", "ppo-1", "--once")
     assert code == 0
-    for part in ("iteration 3/3", "done", "reward 0.", "accuracy 50.0% (after 3)", "actor.generate"):
+    for part in ("3/3 iterations", "done", "reward 0.", "accuracy 50.0% (after 3)", "actor.generate"):
         assert part in out
 
 

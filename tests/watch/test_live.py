@@ -35,7 +35,7 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     view.close("done")
     view.note("after the end")
     seen = terminal.end()
-    for part in ("iteration 4/12", "reward 0.625", "accuracy 41.2%", "KL 0.0042", "entropy 1.375", "length 17.5", "truncated 25.0%",
+    for part in ("4/12 iterations", "reward 0.625", "accuracy 41.2%", "KL 0.0042", "entropy 1.375", "length 17.5", "truncated 25.0%",
                  "tokens/s 12,345", "actor.generate", "75% 1.5 s", "2.0 s each, 1",
                  "before the start", "in between", "after the end"):  # fmt: skip
         assert part in bare(seen), part
@@ -59,7 +59,7 @@ def test_a_terminal_may_change_its_size(terminal, info, metrics, stages):
     view.iteration(0, metrics, [], stages)
     terminal.resize(40, 24)
     view.close("done")
-    frame = bare(terminal.end()).split("iteration 1/12")[-1].splitlines()
+    frame = bare(terminal.end()).split("1/12 iterations")[-1].splitlines()
     assert max(map(len, frame[1:])) <= 40
     assert any("actor.generate" in line for line in frame)
 
@@ -110,7 +110,7 @@ def test_a_view_that_fails_gives_way_to_plain_lines_and_the_run_goes_on(terminal
     reporter.iteration(11, metrics, [], stages)
     reporter.close("done")
     assert "broken failed and is left out from here on: OSError: no terminal" in out.getvalue()
-    assert "12/12  reward/mean 0.625" in out.getvalue()
+    assert "12/12 done  reward/mean 0.625" in out.getvalue()
 
 
 def test_what_a_signal_tells_while_its_thread_tells_comes_right_after(info, metrics, stages):
@@ -174,7 +174,7 @@ def test_pipes_get_lines_first_last_and_every_few_seconds(info, metrics, stages)
     lines = out.getvalue().splitlines()
     assert lines[0] == f"run: {info.folder}"
     assert [line.split("/")[0].strip() for line in lines[1:-1]] == ["1", "4", "7", "10", "12"]
-    assert lines[1] == "    1/12  reward/mean 0.625  actor.update/loss nan  response/length 17.5  response/truncated 0.25  2.00 s"
+    assert lines[1] == "    1/12 done  reward/mean 0.625  actor.update/loss nan  response/length 17.5  response/truncated 0.25  2.00 s"
     assert lines[-1] == "held-out accuracy after 12 iterations: sampled 50.0% of 64"
     assert "\x1b" not in out.getvalue()
 
@@ -221,6 +221,10 @@ def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
 
 def test_figures_leave_out_what_is_not_there():
     assert figures(Frame()) == []
+    shares = {"evaluation/sampled": 0.25, "evaluation/one/sampled": 0.25, "evaluation/two/sampled": 0.5}
+    assert figures(Frame(evaluation={"evaluation/sampled": 0.25}, evaluated=3)) == [("accuracy", "25.0% (after 3)")]
+    told = [("accuracy of one", "25.0% (after 3)"), ("accuracy of two", "50.0% (after 3)")]
+    assert figures(Frame(evaluation=shares, evaluated=3)) == told
     assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500")]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlflow.watch.names import TABLE, renamed
+from rlflow.watch.names import TABLE, accuracies, renamed
 
 
 @pytest.mark.parametrize(("name", "known"), [
@@ -38,3 +38,10 @@ def test_two_metrics_never_share_a_name():
     metrics = {"actor.update/grad_norm": 1.0, "actor/grad_norm": 2.0, "reward/mean": 3.0, "critic/score/mean": 4.0}
     assert renamed(metrics) == metrics
     assert len(set(TABLE.values())) == len(TABLE)
+
+
+def test_an_evaluation_of_several_roles_is_read_by_role_and_that_of_one_without():
+    one = {"evaluation/sampled": 0.25, "evaluation/greedy": 0.5}
+    assert accuracies(one) == {"sampled": 0.25, "greedy": 0.5}
+    assert accuracies({**one, "evaluation/solver/sampled": 0.25, "evaluation/verifier/sampled": 0.75}) == {
+        "solver sampled": 0.25, "verifier sampled": 0.75}

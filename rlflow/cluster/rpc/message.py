@@ -133,6 +133,7 @@ class Answer(NamedTuple):
     tallies: Mapping[str, PartialMetric] = {}  # metrics
     value: Any = None  # a result that is no batch
     ran: tuple[float, float] = (0.0, 0.0)  # start and end in seconds of the wall clock, which machines share
+    printed: bytes = b""  # lines that rewards have printed since the last answer
 
     def packed(self) -> bytes | Answer:
         """The answer as bytes. An answer with a value, which may be large, is given as it is."""
@@ -141,7 +142,7 @@ class Answer(NamedTuple):
         columns = [(name, kind.level, kind.dtype, size) for name, (kind, size) in self.columns.items()]
         lengths = {level: values.tobytes() for level, values in self.lengths.items()}
         tallies = {name: (float(tally.total), int(tally.count), float(tally.highest), tally.kind) for name, tally in self.tallies.items()}
-        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran))
+        frame: bytes = msgpack.packb((self.key, self.rows, columns, lengths, _whole(self.scalars), tallies, self.ran, self.printed))
         return frame
 
     @staticmethod
@@ -149,7 +150,8 @@ class Answer(NamedTuple):
         """The answer of these bytes."""
         if isinstance(frame, Answer):
             return frame
-        key, rows, columns, lengths, scalars, tallies, ran = msgpack.unpackb(frame)
+        key, rows, columns, lengths, scalars, tallies, ran, printed = msgpack.unpackb(frame)
         kinds = {name: (kind_of(level, dtype), size) for name, level, dtype, size in columns}
         return Answer(key, rows, kinds, {level: np.frombuffer(raw, np.int64) for level, raw in lengths.items()},
-                      _scalars(scalars), {name: PartialMetric(*values) for name, values in tallies.items()}, ran=tuple(ran))
+                      _scalars(scalars), {name: PartialMetric(*values) for name, values in tallies.items()}, ran=tuple(ran),
+                      printed=printed)

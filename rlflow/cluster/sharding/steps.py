@@ -12,36 +12,39 @@ from rlflow.cluster.rpc.message import Index
 from rlflow.cluster.sharding.split import balanced
 from rlflow.training.learning import Passes, steps
 from rlflow.training.minibatches import units_of
-from rlflow.training.protocols import Mean
-from rlflow.training.rows import whole_groups
+from rlflow.training.protocols import Means
+from rlflow.training.rows import WITH_GROUP, with_groups
+
+StepTotals = tuple[int, int] | tuple[int, int, tuple[tuple[int, int], ...]]  # tokens, rows and, of several losses, those of each
 
 
 @dataclass(frozen=True)
 class RankSteps:
     """rows: of each rank, the rows of the batch that it needs, ascending. steps: of each rank, for each step the places among those
-    rows, and tokens and rows of the whole minibatch. left_out: rows that cannot be learned from."""
+    rows, and the totals of the whole minibatch, as ``MinibatchTotals`` takes them. left_out: rows that are not learned from."""
 
     rows: list[Tensor]
-    steps: list[list[tuple[Index, tuple[int, int]]]]
+    steps: list[list[tuple[Index, StepTotals]]]
     left_out: int
 
 
 def rank_steps(
-    facts: Tensor, by_group: bool, ranks: int, *, seed: int, epochs: int = 1, minibatch: int | None = None, mean: Mean = "tokens"
+    facts: Tensor, by_group: bool, ranks: int, *, seed: int, epochs: int = 1, minibatch: int | None = None,
+    mean: Means = "tokens",
 ) -> RankSteps:
-    """``facts``: int64 [rows, 4], 0 for a row that can be learned from, its tokens that count, all its tokens, and its group. Each
-    minibatch is split over ranks by tokens."""
+    """``facts``: int64 [rows, 4], 0 for a row that can be learned from, its tokens that count, all its tokens, and its group; further
+    columns, one for each of several losses, say whether the row is its. Each minibatch is split over ranks by tokens."""
     groups = numbered(facts[:, 3])
-    bad = facts[:, 0] != 0
-    bad = whole_groups(bad, groups) if by_group else bad
+    bad = (with_groups(facts[:, 0], groups, WITH_GROUP) if by_group else facts[:, 0]) != 0
     good = (~bad).nonzero()[:, 0]
     units = units_of(numbered(groups[good]) if by_group else torch.arange(len(good)))
-    counts, tokens = facts[good, 1], facts[good, 2]
-    shares = [[] for _ in range(ranks)]  # type: list[list[tuple[Tensor, tuple[int, int]]]]
-    for step in steps(units, counts, Passes(epochs, minibatch, mean, seed)):
+    counts, tokens, own = facts[good, 1], facts[good, 2], facts[good, 4:].bool()
+    shares = [[] for _ in range(ranks)]  # type: list[list[tuple[Tensor, StepTotals]]]
+    for step in steps(units, counts, Passes(epochs, minibatch, mean, seed), own if own.shape[1] else None):
         step_units = torch.cat(list(step.units))
         for rank, units_here in enumerate(_shared(step.units, tokens, ranks)):
-            shares[rank].append((units_here, (step.totals.tokens, step.totals.rows)))
+            parts = (step.totals.parts,) if step.totals.parts else ()
+            shares[rank].append((units_here, (step.totals.tokens, step.totals.rows, *parts)))
         assert len(step_units) == sum(len(each[-1][0]) for each in shares)
     rows = [torch.unique(torch.cat([part for part, _ in share] or [good[:0]])) for share in shares]
     local = [

@@ -1,0 +1,78 @@
+"""VinePPO (Kazemnejad et al. 2025, "Refining Credit Assignment in RL Training of LLMs").
+
+PPO without a critic: the value of the beginning of each step is the mean score of responses that go on from it (eq. 5), and the advantage
+of a step's tokens is the value after the step less that before it (eq. 6); after the last one it is the score. Differs from the paper in
+steps of equal length, where the paper's are lines of reasoning, in the KL as a term of the loss, and in the truncated weights between
+sampler and trainer (Yao et al. 2025). A response that goes on may be as long as a whole one.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt
+
+from rlflow import ask, clipped_gain, flow, group, group_mean, kl_penalty, loss, stage, token, truncated_weights
+
+
+@dataclass(frozen=True)
+class VinePPO:
+    samples: Annotated[int, Ge(1)] = 8  # responses per prompt
+    rollouts: Annotated[int, Ge(1)] = 9  # responses that go on from the beginning of each step
+    max_tokens: Annotated[int, Ge(1)] = 1024  # longest response, and longest continuation
+    step: Annotated[int, Ge(1)] = 128  # tokens of a step
+    beta: Annotated[float, Ge(0)] = 0.0  # weight of the KL term in the loss; 0 needs no reference
+    clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
+    is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
+    epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
+    minibatch: Annotated[int, Ge(1)] = 64  # rows per optimizer step, over all ranks
+
+
+@stage(gives={"begins": token("bool")})
+def steps(mask, *, step):
+    """The first token of each step: of the policy's own tokens, every step-th."""
+    return mask & ((mask.cumsum(1) - 1) % step == 0)
+
+
+@stage(gives={"state_values": group("float32")}, rows="group")
+def mean_score(scores, group):
+    return group_mean(scores, group)
+
+
+@stage(gives="advantages")
+def gain_of_steps(scores, state_values: token("float32"), mask):
+    """The value after each token's step less that before it. A step whose beginning has no value (NaN) belongs to the one before; a
+    response without the first one is left out of the update."""
+    known = mask & ~state_values.isnan()
+    before, after = torch.empty_like(state_values), torch.empty_like(state_values)
+    value = scores  # at the next beginning after a token
+    for t in reversed(range(mask.shape[1])):
+        after[:, t] = value
+        value = torch.where(known[:, t], state_values[:, t], value)
+    value = torch.full_like(scores, torch.nan)  # at the latest beginning up to a token
+    for t in range(mask.shape[1]):
+        value = before[:, t] = torch.where(known[:, t], state_values[:, t], value)
+    return torch.where(mask, after - before, 0.0)
+
+
+@loss
+def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, beta):
+    ratio = (new.logprobs - logprobs).exp()
+    charge = 0 if ref_logprobs is None else beta * kl_penalty(new.logprobs, logprobs, ref_logprobs, "k2")
+    return charge - weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
+
+
+@flow
+def vineppo(prompts, actor, reference, reward, hp=VinePPO()):
+    batch = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
+    batch |= reward(batch)
+    batch |= steps(batch, step=hp.step)
+    onward = actor.generate(ask(batch, tokens_until="begins"), samples=hp.rollouts, max_tokens=hp.max_tokens)
+    onward |= reward(onward)
+    batch |= mean_score(onward)
+    batch |= gain_of_steps(batch)
+    batch |= actor.logprobs(batch)
+    batch |= truncated_weights(batch, cap=hp.is_cap)
+    if hp.beta:
+        batch |= reference.logprobs(batch, gives="ref_logprobs")
+    actor.update(batch, policy_loss, clip=hp.clip, beta=hp.beta, epochs=hp.epochs, minibatch=hp.minibatch)

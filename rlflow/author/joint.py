@@ -1,0 +1,128 @@
+"""Several losses of one optimizer step: ``update(batch, (policy, likelihood), scale=…, mean=…, where=…)``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rlflow.author.loss import Loss, Quantity
+from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
+from rlflow.author.verbs import JOINT, UPDATE, Setting
+from rlflow.columns import row
+from rlflow.errors import Place, Problem
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One loss of an optimizer step: the objective has ``scale`` times its average over its own rows."""
+
+    loss: Loss
+    settings: Mapping[str, Any]  # of the loss
+    mean: Any  # how its values are averaged: "tokens", "rows", "row-tokens" or a number
+    scale: float = 1.0
+    where: str | None = None  # bool column of its own rows; None: all rows
+    prefix: str = ""  # of its metrics' names
+
+
+class JointLoss(Loss):
+    """Several losses that share one forward and one step. As a loss it reads what any of them reads, and the columns of their rows."""
+
+    def __init__(self, losses: Sequence[Loss], scale: Sequence[float], where: Sequence[str | None]) -> None:
+        new = dict.fromkeys(quantity for loss in losses for quantity in loss.new)
+        first: Quantity = "logprobs" if losses[0].head == "logprobs" and "logprobs" in new else losses[0].new[0]
+        super().__init__(losses[0].function, (first, *(quantity for quantity in new if quantity != first)),
+                         "group" if any(loss.rows == "group" for loss in losses) else "row")  # fmt: skip
+        vars(self).update(losses=tuple(losses), scale=tuple(map(float, scale)), where=tuple(where))
+
+    losses: tuple[Loss, ...]
+    scale: tuple[float, ...]
+    where: tuple[str | None, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of the losses."""
+        return " + ".join(loss.name for loss in self.losses)
+
+    @property
+    def key(self) -> Hashable:
+        """A key that is equal for the same losses, joined in the same way."""
+        return (*(loss.key for loss in self.losses), self.scale, self.where)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Columns and settings of all losses. A setting for which two of them have different defaults must be passed."""
+        columns: dict[str, ColumnParameter] = {}
+        for parameter in (parameter for loss in self.losses for parameter in loss.signature.columns):
+            known = columns.setdefault(parameter.name, parameter)
+            columns[parameter.name] = ColumnParameter(parameter.name, known.kind or parameter.kind, known.optional and parameter.optional)
+        for name in self.where:
+            if name is not None and (name not in columns or columns[name].optional):
+                columns[name] = ColumnParameter(name, row("bool"), False)
+        settings: dict[str, Any] = {}
+        for name, default in ((name, default) for loss in self.losses for name, default in loss.signature.settings.items()):
+            settings[name] = default if settings.get(name, default) == default else REQUIRED
+        return Signature(tuple(columns.values()), settings, any(loss.signature.open_settings for loss in self.losses))
+
+    @property
+    def place(self) -> Place:
+        """File and line of the definition of the first loss."""
+        return self.losses[0].place
+
+    @property
+    def digest(self) -> str:
+        """A digest of the digests of all losses."""
+        return hashlib.sha256(" ".join(loss.digest for loss in self.losses).encode()).hexdigest()[: len(self.losses[0].digest)]
+
+
+def terms(loss: Loss, settings: Mapping[str, Any], mean: Any) -> list[LossTerm]:
+    """The losses of a step, each with its own settings and average; of a loss that is alone, that one."""
+    if not isinstance(loss, JointLoss):
+        return [LossTerm(loss, settings, mean)]
+    prefixes: list[str] = []
+    for part in loss.losses:
+        count = sum(known.partition("#")[0].rstrip("/") == part.name for known in prefixes)
+        prefixes.append(f"{part.name}/" if not count else f"{part.name}#{count + 1}/")
+    means = (mean,) * len(loss.losses) if not isinstance(mean, tuple) else mean
+    rest = {name: value for name, value in settings.items() if name not in JOINT}
+    own = [{name: value for name, value in rest.items() if name in part.signature.settings or part.signature.open_settings}
+           for part in loss.losses]  # fmt: skip
+    return [LossTerm(*term) for term in zip(loss.losses, own, means, loss.scale, loss.where, prefixes, strict=True)]
+
+
+def specification(loss: Loss | Sequence[Loss]) -> Mapping[str, Setting]:
+    """The settings that an update takes for itself."""
+    return UPDATE if isinstance(loss, Loss) and not isinstance(loss, JointLoss) else JOINT
+
+
+def joined(what: str, losses: Sequence[Loss], settings: Mapping[str, Any], place: Place | None) -> tuple[Loss, list[Problem]]:
+    """The losses of a call as one; and the problems that they have with each other and with ``scale``, ``mean`` and ``where``, which are
+    one for each of them. A bad one is then taken as its default."""
+    problems, count = list(_clashes(what, losses, place)), len(losses)
+    sound = {}
+    for name in ("scale", "where", "mean"):
+        value = settings.get(name)
+        if value is None or not JOINT[name].test(value) or (name == "mean" and not isinstance(value, tuple | list)):
+            continue  # absent, one average for all, or reported with the call's other settings
+        if len(value) == count:
+            sound[name] = value
+        else:
+            problems.append(Problem("joint-losses", f"{what} takes one {name} for each of its {count} losses", place,
+                                    found=f"{name}={value!r}", expected=f"a tuple of {count}",
+                                    remedy=f"write {name}=({', '.join(['…'] * count)})"))  # fmt: skip
+    return JointLoss(losses, sound.get("scale", (1.0,) * count), sound.get("where", (None,) * count)), problems
+
+
+def _clashes(what: str, losses: Sequence[Loss], place: Place | None) -> Iterator[Problem]:
+    """One forward has one head, and what the update takes for itself no loss can get."""
+    heads = {loss.head: loss for loss in losses}
+    if len(heads) > 1:
+        yield Problem("two-heads", f"{what} takes losses of {len(heads)} heads in one step", place, [*heads.values()][1].place,
+                      found=", ".join(f"'{loss.name}' of {head}" for head, loss in heads.items()), expected="losses of one head",
+                      remedy="use two roles, with an update each")
+    for loss, name in ((loss, name) for loss in losses for name in JOINT if name not in UPDATE and name in loss.signature.settings):
+        yield Problem("joint-losses", f"{what} takes {name}= for itself, so loss '{loss.name}' does not get its setting of that name",
+                      place, loss.place, found=f"a setting '{name}'", expected="another name",
+                      remedy=f"rename the setting in '{loss.name}'")

@@ -1,0 +1,60 @@
+"""How roles sample, where the run says it in place of the flow: --ROLE.generate.NAME, and --ROLE.generate#2.NAME for the second call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlflow.author.settings import parse
+from rlflow.author.verbs import GENERATE
+from rlflow.errors import Problem, listed, nearest
+
+TYPES: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": int, "stop": tuple, "min_tokens": int}
+CALL = re.compile(r"generate(#[1-9]\d*)?")
+
+
+def addresses_call(setting: str) -> bool:
+    """Whether a role's setting, such as ``generate.stop`` or ``generate#2.top_p``, speaks of a call of `generate`."""
+    return CALL.fullmatch(setting.partition(".")[0]) is not None
+
+
+def repeatable(flag: str) -> bool:
+    """Whether a flag may be given several times: the stop strings of a call."""
+    _, _, setting = flag.partition(".")
+    return setting.endswith(".stop") and addresses_call(setting)
+
+
+def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+    """Sort ``ROLE.generate.NAME`` → value into ``ROLE.generate`` → NAME → value as `generate` takes it. Gives the problems too."""
+    settings: dict[str, dict[str, Any]] = {}
+    problems = []
+    for flag, value in values.items():
+        call, _, name = flag.rpartition(".")
+        if name not in TYPES or not call:
+            problems.append(_unknown(flag, name))
+            continue
+        fitting = _value(name, value)
+        if fitting is None or not GENERATE[name].test(fitting):
+            problems.append(Problem("setting-range", f"--{flag} is out of range", found=repr(value),
+                                    expected=f"{name}: {GENERATE[name].expected}", remedy=f"change --{flag}"))
+        else:
+            settings.setdefault(call.removesuffix("#1"), {})[name] = fitting
+    return settings, problems
+
+
+def _value(name: str, value: Any) -> Any:
+    """The value in its type; None where it has another."""
+    if name == "stop":
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None
+    try:
+        return parse(TYPES[name], value)
+    except ValueError:
+        return None
+
+
+def _unknown(flag: str, name: str) -> Problem:
+    close = nearest(name, TYPES)
+    remedy = f"write --{flag.removesuffix(name)}{close}" if close else "samples and max_tokens shape the rows: they are the flow's settings"
+    return Problem("unknown-setting", f"--{flag} is nothing that a run sets of `generate`", found=name, expected=f"one of {listed(TYPES)}",
+                   nearest=close, remedy=remedy)

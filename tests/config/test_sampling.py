@@ -1,0 +1,113 @@
+"""--ROLE.generate.NAME: how a role samples is the run's to say."""
+
+import json
+
+import pytest
+
+import rlflow
+from rlflow import FlowError, PlanError, flow, loss, stage
+from rlflow.author.verbs import GENERATE, resampled
+from rlflow.config.flags import parse_flags, sort_values
+from rlflow.graph.model import Op
+from rlflow.trace.compile import TraceOptions, compile_flow
+
+DEFAULTS = {name: setting.default for name, setting in GENERATE.items() if name != "min_tokens"}
+
+
+def sampling(*words):
+    return sort_values(parse_flags(words), ["actor", "solver"]).sampling
+
+
+def test_a_flag_is_a_setting_of_every_call_of_its_role_or_of_one():
+    words = ("--actor.generate.temperature", "0.7", "--actor.generate.top-k=20", "--actor.generate#2.top_p", "0.9")
+    assert sampling(*words) == {"actor.generate": {"temperature": 0.7, "top_k": 20}, "actor.generate#2": {"top_p": 0.9}}
+    assert sampling("--actor.generate#1.top_p", "0.5") == sampling("--actor.generate.top_p", "0.5")
+
+
+def test_stop_strings_are_given_one_by_one_or_as_a_list_of_a_file():
+    assert sampling("--actor.generate.stop", "\n", "--actor.generate.stop", "Q:") == {"actor.generate": {"stop": ("\n", "Q:")}}
+    assert sort_values({"actor.generate.stop": ["\n"]}, ["actor"]).sampling == {"actor.generate": {"stop": ("\n",)}}
+    assert sort_values({"actor.generate.stop": "\n"}, ["actor"]).sampling == {"actor.generate": {"stop": ("\n",)}}
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--actor.generate.temperature", "-1"), "temperature: a number of at least 0"),
+    (("--actor.generate.top_p", "0"), "top_p: a number above 0 and at most 1"),
+    (("--actor.generate.top_k", "1.5"), "top_k: an integer of at least 0"),
+    (("--actor.generate.temprature", "1"), "write --actor.generate.temperature"),
+    (("--actor.generate.samples", "1"), "they are the flow's settings"),
+    (("--actor.generate.stop", ""), "stop: a tuple of strings"),
+    (("--actor.generate.min_tokens", "-1"), "min_tokens: an integer of at least 0"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_with_what_does(words, says):
+    with pytest.raises(PlanError) as caught:
+        sampling(*words)
+    assert says in str(caught.value)
+
+
+def test_the_second_call_takes_what_is_said_of_all_and_then_its_own():
+    said = {"actor.generate": {"temperature": 0.7, "top_k": 5}, "actor.generate#2": {"top_k": 7}}
+    assert resampled(DEFAULTS, said, "actor.generate", "actor.generate") == {**DEFAULTS, "temperature": 0.7, "top_k": 5}
+    assert resampled(DEFAULTS, said, "actor.generate", "actor.generate#2") == {**DEFAULTS, "temperature": 0.7, "top_k": 7}
+
+
+def test_where_the_flow_is_greedy_it_stays_greedy():
+    greedy = {**DEFAULTS, "temperature": 0}
+    assert resampled(greedy, {"actor.generate": {"temperature": 0.7, "top_k": 5}}, "actor.generate", "actor.generate") == {
+        **greedy, "top_k": 5}
+
+
+@stage(gives="advantages")
+def over_greedy(scores, baseline, mask):
+    return (scores - baseline)[:, None] * mask
+
+
+@loss
+def gain(new, advantages):
+    return -new.logprobs * advantages, {}
+
+
+@flow
+def twice(prompts, actor, reward):
+    greedy = actor.generate(prompts, max_tokens=4, temperature=0)
+    batch = actor.generate(prompts, samples=2, max_tokens=4, stop=("old",))
+    batch |= reward(greedy, gives="baseline").select("baseline")
+    batch |= reward(batch)
+    batch |= over_greedy(batch)
+    actor.update(batch, gain)
+
+
+def calls(sampling=None):
+    graph = compile_flow(twice, options=TraceOptions(sampling=sampling or {})).graph
+    return graph, {node.name: dict(node.settings) for node in graph.nodes if node.op is Op.GENERATE}
+
+
+def test_the_graph_has_what_the_run_says_and_is_otherwise_the_same():
+    graph, own = calls()
+    changed, replaced = calls({"actor.generate": {"temperature": 0.5, "stop": ("\n",)}})
+    assert replaced["actor.generate"] == {**own["actor.generate"], "stop": ("\n",)}
+    assert replaced["actor.generate#2"] == {**own["actor.generate#2"], "temperature": 0.5, "stop": ("\n",)}
+    assert changed != graph
+    assert calls({})[0] == graph
+
+
+def test_a_call_that_the_flow_does_not_make_is_refused_with_those_that_it_makes():
+    with pytest.raises(FlowError) as caught:
+        calls({"actor.generate#3": {"top_k": 2}})
+    (problem,) = caught.value.problems
+    assert problem.code == "no-such-generate"
+    assert problem.expected == "one of actor.generate, actor.generate#2"
+
+
+def test_a_run_samples_so_eagerly_too_and_its_settings_say_it(tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8)))
+    keywords = {"backend": "null", "data": str(data), "prompts": 2, "held_out": 0, "threads": 1,
+                "actor": {"generate": {"temperature": 0.5}}}
+    roles = rlflow.roles(twice, **keywords)
+    try:
+        prompts = roles.take()
+        assert roles["actor"].generate(prompts, max_tokens=2)["temperature"].tolist() == [0.5, 0.5]
+        assert roles["actor"].generate(prompts, max_tokens=2, temperature=0)["temperature"].tolist() == [1.0, 1.0]
+    finally:
+        roles.close()

@@ -1,0 +1,195 @@
+"""Flows of drawn shapes: rows that are asked, chosen and joined in any order that the contract allows, and then learned from."""
+
+import torch
+from hypothesis import strategies as st
+
+from rlflow import ask, choose, concat, flow, group, group_mean, loss, repeat, row, stage, text, token, truncated_weights
+from rlflow.execution.account import WITH_GROUP
+from rlflow.training.rows import broken_columns, group_of, with_groups
+
+STEPS = ("coin", "best", "top", "ask", "after", "half", "cut", "join", "up")  # what a shape's steps are drawn from
+SHAPES = {
+    "source": st.sampled_from(["prompts", "chosen", "groups", "picked", "kept"]), "samples": st.integers(2, 3),
+    "steps": st.lists(st.sampled_from(STEPS), max_size=4), "modulus": st.integers(2, 5), "of_groups": st.booleans(),
+    "twice": st.booleans(), "minibatch": st.sampled_from([None, 3]),
+}  # fmt: skip
+
+
+@loss
+def likelihood(new, worth, weights, policy_version):
+    return -new.logprobs * worth[:, None] * weights, {}
+
+
+@loss(rows="group")
+def likelihood_of_groups(new, worth, weights, policy_version):
+    return -new.logprobs * worth[:, None] * weights, {}
+
+
+@stage(gives={"coin": row("bool")})
+def of_prompts(prompt_tokens, *, modulus):
+    return prompt_tokens[:, 0] % 7 % modulus != 1
+
+
+@stage(gives={"coin": row("bool")})
+def of_rows(scores, *, modulus):
+    return (scores * 1e6).long() % modulus != 1
+
+
+@stage(gives="keep", rows="group")
+def some_groups(scores, group):
+    return group_mean(scores, group) > 0.4
+
+
+@stage(gives={"question": text})
+def again(completion):
+    return [f"again {c}" for c in completion]
+
+
+@stage(gives={"half": row("int64")})
+def half(mask):
+    return mask.sum(1) // 2
+
+
+@stage(gives={"cut": token("bool")})
+def third(mask):
+    return mask & (torch.arange(mask.shape[1]) % 3 == 1)
+
+
+@stage(gives={"value": group("float32")}, rows="group")
+def mean_score(scores, group):
+    return group_mean(scores, group)
+
+
+@stage(gives={"worth": row("float32")})
+def worth_of(scores, value=None, *, modulus):
+    known = scores if value is None or value.ndim > 1 else torch.where(value.isnan(), scores, value)
+    return torch.where((known * 1e6).long() % modulus == 0, torch.nan, known)
+
+
+def without(rows, *names):
+    """The rows, to which columns of these names can be given."""
+    return rows.drop(*(name for name in names if name in rows.columns))
+
+
+def drawn(source, samples, steps, modulus, of_groups, twice, minibatch):
+    """A flow. source: what is sampled from: the prompts, chosen ones, or a `repeat` of groups or of prompts; twice: whether an update
+    learns from the first rows too."""
+
+    def first(prompts, actor, reward):
+        rows = actor.generate(prompts, samples=samples, max_tokens=5)
+        return rows | reward(rows)
+
+    def sampled(prompts, actor, reward):
+        if source in ("groups", "picked"):
+
+            def body(fresh):
+                rows = first(fresh, actor, reward)
+                rows |= some_groups(rows)
+                return choose(rows | of_rows(rows, modulus=modulus), "coin") if source == "picked" else rows
+
+            return repeat(body, prompts, groups=2, tries=2)
+        if source == "kept":
+            prompts = repeat(lambda fresh: choose(fresh | of_prompts(fresh, modulus=modulus), "coin"), prompts, groups=2, tries=2)
+        elif source == "chosen":
+            prompts = choose(prompts | of_prompts(prompts, modulus=modulus), "coin")
+        return first(prompts, actor, reward)
+
+    def asked(rows, step):
+        if step == "ask":
+            return ask(without(rows, "question") | again(rows), "question")
+        if step == "after":
+            return ask(without(rows, "question") | again(rows), "question", after="tokens")
+        return ask(without(rows, step) | (half if step == "half" else third)(rows), tokens_until=step)
+
+    def applied(rows, before, step, actor, reward):
+        """The rows after a step, and those that it began with where the step can go back to them."""
+        if step == "coin":
+            return choose(without(rows, "coin") | of_rows(rows, modulus=modulus), "coin"), before
+        if step in ("best", "top"):
+            return choose(rows, top="scores", count=1 if step == "best" else 3, per="group" if step == "best" else "batch"), before
+        if step == "join":
+            names = ("prompt", "answer", "prompt_tokens", "tokens", "mask", "completion", "sampled_logprobs", "scores", "temperature",
+                     "policy_version")
+            return (concat(rows.select(*names), before.select(*names)), None) if before is not None else (rows, None)
+        if step == "up":
+            return (without(before, "value") | mean_score(rows), None) if before is not None else (rows, None)
+        more = actor.generate(without(asked(rows, step), "scores"), samples=2, max_tokens=4)
+        return more | reward(more), rows
+
+    @flow
+    def generated(prompts, actor, reward):
+        rows = start = sampled(prompts, actor, reward)
+        before = None
+        for step in steps:
+            rows, before = applied(rows, before, step, actor, reward)
+        for number, batch in enumerate([rows, start] if twice else [rows]):
+            batch |= worth_of(batch, modulus=modulus)
+            batch |= actor.logprobs(batch)
+            batch |= truncated_weights(batch, cap=2.0)
+            actor.update(batch, likelihood_of_groups if of_groups and not number else likelihood, minibatch=minibatch)
+
+    return generated
+
+
+class Seen:
+    """What the generator sampled and what updates learned from, as they saw it themselves."""
+
+    def __init__(self, engine):
+        self.rows = self.tokens = 0
+        self.batches = []
+        for model in engine.models.values():
+            model.generator.generate = self.sampling(model.generator.generate)
+            model.trainer.update = self.updating(model.trainer.update)
+
+    def sampling(self, generate):
+        def counted(*args):
+            rows = generate(*args)
+            self.rows, self.tokens = self.rows + len(rows), self.tokens + len(rows.data["tokens"].value)
+            return rows
+
+        return counted
+
+    def updating(self, update):
+        def seen(batch, loss, **options):
+            self.batches.append((batch, loss))
+            return update(batch, loss, **options)
+
+        return seen
+
+    @property
+    def learned(self):
+        """Tokens of each row that an update learned from, by its path, but for what another update learned from before."""
+        found = {}
+        for batch, of in self.batches:
+            broken = broken_columns(batch, of)
+            broken = with_groups(broken, group_of(batch), WITH_GROUP) if of.rows == "group" else broken
+            lengths = batch.data["tokens"].lengths.tolist()
+            found |= {tuple(path): length for path, length, bad in zip(batch.axis.keys.tolist(), lengths, broken.tolist(), strict=True)
+                      if not bad}
+        return found
+
+
+def total(counts):
+    rows, tokens = zip((0, 0), *((count.rows, count.tokens) for count in counts), strict=True)
+    return sum(rows), sum(tokens)
+
+
+def assert_counted(accounts, seen):
+    """What the generator gave, all of it and nothing twice, is what the accounts have as sampled, and that is what they have as fates.
+    Prompts that a `repeat` chose are counted beside, without tokens."""
+    assert all(account.closes for account in accounts)
+    sampled = total(count for account in accounts for source, count in account.sampled.items() if ".generate" in source)
+    assert sampled == (seen.rows, seen.tokens)
+    ends = [(end, count) for account in accounts for (source, end), count in account.ends.items() if ".generate" in source]
+    opened = total(count for account in accounts for source, count in account.opened.items() if ".generate" in source)
+    assert total(count for _, count in ends) == (sampled[0] + opened[0], sampled[1] + opened[1])
+    assert all(end.node for end, _ in ends)
+
+
+def assert_numbered(batch):
+    """A row has a path of its own, and the rows of a group are adjacent and share its number, which no other group has."""
+    paths = batch.axis.keys.tolist()
+    assert len(set(map(tuple, paths))) == len(paths)
+    if "group" in batch:
+        runs = torch.unique_consecutive(batch["group"])
+        assert len(runs) == len(set(runs.tolist())) == batch.axis.groups

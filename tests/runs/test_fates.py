@@ -1,0 +1,37 @@
+"""What became of sampled rows, in words and as metrics: both read the account."""
+
+import json
+
+from rlflow.execution.account import Account, Count, End, Fate
+from rlflow.runs.fates import fate_metrics, fates_text, run_account
+
+
+def account():
+    made = Account()
+    made.sample("actor.generate", Count(2, 8, 80))
+    made.sample("repeat.chosen", Count(4, 4, 0))
+    made.end("actor.generate", End(Fate.TRAINED, "actor.update"), Count(2, 5, 50))
+    made.end("actor.generate", End(Fate.LEFT_OUT, "choose", "not chosen", "count=1"), Count(2, 3, 30))
+    made.end("repeat.chosen", End(Fate.SURPLUS, "repeat.chosen", setting="groups=2"), Count(4, 4, 0))
+    return made
+
+
+def test_metrics_count_rows_that_were_sampled_by_fate():
+    assert fate_metrics(account()) == {"fates/trained": 5, "fates/left_out": 3}
+
+
+def test_the_words_name_who_sampled_and_where_and_why_rows_ended():
+    assert fates_text(account()).splitlines() == [
+        "actor.generate: 8 rows of 80 tokens",
+        "  left out at choose (count=1): not chosen: 3 rows of 30 tokens",
+        "  trained by actor.update: 5 rows of 50 tokens",
+    ]
+
+
+def test_the_account_of_a_run_is_that_of_its_lines_but_for_a_torn_one(tmp_path):
+    lines = [json.dumps({"iteration": number, **account().as_json()}) for number in range(3)]
+    (tmp_path / "fates.jsonl").write_text("\n".join([*lines[:2], lines[2][:40]]))
+    total = run_account(tmp_path)
+    assert total.sampled["actor.generate"] == Count(4, 16, 160)
+    assert total.closes is account().closes
+    assert run_account(tmp_path / "none") == Account()
