@@ -93,6 +93,8 @@ def prepare(
     if options.pools:
         ask("ray", "cluster")
     data = open_dataset(flow, config, placed.rewards.wanted())
+    for line in filter(None, (data.recognised, *placed.rewards.forms())):
+        note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
         program = compile_with_data(flow, hp, config, data, rewards, note)
