@@ -177,10 +177,10 @@ class Rewards:
 
     def judge(self) -> Scorer | None:
         """The scorer that says whether a held-out answer is right, at weight 1: the reward ``math`` or ``task`` where it is named, else the
-        data's own scorer, else the first reward that is a function. A reward for style or length does not tell right from wrong."""
+        data's own scorer, else the first reward that is a function or a server. One for style or length does not tell right from wrong."""
         named = [spec for spec in self.names.named if spec.kind == "math" or (spec.kind == "task" and self._data.scorer)]
         own = [parse_reward("task")] if self._data.scorer else []
-        functions = [spec for spec in self.names.named if spec.kind == "function"]
+        functions = [spec for spec in self.names.named if spec.kind in ("function", "remote")]
         chosen = next(iter([*named, *own, *functions]), None)
         return Weighted(self._dtype, self._bind([dataclasses.replace(chosen, weight=1.0)])) if chosen else None
 

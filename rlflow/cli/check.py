@@ -15,6 +15,7 @@ from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read
 from rlflow.config.names import role_types, setting_problems
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
+from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.spec import RewardSpec, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.trace.compile import TraceOptions, role_names
@@ -84,6 +85,8 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
     """The columns that a reward reads: of a function its required parameters, from its source."""
     if reward.kind == "function":
         return reads(reward.path, reward.function).required
+    if reward.kind == "remote":
+        return OPENRLHF.reads
     return MODEL_READS if reward.kind == "model" else TraceOptions().reward_reads
 
 

@@ -16,7 +16,7 @@ class Options:
     model: str | None = None  # Hugging Face model folder that model roles start from
     data: str | None = None  # .jsonl, .parquet, a Hugging Face dataset folder, or a reasoning-gym task
     bad_records: Literal["stop", "skip"] = "stop"  # records of the data that no model can be given: stop before the run, or leave them out
-    reward: tuple[str, ...] = ()  # task, math, file.py:function or a model folder, each with an optional :weight; several: repeat the flag
+    reward: tuple[str, ...] = ()  # task, math, file.py:function, a model folder or a URL, each with an optional :weight; repeat for several
     prompts: Annotated[int, Ge(1)] = 64  # prompts per iteration
     iterations: Annotated[int, Ge(1)] = 100  # iterations of the algorithm
     held_out: Annotated[int, Ge(0)] = 512  # prompts kept out of training for evaluation

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlflow.data.scorer import ScorerSpec
 from rlflow.errors import Place, PlanError
@@ -26,6 +26,9 @@ from rlflow.rewards.forms import FORMS
 from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess, in_worker
 from rlflow.rewards.scorers import BUILT_IN
 from rlflow.rewards.values import KEY, OTHERS
+
+if TYPE_CHECKING:
+    from rlflow.rewards.remote import RemoteReward
 
 CHUNK = 32  # rows of one message at most
 START = 120.0  # seconds for a worker to start and load a scorer
@@ -109,6 +112,7 @@ class RewardPool:
         self.hear: Hear = lambda data: None  # called with what processes print, from several threads
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
+        self._remotes: dict[str, RemoteReward] = {}  # by URL
         self._waited = 0.0
         self._counted = (0.0, 0.0)  # when the pool last grew: seconds of processor time of its processes, and the time
         self._lock = threading.Lock()
@@ -148,6 +152,8 @@ class RewardPool:
         """Kill all workers. Scoring under way raises RuntimeError."""
         with self._lock:
             self._closed.set()
+        for remote in self._remotes.values():
+            remote.close()
         for slot in self._slots:
             slot.stop()
             self._chunks.put(None)
@@ -157,6 +163,15 @@ class RewardPool:
             if (chunk := self._chunks.get()) is not None:
                 chunk.call.fail(_closed())
         atexit.unregister(self.close)
+
+    def remote(self, url: str) -> RemoteReward:
+        """The connection to the server at ``url``, one for all rewards; it ends with the pool."""
+        from rlflow.rewards.remote import RemoteReward
+
+        with self._lock:
+            if url not in self._remotes:
+                self._remotes[url] = RemoteReward(url)
+            return self._remotes[url]
 
     def processes(self) -> list[int]:
         """Process ids of the workers that run now."""

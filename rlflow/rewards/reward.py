@@ -15,7 +15,9 @@ from rlflow.errors import PlanError, listed, nearest
 from rlflow.extras import require
 from rlflow.isolation import probe
 from rlflow.rewards import plain, text
+from rlflow.rewards.forms import OPENRLHF, Form
 from rlflow.rewards.pool import Results, RewardPool
+from rlflow.rewards.remote import RemoteReward
 from rlflow.rewards.spec import RewardSpec
 
 if TYPE_CHECKING:
@@ -46,8 +48,8 @@ class Reward:
     name: str  # unique among the rewards of a run
     weight: float  # factor in the sum of several rewards
     scorer: ScorerSpec
-    pool: RewardPool
-    timeout: float = 60.0  # seconds for each row
+    pool: RewardPool | RemoteReward
+    timeout: float = 60.0  # seconds for each row; for each batch of a server
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -78,7 +80,11 @@ class Reward:
         """The scores of the batch's rows, float32 [rows]. Raises PlanError where a column is missing or the scorer cannot be loaded."""
         import torch
 
-        return _scores(self.pool.wait(self._submit(batch)), torch.float32)
+        return _scores(self.judged(self._submit(batch)), torch.float32)
+
+    def judged(self, call: Any) -> Results:
+        """The results of submitted rows."""
+        return self.pool.wait(call)
 
     def _submit(self, batch: Batch) -> Any:
         self.check(batch.columns)
@@ -109,7 +115,7 @@ def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
     import torch
 
     calls = [(reward, reward._submit(batch)) for reward in rewards]
-    scored = {reward.name: (reward.weight, _scores(reward.pool.wait(call), dtype)) for reward, call in calls}
+    scored = {reward.name: (reward.weight, _scores(reward.judged(call), dtype)) for reward, call in calls}
     total = sum((weight * part.values.double() for weight, part in scored.values()), torch.zeros(len(batch), dtype=torch.float64))
     missing = Counter({f"{name}/{cause}": count for name, (_, part) in scored.items() for cause, count in part.missing.items()})
     first = {f"{name}/{cause}": message for name, (_, part) in scored.items() for cause, message in part.first.items()}
@@ -127,7 +133,8 @@ def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = No
     for spec in specs:
         names[spec.name] += 1
         name = spec.name if names[spec.name] == 1 else f"{spec.name}_{names[spec.name]}"
-        rewards.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), pool, timeout))
+        judge = pool.remote(spec.path) if spec.kind == "remote" else pool
+        rewards.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), judge, timeout))
     return rewards
 
 
@@ -143,17 +150,19 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
                                         **({"form": columns.form.project} if columns.form else {})}  # fmt: skip
             rest = (*REST, *names_of(data.columns if data else ())) if columns.rest else ()
             optional = tuple(dict.fromkeys(name for name in (*columns.optional, *rest) if name not in columns.required))
-            return ScorerSpec("function", _required(columns, data), optional, settings)
+            return ScorerSpec("function", _required(columns.required, columns.form, data), optional, settings)
+        case "remote":
+            return ScorerSpec("remote", _required(OPENRLHF.reads, OPENRLHF, data))
         case "task":
             return _task(data, unsafe)
     raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")
 
 
-def _required(reads: text.Reads, data: Judged | None) -> tuple[str, ...]:
-    """The columns that a function needs; of a form whose truth is a field of the data, that one in place of the answer."""
-    if reads.form is None or data is None or field_column(reads.form.truth) not in data.columns:
-        return reads.required
-    return tuple(reads.form.truth if name == "answer" else name for name in reads.required)
+def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) -> tuple[str, ...]:
+    """The columns that a reward needs; of a form whose truth is a field of the data, that one in place of the answer."""
+    if form is None or data is None or field_column(form.truth) not in data.columns:
+        return names
+    return tuple(form.truth if name == "answer" else name for name in names)
 
 
 def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:

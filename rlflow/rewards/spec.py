@@ -1,4 +1,4 @@
-"""What a user names as a reward: ``task``, ``math``, ``file.py:function`` or a model folder, each with a weight."""
+"""What a user names as a reward: ``task``, ``math``, ``file.py:function``, a model folder or a server's URL, each with a weight."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from rlflow.data.json_fields import Wanted
 from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards import text
+from rlflow.rewards.forms import OPENRLHF
 
 BUILT_IN = ("task", "math")
-FORMS = "task, math, file.py:function, or a model folder; each may end in :weight"
+FORMS = "task, math, file.py:function, a model folder, or http://HOST/PATH; each may end in :weight"
 
 
 @dataclass(frozen=True)
 class RewardSpec:
     """A reward as the user names it, not yet bound to data. One of kind "model" is bound as a role (`rlflow.binding.rewards`)."""
 
-    kind: Literal["task", "math", "function", "model"]
+    kind: Literal["task", "math", "function", "model", "remote"]
     name: str  # in metrics
     weight: float = 1.0  # factor in the sum of several rewards
-    path: str = ""  # the function's file or the model's folder
+    path: str = ""  # the function's file, the model's folder or the server's URL
     function: str = ""
     module: str = ""  # dotted name of the function's file where that is part of an importable package
 
@@ -34,6 +36,8 @@ class RewardSpec:
 def parse_reward(written: str) -> RewardSpec:
     """The reward that the text names, such as ``file.py:function:0.5``. A function's file is read, not imported. Raises PlanError where the
     text names no reward."""
+    if written.startswith(("http://", "https://")):
+        return _remote(written)
     body, weight = _split_weight(os.path.expanduser(written))
     if body in ("task", "math"):
         return RewardSpec("task" if body == "task" else "math", body, weight)
@@ -55,11 +59,13 @@ def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
 
 
 def wanted(specs: Iterable[RewardSpec]) -> Wanted:
-    """The names under which the functions among some rewards may ask for fields of the data."""
+    """The names under which some rewards may ask for fields of the data."""
+    specs = list(specs)
     functions = [text.reads(spec.path, spec.function) for spec in specs if spec.kind == "function"]
     optional = {name: False for columns in functions for name in columns.optional}
     required = {name: True for columns in functions for name in columns.required}
-    truths = {columns.form.truth: True for columns in functions if columns.form}
+    forms = [columns.form for columns in functions if columns.form] + [OPENRLHF for spec in specs if spec.kind == "remote"]
+    truths = {form.truth: True for form in forms}
     return Wanted(optional | required | truths, any(columns.rest for columns in functions))
 
 
@@ -102,6 +108,23 @@ def _split_weight(text: str) -> tuple[str, float]:
     if not math.isfinite(weight) or weight == 0:
         raise PlanError.of("reward-weight", f"the weight of reward '{body}' has no use", found=last, expected="a number that is not 0")
     return body, weight
+
+
+def _remote(written: str) -> RewardSpec:
+    """The reward of a server. A number after the path is a weight; after the host it is a port."""
+    scheme, _, rest = written.partition("://")
+    host, slash, path = rest.partition("/")
+    path, weight = _split_weight(path) if path else (path, 1.0)
+    url = f"{scheme}://{host}{slash}{path}"
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and (parts.port is None or parts.port > 0) and parts.username is None
+    except ValueError:  # no port
+        usable = False
+    if not usable:
+        raise PlanError.of("reward-url", "the reward's URL cannot be asked", found=f"{scheme}://…@…" if "@" in host else url,
+                           expected="http://HOST:PORT/PATH, without a user's name")
+    return RewardSpec("remote", path.rstrip("/").rpartition("/")[2] or str(parts.hostname), weight, path=url)
 
 
 def _function(written: str, body: str, weight: float) -> RewardSpec:

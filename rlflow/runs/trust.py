@@ -68,8 +68,8 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
         for each in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(each, str) or MASK in each or name.startswith(("hp.", "data.")):
                 continue
-            if last in REWARDS and ".py" in each:
-                yield Path(parse_reward(each).path).resolve()
+            if last in REWARDS and ".py" in each and (reward := parse_reward(each)).kind == "function":
+                yield Path(reward.path).resolve()
             if last in BACKENDS and each not in SHIPPED:
                 yield from _module_files(each, flow.parent)
 

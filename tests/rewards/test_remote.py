@@ -1,0 +1,161 @@
+"""A server that judges rows, on loopback: what it answers counts, what fails is missing by its cause, never 0."""
+
+import math
+import socket
+import threading
+import time
+
+import pytest
+import torch
+from servers import serving
+
+import rlflow
+from rlflow import PlanError
+from rlflow.data import open_data
+from rlflow.rewards import RewardPool, RewardSpec, bind, parse_reward, score_all
+from rlflow.rewards.remote import BATCH, IN_FLIGHT
+from rlflow.rewards.spec import wanted
+
+
+def asked(url, *completions, timeout=20.0):
+    with RewardPool() as pool:
+        (reward,) = bind([parse_reward(url)], pool, timeout=timeout)
+        count = len(completions)
+        return reward.score(rlflow.Batch.of(prompt=["p: "] * count, completion=list(completions), answer=["1"] * count))
+
+
+@pytest.mark.parametrize(("written", "spec"), [
+    ("http://judge:8000/get_reward", ("get_reward", 1.0, "http://judge:8000/get_reward")),
+    ("https://judge/get_reward:0.5", ("get_reward", 0.5, "https://judge/get_reward")),
+    ("http://judge:8000", ("judge", 1.0, "http://judge:8000")),
+    ("http://[::1]:8000/r.py:2", ("r.py", 2.0, "http://[::1]:8000/r.py")),
+])  # fmt: skip
+def test_a_server_is_named_by_its_url_with_a_port_and_a_weight(written, spec):
+    name, weight, url = spec
+    assert parse_reward(written) == RewardSpec("remote", name, weight, path=url)
+
+
+@pytest.mark.parametrize("written", ["http://", "http:///get_reward", "http://judge:port/x", "http://me:secret@judge/x", "http://judge:0/x"])
+def test_a_url_that_cannot_be_asked_is_refused_and_no_password_is_shown(written):
+    with pytest.raises(PlanError, match="cannot be asked") as error:
+        parse_reward(written)
+    assert "secret" not in str(error.value)
+
+
+def test_rows_go_in_batches_and_come_back_in_order():
+    rows = ["x" * (i % 7) for i in range(2 * BATCH + 5)]
+    with serving() as server:
+        scores = asked(server.url, *rows)
+    assert scores.values.tolist() == [len(row) for row in rows]
+    assert sorted(len(question["query"]) for _, question in server.questions) == [5, BATCH, BATCH]
+    assert {path for path, _ in server.questions} == {"/get_reward"}
+    assert all(question.keys() == {"query", "prompts", "labels"} for _, question in server.questions)
+    assert sorted(query for _, question in server.questions for query in question["query"]) == sorted(f"p: {row}" for row in rows)
+    assert {label for _, question in server.questions for label in question["labels"]} == {"1"}
+
+
+def test_so_many_batches_are_under_way_at_a_time_and_no_more():
+    gate = threading.Barrier(IN_FLIGHT)
+
+    def meet(handler, question):
+        gate.wait(20)
+
+    with serving(meet) as server:
+        assert not asked(server.url, *["x"] * (2 * IN_FLIGHT * BATCH)).missing
+    assert server.most == IN_FLIGHT
+
+
+@pytest.mark.parametrize(("answer", "cause"), [
+    ({"rewards": [1.0, math.nan, math.inf, 2.0]}, {"nan": 2}), ({"rewards": [1.0, "1", [1.0], 2.0]}, {"type": 2}),
+    ({"rewards": [1.0, None, None, 2.0]}, {"none": 2}), ({"rewards": [1.0, 2.0]}, {"count": 4}), ({"rewards": []}, {"count": 4}),
+    ({"rewards": 1.0}, {"reply": 4}), ({"reward": [1.0] * 4}, {"reply": 4}), ([1.0] * 4, {"reply": 4}), (b"<html>", {"reply": 4}),
+    (b"\xff", {"reply": 4}), (b"[" * 100_000, {"reply": 4}), (b"", {"reply": 4}),
+])  # fmt: skip
+def test_an_answer_that_has_no_number_for_a_row_is_missing_by_its_cause(answer, cause):
+    with serving(lambda handler, question: handler.say(answer)) as server:
+        scores = asked(server.url, "a", "b", "c", "d")
+    assert scores.missing == cause
+    assert int(torch.isnan(scores.values).sum()) == sum(cause.values())
+    assert scores.first.keys() == cause.keys()
+    assert len(server.questions) == 1  # it was not asked again
+
+
+@pytest.mark.parametrize("status", [500, 503, 404, 302, 204])
+def test_a_status_is_missing_and_is_not_asked_again(status):
+    with serving(lambda handler, question: handler.say({"rewards": [0.0]}, status)) as server:
+        scores = asked(server.url, "a")
+    assert scores.missing == {"status": 1}
+    assert str(status) in scores.first["status"]
+    assert len(server.questions) == 1
+
+
+@pytest.mark.parametrize("trickles", [False, True])
+def test_a_server_that_is_late_is_missing_at_the_deadline(trickles):
+    def wait(handler, question):
+        if trickles:
+            handler.send_response(200)
+            handler.end_headers()
+        while not handler.server.released.wait(0.05):
+            if trickles:
+                handler.wfile.write(b" ")
+        return True
+
+    with serving(wait) as server:
+        began = time.monotonic()
+        scores = asked(server.url, "a", "b", timeout=0.4)
+        assert time.monotonic() - began < 10
+    assert scores.missing == {"timeout": 2}
+    assert len(server.questions) == 1
+
+
+def test_connections_that_fail_are_tried_again():
+    def reset_twice(handler, question):
+        return handler.reset() if len(handler.server.questions) <= 2 else None
+
+    with serving(reset_twice) as server:
+        assert asked(server.url, "ab").values.tolist() == [2]
+    assert len(server.questions) == 3
+
+
+def test_a_server_that_is_not_there_is_missing_after_the_last_try():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    scores = asked(f"http://127.0.0.1:{port}/get_reward", "a", "b")
+    assert scores.missing == {"connection": 2}
+    assert "refused" in scores.first["connection"]
+
+
+def test_closing_ends_what_is_asked():
+    inside = threading.Event()
+
+    def wait(handler, question):
+        inside.set()
+        return handler.server.released.wait(60)
+
+    with serving(wait) as server, RewardPool() as pool:
+        (reward,) = bind([parse_reward(server.url)], pool)
+        failures = []
+
+        def score():
+            try:
+                reward.score(rlflow.Batch.of(prompt=["p"], completion=["c"], answer=["1"]))
+            except RuntimeError as error:
+                failures.append(str(error))
+
+        thread = threading.Thread(target=score)
+        thread.start()
+        assert inside.wait(20)
+        pool.close()
+        thread.join(20)
+        assert failures == ["the remote reward is closed"]
+
+
+def test_a_server_is_one_of_several_rewards_and_gets_labels_as_they_stand(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"input": "p", "label": {"right": [1]}}\n')
+    with serving() as server, RewardPool() as pool:
+        specs = [parse_reward(f"{server.url}:0.5"), parse_reward(server.url)]
+        data = open_data(tmp_path / "d.jsonl", wanted=wanted(specs))
+        batch = data.batch([0, 0])
+        batch |= rlflow.batch.Batch(batch.axis, {"completion": rlflow.batch.Data(rlflow.text, ("ab", "abcd"))})
+        assert score_all(bind(specs, pool, data), batch, torch.float64).values.tolist() == [3, 6]
+    assert server.questions[0][1]["labels"] == [{"right": [1]}] * 2
