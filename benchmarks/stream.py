@@ -88,7 +88,7 @@ def processes() -> int:
     """In how many processes a worker's rewards run."""
     from rlflow.rewards.pool import RewardPool
 
-    return RewardPool().workers
+    return RewardPool().cores
 
 
 if __name__ == "__main__":

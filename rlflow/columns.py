@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 FAMILIES = ("float", "uint", "int", "bool")
+FIELD = "data."  # how the names of columns begin that hold fields of the data as JSON, for rewards; no stage can give such a name
 
 
 class Level(StrEnum):
@@ -115,6 +116,11 @@ class Columns(Mapping[str, Standard]):
 def columns() -> Columns:
     """The standard columns: name → (kind, meaning). Prints one line each."""
     return Columns()
+
+
+def field_column(name: str) -> str:
+    """The name of the text column that holds a field of the data for rewards."""
+    return FIELD + name
 
 
 def standard_kind(name: str) -> Kind | None:

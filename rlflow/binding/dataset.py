@@ -11,35 +11,36 @@ from rlflow.config.flags import RunConfig
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import FIELDS, Record
+from rlflow.data.json_fields import NOTHING, Wanted
 from rlflow.data.source import open_data
 from rlflow.errors import PlanError, listed
 
 TEXT_OPTIONS = ("system", "template", "split")
 
 
-def open_dataset(flow: Flow, config: RunConfig) -> Dataset:
-    """The data that are named; with the null backend and none named, made-up records."""
+def open_dataset(flow: Flow, config: RunConfig, wanted: Wanted = NOTHING) -> Dataset:
+    """The data that are named; with the null backend and none named, made-up records. ``wanted``: fields that rewards may ask for."""
     if config.options.data is None:
         if config.options.backend == "null":
             return made_up(flow)
         raise PlanError.of("no-data", "there are no data", found="no --data", expected="a file, a folder or a reasoning-gym task",
                            remedy="--data FILE")
     columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
-    data = open_data(config.options.data, tokenizer=config.tokenizer_folder, columns=columns, bad=config.options.bad_records,
-                     **data_settings(config.data, flow.data))
+    data = open_data(config.options.data, tokenizer=config.tokenizer_folder, columns=columns, wanted=wanted,
+                     bad=config.options.bad_records, **data_settings(config.data, flow.data, wanted))
     holds_responses(flow, data, config.options.data)
     return data
 
 
-def data_settings(values: Mapping[str, Any], declared: Iterable[str]) -> dict[str, Any]:
+def data_settings(values: Mapping[str, Any], declared: Iterable[str], wanted: Wanted = NOTHING) -> dict[str, Any]:
     """Keywords of ``open_data`` for what is given as ``--data.NAME``. declared: columns that a flow reads of the data beside the standard
-    ones. Names that are none of these are parameters of a task."""
+    ones. wanted: fields that rewards may ask for. Names that are none of these are parameters of a task."""
     fields: dict[str, str | None] = {}
     options: dict[str, Any] = {}
     task: dict[str, Any] = {}
     columns = tuple(declared)
     for name, value in values.items():
-        if name in FIELDS or name in columns:
+        if name in FIELDS or name in columns or name in wanted.names:
             fields[name] = str(value)
         elif name in TEXT_OPTIONS:
             options[name] = str(value)

@@ -14,8 +14,10 @@ from rlflow.author.verbs import MODEL_READS
 from rlflow.batch import Batch
 from rlflow.binding.backends import backend, numbers
 from rlflow.binding.roles import half_class
+from rlflow.columns import field_column
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
+from rlflow.data.json_fields import Wanted
 from rlflow.data.scorer import Judged
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.tally import PartialMetric, PartialMetrics
@@ -23,7 +25,7 @@ from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.process import Hear
 from rlflow.rewards.reward import Reward, bind, score_all
-from rlflow.rewards.spec import RewardSpec, parse_reward
+from rlflow.rewards.spec import RewardSpec, parse_reward, wanted
 from rlflow.rewards.vocabulary import check_same
 from rlflow.training.protocols import ModelSpec, Trainer
 
@@ -62,6 +64,7 @@ class Weighted:
             total += scores.values.double()
             self.reasons.update(scores.first)
             metrics |= {f"missing_{cause}": PartialMetric.sum(count) for cause, count in scores.missing.items()}
+            metrics |= {name: PartialMetric.of(numbers) for name, numbers in scores.others.items()}
             if len(scores.parts) + len(self.models) > 1:
                 metrics |= {f"{name}_mean": PartialMetric.of(part) for name, part in scores.parts.items()}
         for model in self.models:
@@ -105,6 +108,10 @@ class RewardNames:
         number = role.rpartition("_")[2]
         return (self.named[int(number)],) if number.isdigit() and len(self.named) > 1 else self.named
 
+    def wanted(self) -> Wanted:
+        """The fields of the data that functions among the rewards may ask for."""
+        return wanted([*self.named, *self.own.values()])
+
     def functions_only(self, role: str) -> bool:
         """Whether no model is among the rewards that may judge for a role."""
         return all(spec.kind != "model" for spec in ([self.own[role]] if role in self.own else self.named))
@@ -117,7 +124,7 @@ class Rewards:
         """``tokenizer``: the folder whose tokenizer encodes the data, which reward models must share."""
         self.names, self._data, self._options, self._tokenizer = names, data, options, tokenizer
         allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
-        self._pool = RewardPool(confinement=allowed)
+        self._pool = RewardPool(options.reward_workers, allowed)
         self._dtype = numbers(options.dtype)
         self._models: dict[str, list[ModelReward]] = {}
         self._bound: list[Weighted] = []
@@ -130,7 +137,9 @@ class Rewards:
             return ()
         functions = [spec for spec in self.names.named if spec.kind != "model"]
         bound = self._bind(functions) if self._judged else []
-        columns = [name for reward in bound for name in (*reward.reads, *(n for n in reward.optional if n in self._data.columns))]
+        known = self._data.columns
+        columns = [name for reward in bound
+                   for name in (*reward.reads, *(n for n in reward.optional if n in known or field_column(n) in known))]
         models = MODEL_READS if len(functions) < len(self.names.named) else ()
         return tuple(dict.fromkeys((*columns, *models)))
 

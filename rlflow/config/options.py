@@ -24,6 +24,7 @@ class Options:
     save_every: Annotated[int, Ge(0)] = 10  # iterations between checkpoints; 0 saves at the end and when stopped only
     keep: Annotated[int, Ge(1)] = 2  # checkpoints that are kept
     reward_timeout: Annotated[float, Gt(0)] = 60.0  # seconds that a reward function may take for a row
+    reward_workers: Annotated[int, Ge(1)] | None = None  # most processes of reward functions; without, by cores and how long rows wait
     reward_env: tuple[str, ...] = ()  # variables of the environment that users' rewards see; several: repeat the flag
     reward_write: tuple[str, ...] = ()  # folders in which users' rewards may change files, / for all; several: repeat the flag
     reward_network: bool = False  # whether users' rewards may reach the network, and local sockets

@@ -78,6 +78,11 @@ class Dataset:
         neither."""
         return self.task or (MATCH if "answer" in self.columns else None)
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Names of the fields of its file, as the first record has them: those that are read, and the others."""
+        return tuple(dict.fromkeys([*self.fields.values(), *self.unread]))
+
     @cached_property
     def digest(self) -> str:
         """12 hex digits of a SHA-256 over all records in order, by which a resumed run notices that its data have changed."""

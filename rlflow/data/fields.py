@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlflow.columns import Kind, Level
+from rlflow.data.json_fields import JsonFields, packed, value_of
 from rlflow.data.records import Raw
 from rlflow.errors import Place, PlanError, listed, nearest
 
@@ -27,7 +28,7 @@ class Record:
     prompt: str | tuple[Message, ...]
     answer: str | None = None  # the right answer
     responses: tuple[Response, ...] = ()  # a completion, or (chosen, rejected); messages begin and end with the assistant's
-    more: Mapping[str, Any] = field(default_factory=dict)  # declared column → value
+    more: Mapping[str, Any] = field(default_factory=dict)  # declared column → value; column of a field that rewards read → its JSON
     place: Place | None = field(default=None, compare=False)  # where the record stands in a file
 
     @property
@@ -51,6 +52,7 @@ class Mapped:
 
     fields: Mapping[str, str]  # rlflow's name → the file's field
     columns: Mapping[str, Kind]  # declared columns
+    json_fields: JsonFields = JsonFields()  # those that rewards read
 
     @property
     def shape(self) -> Shape:
@@ -67,7 +69,10 @@ class Mapped:
         answer = _text(raw, self.fields["answer"]) if "answer" in self.fields else None
         responses = tuple(_response(raw, self.fields[name], "prompt" in self.fields) for name in self.responses)
         declared = {name: _declared(raw, self.fields[name], kind) for name, kind in self.columns.items()}
-        return Record(self._prompt(raw), answer, responses, declared, raw.place)
+        for column in self.json_fields.required:
+            _value(raw, self.json_fields.columns[column])
+        texts = {column: packed(raw.fields, source) for column, source in self.json_fields.columns.items()}
+        return Record(self._prompt(raw), answer, responses, declared | texts, raw.place)
 
     def _prompt(self, raw: Raw) -> str | tuple[Message, ...]:
         if "prompt" in self.fields:
@@ -129,14 +134,10 @@ def _has(raw: Raw, name: str) -> bool:
 
 def _value(raw: Raw, name: str) -> Any:
     """The value of a field, or of one inside another by a dotted name (reward_model.ground_truth). Raises PlanError where it is missing."""
-    if name in raw.fields:
-        return raw.fields[name]
-    value: Any = raw.fields
-    for step in name.split("."):
-        if not isinstance(value, Mapping) or step not in value:
-            raise _missing_field(raw, name, f"a field '{name}' in every record")
-        value = value[step]
-    return value
+    try:
+        return value_of(raw.fields, name)
+    except KeyError:
+        raise _missing_field(raw, name, f"a field '{name}' in every record") from None
 
 
 def _prompt(value: Any, raw: Raw, name: str) -> str | tuple[Message, ...]:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlflow.columns import Kind
+from rlflow.columns import FIELD, Kind, text
 from rlflow.data import gym, records
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.data.faults import Fault, Room, refused
 from rlflow.data.fields import FIELDS, Mapped, Record, mapped
+from rlflow.data.json_fields import NOTHING, Wanted, choose_fields
 from rlflow.data.records import Raw
 from rlflow.errors import PlanError, Problem, listed, nearest
 
@@ -27,6 +28,7 @@ def open_data(
     tokenizer: str | os.PathLike[str] | None = None,
     fields: Mapping[str, str | None] | None = None,
     columns: Mapping[str, Kind] | None = None,
+    wanted: Wanted = NOTHING,
     chat: bool | None = None,
     system: str | None = None,
     template: str | None = None,
@@ -39,10 +41,11 @@ def open_data(
     """The data that ``spec`` names: a .jsonl or .parquet file, a Hugging Face dataset folder, or a reasoning-gym task.
 
     tokenizer: a model folder; without one prompts are encoded as bytes. fields: rlflow's name → the file's, None for none.
-    columns: declared columns beyond the standard ones. chat, system, template: see ``Wording``; without ``chat``, prompts are a chat
-    where the tokenizer has a chat template, else plain text. max_prompt: records with a longer prompt, in tokens, are dropped and
-    counted. split: of a folder that has several. task, seed: a reasoning-gym task's parameters and what its questions are drawn by.
-    bad: whether lines that are no record are an error, or left out and told by ``Dataset.faults``. Raises PlanError.
+    columns: declared columns beyond the standard ones. wanted: fields that rewards ask for, carried as JSON.
+    chat, system, template: see ``Wording``; without ``chat``, prompts are a chat where the tokenizer has a chat template, else plain text.
+    max_prompt: records with a longer prompt, in tokens, are dropped and counted. split: of a folder that has several.
+    task, seed: a reasoning-gym task's parameters and what its questions are drawn by. bad: whether lines that are no record are an error,
+    or left out and told by ``Dataset.faults``. Raises PlanError.
     """
     encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer is not None else ByteEncoder()
     wording = Wording(encoder.chats if chat is None else chat, system, template)
@@ -53,7 +56,7 @@ def open_data(
     else:
         if task:
             raise _no_setting(next(iter(task)), name)
-        data = _read(Path(name), fields or {}, columns or {}, split, bad)
+        data = _read(Path(name), fields or {}, columns or {}, wanted, split, bad)
     dataset = Dataset(**data, encoder=encoder, wording=wording)
     _check_wording(dataset)
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
@@ -90,10 +93,15 @@ def _drawn(task: str, parameters: Mapping[str, Any], columns: Mapping[str, Kind]
 
 
 def _read(
-    path: Path, fields: Mapping[str, str | None], columns: Mapping[str, Kind], split: str | None, bad: Literal["stop", "skip"]
+    path: Path, fields: Mapping[str, str | None], columns: Mapping[str, Kind], wanted: Wanted, split: str | None,
+    bad: Literal["stop", "skip"],
 ) -> dict[str, Any]:
     raw, problems = records.read(path, split)
-    mapping = _mapping(raw, fields, columns, bad) if raw else None
+    own = {name: source for name, source in fields.items() if name in (*FIELDS, *columns) or name not in wanted.names}
+    mapping = _mapping(raw, own, columns, bad) if raw else None
+    if mapping and wanted.any:
+        json_fields = choose_fields([item.fields for item in raw], wanted, fields, {"prompt", *mapping.fields, *columns})
+        mapping = replace(mapping, json_fields=json_fields)
     usable: list[Record] = []
     for item in raw if mapping else ():
         try:
@@ -103,8 +111,10 @@ def _read(
     faults = [Fault("unreadable", problem) for problem in sorted(problems, key=_line)]
     if faults and (bad == "stop" or mapping is None):
         raise refused(str(path), faults, len(usable) + len(faults), Room())
-    return {"name": str(path), "records": usable, "declared": columns, "fields": mapping.fields if mapping else {}, "faults": tuple(faults),
-            "unread": _unread(raw, mapping.fields) if mapping else ()}
+    sources = {**mapping.fields, **mapping.json_fields.columns} if mapping else {}
+    declared = {**columns, **dict.fromkeys((name for name in sources if name.startswith(FIELD)), text)}
+    return {"name": str(path), "records": usable, "declared": declared, "fields": sources, "faults": tuple(faults),
+            "unread": _unread(raw, sources) if mapping else ()}
 
 
 def _unread(raw: Sequence[Raw], fields: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,16 +1,19 @@
 """RewardPool: warm worker processes that score rows. A row that hangs or crashes loses its own score alone; the rows after it are scored by
 another process.
 
-Starting a process takes seconds of processor time, more than most rewards take to score a batch. So the pool starts with one process, and
-adds another when rows have waited for the first.
+Starting a process takes more processor time than most rewards take to score a batch. So the pool starts with one process, and adds others
+when rows have waited: up to the number of cores, and beyond it only where the processes mostly wait themselves, for a judge elsewhere.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
+import os
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,11 +24,16 @@ from rlflow.errors import Place, PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess, in_worker
 from rlflow.rewards.scorers import BUILT_IN
+from rlflow.rewards.values import KEY, OTHERS
 
 CHUNK = 32  # rows of one message at most
 START = 120.0  # seconds for a worker to start and load a scorer
 GROWTH = 0.5  # seconds, summed over all calls, that rows wait for ready processes before another process is started
 STEP = 0.05  # seconds between two looks at a call that waits; shorter waits do not count
+ALTOGETHER = 32  # most processes of a pool whose size nobody named
+IDLE = 0.5  # share of a core that processes use on average, below which they are waiting and not computing
+AT_ONCE = 64  # most rows of one message to an async function
+GRACE = 1.0  # seconds beyond a row's deadline after which a process whose async function has not ended is killed
 TRIES = 3  # workers in a row that may die while loading a scorer, or before the first row of a chunk
 NAN = float("nan")
 CAUSES = ("none", "nan", "type", "raised", "timeout", "died")  # why a score is missing; see Results
@@ -39,6 +47,7 @@ class Results:
     values: list[float]  # one score for each row, in order; NaN where it is missing
     missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
     first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
+    others: dict[str, list[float]] = field(default_factory=dict)  # key → a number of each row beside its score; NaN where it has none
 
 
 @dataclass(eq=False)
@@ -56,8 +65,12 @@ class _Call:
     error: BaseException | None = None  # what ended the call as a whole
 
     def put(self, row: int, reply: Any) -> None:
-        """Store the result of a row: a number, or (cause, message)."""
+        """Store the result of a row: a number, a number with others beside it, or (cause, message)."""
         with self.lock:
+            if isinstance(reply, dict):
+                for key, number in reply["others"].items():
+                    self.results.others.setdefault(key, [NAN] * len(self.rows))[row] = number
+                reply = reply["score"]
             if isinstance(reply, float):
                 self.results.values[row] = reply
             else:
@@ -84,15 +97,19 @@ class _Chunk:
 
 
 class RewardPool:
-    """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards of a run. The first process
-    starts with the first request. Several threads may use the pool at once. ``confinement``: what users' rewards may do."""
+    """Up to ``workers`` processes for users' rewards and as many for built-in scorers, shared by all rewards of a run; without a number, as
+    many as suit the machine and the rewards. The first process starts with the first request. Several threads may use the pool at once.
+    ``confinement``: what users' rewards may do."""
 
-    def __init__(self, workers: int = 2, confinement: Confinement = STRICT) -> None:
-        self.workers, self.confinement = workers, confinement
+    def __init__(self, workers: int | None = None, confinement: Confinement = STRICT) -> None:
+        self.cores = max(2, os.cpu_count() or 1)
+        self.workers, self.confinement = workers or max(self.cores, ALTOGETHER), confinement
+        self._named = workers is not None
         self.hear: Hear = lambda data: None  # called with what processes print, from several threads
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._slots: list[_Slot] = []
         self._waited = 0.0
+        self._counted = (0.0, 0.0)  # when the pool last grew: seconds of processor time of its processes, and the time
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
@@ -105,7 +122,8 @@ class RewardPool:
         """Start scoring rows; see ``score``. ``wait`` gives the results."""
         self._start()
         call = _Call(scorer, tuple(names), rows, timeout, Results([NAN] * len(rows)), len(rows))
-        size = min(CHUNK, max(1, len(rows) // (4 * self.workers)))
+        processes = self.workers if self._named else max(self.cores, len(self._slots))
+        size = AT_ONCE if _is_async(scorer) else min(CHUNK, max(1, len(rows) // (4 * processes)))
         for start in range(0, len(rows), size):
             self._chunks.put(_Chunk(call, range(start, min(start + size, len(rows)))))
         if not rows:
@@ -165,10 +183,24 @@ class RewardPool:
             if len(self._slots) < self.workers and not self._closed.is_set() and all(slot.has(scorer) for slot in self._slots):
                 self._waited += STEP
                 if self._waited >= GROWTH:
-                    self._add()
+                    self._waited = 0.0
+                    for _ in range(self._more()):
+                        self._add()
+
+    def _more(self) -> int:
+        """How many slots to add now that rows have waited: all of a number that was named; else one up to the number of cores, and beyond
+        it as many as there are where the processes mostly wait."""
+        count = len(self._slots)
+        if self._named:
+            return self.workers - count
+        before, self._counted = self._counted, (_computed(self.processes()), time.monotonic())
+        if count < self.cores:
+            return 1
+        used, passed = (now - then for now, then in zip(self._counted, before, strict=True))
+        return min(count, self.workers - count) if used < IDLE * passed * count else 0
 
     def _add(self) -> None:
-        slot, self._waited = _Slot(self._chunks, self._closed, self.confinement, self.hear), 0.0
+        slot = _Slot(self._chunks, self._closed, self.confinement, self.hear)
         self._slots.append(slot)
         slot.start()
 
@@ -237,15 +269,21 @@ class _Slot(threading.Thread):
         """Send the rows and receive their scores. A process that dies or is late at a row gives that row the cause. Raises Died and
         RewardLate for a process that dies or is late before the first row."""
         call = chunk.call
-        process.send({"key": call.scorer.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows]}, START)
+        process.send({"key": call.scorer.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows],
+                      "timeout": call.timeout}, START)  # fmt: skip
         process.receive(START)
+        seconds = call.timeout + (GRACE if _is_async(call.scorer) else 0)
         for place, row in enumerate(chunk.rows):
             try:
-                call.put(row, _verdict(process.receive(call.timeout, place), process.built_in))
+                call.put(row, _verdict(process.receive(seconds, place), process.built_in))
             except (Died, RewardLate) as stopped:
                 self._replace(process.built_in)
                 if self.closed.is_set():
                     raise _closed() from None
+                if _is_async(call.scorer) and len(chunk.rows) > 1:  # any of the rows may be the one: each is scored by itself
+                    for unknown in chunk.rows[place:]:
+                        self.chunks.put(_Chunk(call, range(unknown, unknown + 1)))
+                    return
                 if unscored := chunk.rows[place + 1 :]:
                     self.chunks.put(_Chunk(call, unscored))
                 call.put(row, _cause(stopped, call.timeout))
@@ -259,6 +297,22 @@ class _Slot(threading.Thread):
             process.kill()
 
 
+def _computed(processes: Sequence[int]) -> float:
+    """Seconds of processor time that processes have taken."""
+    import psutil
+
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += sum(psutil.Process(process).cpu_times()[:2])
+    return total
+
+
+def _is_async(scorer: ScorerSpec) -> bool:
+    """Whether the rows of one message are scored side by side, so that it cannot be told which of them holds up the process."""
+    return bool(scorer.settings.get("later"))
+
+
 def _built_in(scorer: ScorerSpec) -> bool:
     return scorer.kind in BUILT_IN
 
@@ -268,9 +322,20 @@ def _verdict(reply: Any, built_in: bool) -> Any:
     Died for any other reply, which no scorer can have sent."""
     if isinstance(reply, float) and math.isfinite(reply):
         return reply if not built_in or 0 <= reply <= 1 else ("type", f"the scorer gave {reply:g}, not a number from 0 to 1")
+    if isinstance(reply, dict) and not built_in and _with_others(reply):
+        return reply
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return reply
     raise Died("the process sent what is no score")
+
+
+def _with_others(reply: dict[Any, Any]) -> bool:
+    """Whether the reply is a score with other numbers beside it."""
+    others = reply.get("others")
+    if reply.keys() != {"score", "others"} or not isinstance(others, dict) or len(others) > OTHERS:
+        return False
+    return all(isinstance(key, str) and KEY.fullmatch(key) for key in others) and all(
+        isinstance(number, float) and math.isfinite(number) for number in (reply["score"], *others.values()))
 
 
 def _cause(stopped: Died | RewardLate, timeout: float) -> tuple[str, str]:

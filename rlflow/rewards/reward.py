@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlflow.columns import Kind, Level
+from rlflow.columns import Kind, Level, field_column
+from rlflow.data.json_fields import names_of
 from rlflow.data.scorer import Judged, ScorerSpec
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.extras import require
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rlflow.batch import Batch
 
 READABLE = (Level.TEXT, Level.ROW, Level.GROUP)
+REST = ("prompt", "answer")  # columns that a function with **kwargs gets, where the rows have them
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Scores:
     missing: Mapping[str, int] = field(default_factory=dict)  # cause → number of missing scores
     first: Mapping[str, str] = field(default_factory=dict)  # cause → message of the first missing score
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # reward → its unweighted scores, where several are summed
+    others: Mapping[str, Tensor] = field(default_factory=dict)  # key, or reward_key → numbers beside the scores; NaN where a row has none
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,12 @@ class Reward:
         """Raises PlanError for a column that the reward reads and that is missing in ``columns``, or is not one value per row."""
         readable = [name for name, kind in columns.items() if kind.level in READABLE]
         for name in (*self.reads, *(name for name in self.optional if name in columns)):
+            if field_column(name) in columns and name not in columns:
+                continue
             if name not in columns:
                 raise PlanError.of("reward-column", f"the reward '{self.name}' reads '{name}', which the rows do not have",
                                    found=listed(readable), expected=f"a row column '{name}'", nearest=nearest(name, readable),
-                                   remedy="rename the parameter, give it a default, or declare the column: @flow(data={…})")
+                                   remedy=f"rename the parameter, give it a default, or map a field of the data: --data.{name} FIELD")
             if name not in readable:
                 raise PlanError.of("reward-column", f"the reward '{self.name}' reads '{name}', which is no row column",
                                    found=str(columns[name]), expected="text, or one number per row",
@@ -77,10 +82,15 @@ class Reward:
 
     def _submit(self, batch: Batch) -> Any:
         self.check(batch.columns)
-        names = [*self.reads, *(name for name in self.optional if name in batch)]
+        names = [column for name in (*self.reads, *self.optional) if (column := _column(name, batch))]
         values = [_values(batch[name]) for name in names]
         rows = list(zip(*values, strict=True)) if names else [()] * len(batch)
         return self.pool.submit(self.scorer, names, rows, self.timeout)
+
+
+def _column(name: str, batch: Batch) -> str | None:
+    """The column behind a parameter: the one of its name, else the field of the data."""
+    return next((column for column in (name, field_column(name)) if column in batch), None)
 
 
 def _values(column: Any) -> list[Any]:
@@ -90,7 +100,8 @@ def _values(column: Any) -> list[Any]:
 def _scores(results: Results, dtype: Dtype) -> Scores:
     import torch
 
-    return Scores(torch.tensor(results.values, dtype=dtype), dict(results.missing), results.first)
+    return Scores(torch.tensor(results.values, dtype=dtype), dict(results.missing), results.first,
+                  others={key: torch.tensor(numbers, dtype=dtype) for key, numbers in results.others.items()})  # fmt: skip
 
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
@@ -102,7 +113,8 @@ def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
     total = sum((weight * part.values.double() for weight, part in scored.values()), torch.zeros(len(batch), dtype=torch.float64))
     missing = Counter({f"{name}/{cause}": count for name, (_, part) in scored.items() for cause, count in part.missing.items()})
     first = {f"{name}/{cause}": message for name, (_, part) in scored.items() for cause, message in part.first.items()}
-    return Scores(total.to(dtype), dict(missing), first, {name: part.values for name, (_, part) in scored.items()})
+    others = {f"{name}_{key}": numbers for name, (_, part) in scored.items() for key, numbers in part.others.items()}
+    return Scores(total.to(dtype), dict(missing), first, {name: part.values for name, (_, part) in scored.items()}, others)
 
 
 def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = None, timeout: float = 60.0,
@@ -126,8 +138,11 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
             return ScorerSpec("math")
         case "function":
             columns = text.reads(spec.path, spec.function)
-            settings = {"file": spec.path, "function": spec.function, "source": text.source(spec.path), "module": spec.module}
-            return ScorerSpec("function", columns.required, columns.optional, settings)
+            settings: dict[str, Any] = {"file": spec.path, "function": spec.function, "source": text.source(spec.path),
+                                        "module": spec.module, **({"later": True} if columns.later else {})}  # fmt: skip
+            rest = (*REST, *names_of(data.columns if data else ())) if columns.rest else ()
+            optional = tuple(dict.fromkeys(name for name in (*columns.optional, *rest) if name not in columns.required))
+            return ScorerSpec("function", columns.required, optional, settings)
         case "task":
             return _task(data, unsafe)
     raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")

@@ -105,9 +105,9 @@ def _read(verifier: Any, answer: str) -> Any:
     return verifier.parse(answer if marked or not answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
 
 
-def function(file: str, function: str, source: str, module: str = "") -> Score:
+def function(file: str, function: str, source: str, module: str = "", later: bool = False) -> Score:
     """The named function of a user's file, loaded from ``source``, the text that the run read at its start; where the file is part of a
-    package, imported as ``module``."""
+    package, imported as ``module``. ``later``: whether it is async."""
     user_module = _imported(file, module) if module else _loaded(file, source)
     scorer: Score = getattr(user_module, function)
     return scorer

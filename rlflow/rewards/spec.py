@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlflow.data.json_fields import Wanted
 from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards import text
 
@@ -51,6 +52,14 @@ def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
             columns = text.reads(spec.path, spec.function)
             places = dict.fromkeys((*columns.required, *columns.optional), columns.place) | places
     return places
+
+
+def wanted(specs: Iterable[RewardSpec]) -> Wanted:
+    """The names under which the functions among some rewards may ask for fields of the data."""
+    functions = [text.reads(spec.path, spec.function) for spec in specs if spec.kind == "function"]
+    optional = {name: False for columns in functions for name in columns.optional}
+    required = {name: True for columns in functions for name in columns.required}
+    return Wanted(optional | required, any(columns.rest for columns in functions))
 
 
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:

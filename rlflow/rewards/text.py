@@ -14,11 +14,13 @@ Def = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Reads:
-    """The row columns that a reward function takes as parameters."""
+    """The row columns, and fields of the data, that a reward function takes as parameters."""
 
     required: tuple[str, ...]  # names without a default
     optional: tuple[str, ...]  # names with a default
     place: Place  # where the function is defined
+    rest: bool = False  # whether it has **kwargs, which take all fields of the data
+    later: bool = False  # whether it is async, so that rows can be scored side by side in one process
 
 
 def reads(file: str, function: str) -> Reads:
@@ -69,8 +71,6 @@ def _functions(body: list[ast.stmt]) -> Iterator[Def]:
 
 def _parameters(node: Def, place: Place) -> Reads:
     arguments = node.args
-    if isinstance(node, ast.AsyncFunctionDef):
-        raise _refused(node, place, "it is async", "a plain function; call asyncio.run inside it")
     if arguments.posonlyargs or arguments.vararg:
         raise _refused(node, place, "it has positional-only parameters or *arguments", "parameters that name columns")
     plain = [argument.arg for argument in arguments.args]
@@ -79,7 +79,9 @@ def _parameters(node: Def, place: Place) -> Reads:
     keyword_only = {argument.arg: default is not None for argument, default in defaults}
     required = plain[:first_default] + [name for name, has_default in keyword_only.items() if not has_default]
     optional = plain[first_default:] + [name for name, has_default in keyword_only.items() if has_default]
-    return Reads(tuple(required), tuple(optional), place)
+    if arguments.kwarg and "completion" not in (*required, *optional):
+        required.append("completion")  # it arrives in **kwargs
+    return Reads(tuple(required), tuple(optional), place, arguments.kwarg is not None, isinstance(node, ast.AsyncFunctionDef))
 
 
 def _refused(node: Def, place: Place, why: str, expected: str) -> PlanError:

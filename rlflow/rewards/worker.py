@@ -9,25 +9,23 @@ or prints cannot disturb them.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
-import math
-import numbers
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rlflow.data.json_fields import given_back
 from rlflow.isolation import walls
-from rlflow.own_lines import own_place
-from rlflow.rewards import alone, frames, scorers
-from rlflow.rewards.hints import hint
+from rlflow.rewards import alone, frames, scorers, values
 from rlflow.watchdog import kin
 
+if TYPE_CHECKING:
+    from rlflow.rewards.together import AsyncRows
+
 BUILT_IN_MEMORY = 4 << 30  # bytes that a parser may take beyond what the process has: 9**9**9 must not take the machine
-MESSAGE = 2000  # characters of an error that are sent
 
 
 def main() -> None:
@@ -57,6 +55,7 @@ class RewardWorker:
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies = requests, replies
         self._scorers: dict[str, tuple[dict[str, Any], scorers.Score]] = {}
+        self._async: AsyncRows | None = None
 
     def serve(self) -> None:
         """Answer requests until their stream ends."""
@@ -76,12 +75,21 @@ class RewardWorker:
             return
         self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
         described, scorer = self._scorers[request["key"]]
-        rows = [dict(zip(request["names"], values, strict=True)) for values in request["rows"]]
+        rows = [given_back(dict(zip(request["names"], values, strict=True))) for values in request["rows"]]
         with _memory(described["kind"]):
-            for place, score in enumerate(self._scores(described, scorer, rows)):
+            for place, score in enumerate(self._scores(described, scorer, rows, request["timeout"])):
                 self._reply(frames.reply(number, place, score))
 
-    def _scores(self, described: dict[str, Any], scorer: scorers.Score, rows: Sequence[scorers.Row]) -> Iterator[Any]:
+    def _scores(
+        self, described: dict[str, Any], scorer: scorers.Score, rows: Sequence[scorers.Row], timeout: float
+    ) -> Iterator[Any]:
+        if described["settings"].get("later"):
+            from rlflow.rewards.together import AsyncRows  # loads asyncio, which other rewards do without
+
+            self._async = self._async or AsyncRows()
+            with kin.here_alone():
+                yield from self._async.scores(scorer, rows, timeout)
+            return
         for portion, apart in scorers.portions(described["kind"], described["settings"], rows):
             if apart:
                 yield from alone.judged([partial(_score, scorer, row) for row in portion], (self._requests, self._replies))
@@ -95,7 +103,7 @@ class RewardWorker:
         try:
             self._scorers[key] = (described, scorers.build(described["kind"], described["settings"]))
         except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return {"failed": _message(error), "line": _line(error, described["settings"].get("file", ""))}
+            return {"failed": values.message(error), "line": _line(error, described["settings"].get("file", ""))}
         return {"loaded": key}
 
     def _reply(self, message: Any) -> None:
@@ -105,36 +113,11 @@ class RewardWorker:
 
 
 def _score(scorer: scorers.Score, row: scorers.Row) -> Any:
-    """The row's score: a number, or [cause, message] for a missing one."""
+    """The verdict on the row; see ``values.verdict``."""
     try:
-        return _number(scorer(**row))
+        return values.verdict(scorer(**row))
     except BaseException as error:  # as above
-        return ["raised", _message(error)]
-
-
-def _number(value: Any) -> Any:
-    """The value that a reward returned as a finite float, or [cause, message] where it is none."""
-    if value is None:
-        return ["none", "the function returned None"]
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, numbers.Real):
-        return ["type", f"the function returned {type(value).__name__}, not a number{_instead(value)}"]
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    return number if math.isfinite(number) else ["nan", f"the function returned {number}"]
-
-
-def _instead(value: Any) -> str:
-    """Advice for a function that returns a dictionary, a list or a coroutine, as other programs take them."""
-    if isinstance(value, dict):
-        scores = [repr(name) for name, score in value.items() if isinstance(score, numbers.Real)]
-        return f": return one of its numbers, such as the one under {scores[0]}" if scores else ""
-    if isinstance(value, list | tuple):
-        return ": it is called for one row, and gives the number of that row"
-    return ": call asyncio.run inside of a plain function" if inspect.iscoroutine(value) else ""
+        return values.raised(error)
 
 
 @contextlib.contextmanager
@@ -154,16 +137,6 @@ def _memory(kind: str) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _message(error: BaseException) -> str:
-    """The error's text with the place where it was raised, cut to a length that can be sent."""
-    raised = own_place(error)
-    place = f"{raised}: " if raised else ""
-    try:
-        return f"{place}{type(error).__name__}: {error}"[:MESSAGE] + hint(error)
-    except Exception:  # an error whose own text cannot be made
-        return f"{place}{type(error).__name__}"
 
 
 def _line(error: BaseException, file: str) -> int:

@@ -28,7 +28,6 @@ from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
-from rlflow.data.scorer import Judged
 from rlflow.errors import FlowError, PlanError, listed
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.executor import Executor
@@ -94,7 +93,7 @@ def prepare(
         note(str(warning))
     if options.pools:
         ask("ray", "cluster")
-    data = open_dataset(flow, config)
+    data = open_dataset(flow, config, placed.rewards.wanted())
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
         traced_with = trace_options(options, config.sampling, data, rewards)
@@ -122,9 +121,9 @@ def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable
     return traced.program
 
 
-def trace_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], data: Judged, rewards: bound.Rewards) -> TraceOptions:
+def trace_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], data: Dataset, rewards: bound.Rewards) -> TraceOptions:
     """The part of a run whose data are open that shapes its graph. ``sampling``: as ``RunConfig.sampling``."""
-    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), sampling)
+    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), sampling, data.known)
 
 
 def _assemble(

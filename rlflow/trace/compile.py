@@ -27,13 +27,14 @@ PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 class TraceOptions:
     """Settings of a run that shape the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those
     that the data have (None: the columns that the contract and the flow declare). reward_places: column → place of the function that
-    reads it, for messages."""
+    reads it, for messages. fields: those of the data's file, for messages."""
 
     rewards: int = 1
     reward_reads: tuple[str, ...] = ("completion", "answer")
     columns: Mapping[str, Kind] | None = None
     reward_places: Mapping[str, Place] = field(default_factory=dict)
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> Tr
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
     tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound),
-                            options.reward_places, options.sampling))  # fmt: skip
+                            options.reward_places, options.sampling, options.fields))  # fmt: skip
     initial = _initial(tracer, flow, hp)
     result, stopped = _call(tracer, flow, hp, roles, initial, options)
     tracer.problems += stopped

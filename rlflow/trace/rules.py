@@ -40,15 +40,18 @@ MEANT = {"solution_str": "completion", "response": "completion", "responses": "c
          "solution": "answer", "target": "answer", "gold": "answer", "prompts": "prompt", "question": "prompt"}  # fmt: skip
 
 
-def reward_missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
+def reward_missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None,
+                   fields: Sequence[str] = ()) -> Problem:  # fmt: skip
     """A column that the function behind a reward reads and the rows have not: its parameters name columns, with or without a ``*``."""
     meant = MEANT.get(name) if MEANT.get(name) in columns else nearest(name, columns)
+    field = nearest(name, fields)
     ways = [f"name the parameter '{meant}'" if meant else "give the parameter a default"]
     ways += [f"--data.answer {name if name != 'answer' else 'FIELD'} where that field of the data is the right answer"] * (
         name == "answer" or meant == "answer")
-    ways += [f'take a field of the data: @flow(data={{"{name}": text}})'] * (name not in TABLE)
+    ways += [f"map a field of the data: --data.{name} {field or 'FIELD'}"] * (name not in TABLE)
     return Problem("missing-column", f"{what} needs column '{name}', which the rows have not", place, definition,
-                   found=f"columns {listed(columns)}", expected=f"column '{name}'", nearest=meant,
+                   found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
+                   expected=f"column '{name}'" + (", or a field of the data of that name" if fields else ""), nearest=meant or field,
                    remedy="; or ".join(ways))
 
 

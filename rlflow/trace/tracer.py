@@ -19,7 +19,7 @@ from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place, digest
 from rlflow.author.stage import Stage
 from rlflow.author.verbs import Setting, missing_setting, unknown_setting
-from rlflow.columns import Kind, Level, fits, row, scalar, standard_kind, text
+from rlflow.columns import Kind, Level, field_column, fits, row, scalar, standard_kind, text
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.lineage import Merge, line, merge
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
@@ -38,6 +38,7 @@ class Context:
     roles: tuple[str, ...] = ()
     reward_places: Mapping[str, Place] = field(default_factory=dict)  # where the function is that reads a column
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
+    fields: tuple[str, ...] = ()  # of the data's file, for messages
 
 
 @dataclass
@@ -262,10 +263,13 @@ class Tracer:
         outputs = self._outputs(what, {"scores": verbs.KINDS["scores"]}, (gives,) if isinstance(gives, str) else tuple(gives), place, None)
         model = "completion" not in batch.held and "tokens" in batch.held
         reads = verbs.MODEL_READS if model else self.context.reward_reads
+        # a parameter that no column has is a field of the data, where these hold it
+        reads = tuple(field_column(name) if name not in batch.held and field_column(name) in batch.held else name for name in reads)
         for name in reads if not model else ():
             if name not in batch.held and name not in self.state:
                 of = self.context.reward_places.get(name)
-                self._missing(batch, name, what, place, of, rules.reward_missing(what, name, self.visible(batch), place, of))
+                missing = rules.reward_missing(what, name, self.visible(batch), place, of, self.context.fields)
+                self._missing(batch, name, what, place, of, missing)
         needs = [ColumnParameter(name, standard_kind(name), False) for name in reads]
         more = [n for n in (*verbs.MODEL_READS, "prompt", "entry") if n in batch.held and n not in reads]
         inputs = self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)

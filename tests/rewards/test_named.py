@@ -61,7 +61,6 @@ def test_functions_and_models_with_weights(file, tmp_path):
         ("FILEx:accuracy", "does not name a function"),
         ("FOLDER/juge.py:accuracy", r"no such reward file(.|\n)*nearest: +judge.py"),
         ("FOLDER", r"holds no model(.|\n)*found: +judge.py"),
-        ("FILE:later", "it is async"),
         ("FILE:positional", "positional-only"),
         ("FILE:rest", "positional-only parameters or"),
     ],
@@ -82,6 +81,14 @@ def test_parameters_are_read_without_importing(file):
     assert (read.required, read.optional, read.place.line) == (("completion", "answer", "tests"), ("level",), 4)
     assert reads(file, "guarded").optional == ("completion",)
     assert reads(file, "options").required == ("completion",)
+
+
+def test_async_functions_and_those_that_take_the_rest_are_known_by_their_text(file):
+    assert reads(file, "later").later
+    options = reads(file, "options")
+    assert options.rest
+    assert (options.required, options.optional) == (("completion",), ())
+    assert not reads(file, "accuracy").rest
 
 
 def test_a_function_object_becomes_its_file_and_name():

@@ -1,0 +1,81 @@
+"""What a reward function gave, as the message about its row: a number, a number with others beside it, or why there is none."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlflow.own_lines import own_place
+from rlflow.rewards.hints import hint
+
+MESSAGE = 2000  # characters of an error that are sent
+SCORE = "score"  # the key of a dictionary whose number counts
+OTHERS = 32  # most other numbers of a row that are logged
+KEY = re.compile(r"[\w.@/-]{1,64}")  # keys under which they are; others are left out
+
+
+def verdict(value: Any) -> Any:
+    """The value that a reward returned for a row: a finite float, {"score": float, "others": {key: float}} for a dictionary with more than
+    its score, or [cause, message] where there is no score."""
+    if not isinstance(value, Mapping):
+        return number(value)
+    if SCORE not in value:
+        return ["type", f"the function returned {type(value).__name__} without '{SCORE}'{_instead(value)}"]
+    score = number(value[SCORE])
+    others = dict(_others(value))
+    return {"score": score, "others": others} if isinstance(score, float) and others else score
+
+
+def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
+    """The finite numbers of a dictionary beside its score, at most OTHERS."""
+    count = 0
+    for key, other in value.items():
+        if key != SCORE and isinstance(key, str) and KEY.fullmatch(key) and isinstance(beside := number(other), float):
+            yield key, beside
+            count += 1
+            if count == OTHERS:
+                return
+
+
+def number(value: Any) -> Any:
+    """The value as a finite float, or [cause, message] where it is none."""
+    if value is None:
+        return ["none", "the function returned None"]
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        return ["type", f"the function returned {type(value).__name__}, not a number{_instead(value)}"]
+    try:
+        score = float(value)
+    except OverflowError:
+        score = math.inf
+    return score if math.isfinite(score) else ["nan", f"the function returned {score}"]
+
+
+def _instead(value: Any) -> str:
+    """Advice for a function that returns a dictionary, a list or a coroutine, as other programs take them."""
+    if isinstance(value, Mapping):
+        keys = [repr(name) for name, score in value.items() if isinstance(score, numbers.Real)]
+        return f": the number under '{SCORE}' counts; name it so instead of {keys[0]}" if keys else ""
+    if isinstance(value, list | tuple):
+        return ": it is called for one row, and gives the number of that row"
+    return ": define the function with async def" if inspect.iscoroutine(value) else ""
+
+
+def raised(error: BaseException) -> list[str]:
+    """The cause and message for a row whose function raised: the error's text with its place, cut to a length that can be sent."""
+    return ["raised", message(error)]
+
+
+def message(error: BaseException) -> str:
+    """The error's text with the place where it was raised, cut to a length that can be sent."""
+    origin = own_place(error)
+    place = f"{origin}: " if origin else ""
+    try:
+        return f"{place}{type(error).__name__}: {error}"[:MESSAGE] + hint(error)
+    except Exception:  # an error whose own text cannot be made
+        return f"{place}{type(error).__name__}"
