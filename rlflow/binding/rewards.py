@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.process import Hear
 from rlflow.rewards.reward import Reward, bind, score_all
 from rlflow.rewards.spec import RewardSpec, parse_reward, wanted
+from rlflow.rewards.text import reads
 from rlflow.rewards.vocabulary import check_same
 from rlflow.training.protocols import ModelSpec, Trainer
 
@@ -111,6 +112,13 @@ class RewardNames:
     def wanted(self) -> Wanted:
         """The fields of the data that functions among the rewards may ask for."""
         return wanted([*self.named, *self.own.values()])
+
+    def forms(self) -> Iterator[str]:
+        """A line for each reward function that has the form of another project."""
+        for spec in dict.fromkeys([*self.named, *self.own.values()]):
+            form = reads(spec.path, spec.function).form if spec.kind == "function" else None
+            if form:
+                yield f"reward {spec.name} is called as {form.project} calls it: {spec.function}({', '.join(form.parameters)})"
 
     def functions_only(self, role: str) -> bool:
         """Whether no model is among the rewards that may judge for a role."""

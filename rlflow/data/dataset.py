@@ -13,7 +13,7 @@ from rlflow.columns import Kind
 from rlflow.data import rows
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.faults import Fault, Room, faults
-from rlflow.data.fields import Record, Shape
+from rlflow.data.fields import FIELDS, OF_PROJECTS, Record, Shape
 from rlflow.data.scorer import MATCH, ScorerSpec
 from rlflow.errors import PlanError
 
@@ -42,6 +42,7 @@ class Dataset:
     doubles: int = 0
     faults: tuple[Fault, ...] = ()
     room: Room = Room()
+    alone: int = 0  # prompts of one message that are plain text, since the tokenizer has no chat template
     unread: tuple[str, ...] = ()  # fields of the file that no column is read from
 
     def __len__(self) -> int:
@@ -53,9 +54,18 @@ class Dataset:
 
     @property
     def worded(self) -> str:
-        """A text that says how prompts go through the chat template; empty where they do not."""
+        """A text that says how prompts go through the chat template, or that messages do not; empty for plain text."""
         folder = getattr(self.encoder, "folder", "")
+        if self.alone:
+            return f"prompts of one message are plain text, since the tokenizer of {folder} has no chat template"
         return f"prompts go through the chat template of {folder} (--data.chat false for plain text)" if self.wording.chat else ""
+
+    @property
+    def recognised(self) -> str:
+        """A text that says which project's records these are, and what they are read as; empty where they are rlflow's own."""
+        project = next((OF_PROJECTS[field] for field in self.fields.values() if field in OF_PROJECTS), "")
+        columns = ", ".join(f"{name} from '{field}'" for name, field in self.fields.items() if name in FIELDS)
+        return f"{self.name} has records as {project} has them: {columns} (--data.NAME FIELD for others)" if project else ""
 
     @property
     def shape(self) -> Shape:

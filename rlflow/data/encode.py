@@ -22,7 +22,7 @@ QUESTION, REPLY = "question", "reply"  # what stands for any first turn where on
 
 @dataclass(frozen=True)
 class Wording:
-    """How a prompt is put to the model. Prompts that are lists of messages always go through the tokenizer's chat template."""
+    """How a prompt is put to the model. Prompts that are lists of messages go through the tokenizer's chat template."""
 
     chat: bool = False  # whether a prompt that is text goes through the chat template too, as a user's message
     system: str | None = None  # a system message before conversations that do not begin with one
@@ -230,7 +230,7 @@ class TokenizerEncoder:
             raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no chat template", found="prompts to be put as a chat",
                                expected="a chat_template",
                                remedy="name an instruct model, whose tokenizer has one; or, where prompts are text, --data.chat "
-                                      "false; messages always need one: without it map a field that is text, --data.prompt FIELD")
+                                      "false; conversations always need one: without it map a field that is text, --data.prompt FIELD")
         try:
             return ChatTemplate(self.folder, str(self.tokenizer.get_chat_template()), self.tokenizer.special_tokens_map)
         except ValueError as error:  # several, and none is the default

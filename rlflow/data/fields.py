@@ -17,7 +17,9 @@ Message = Mapping[str, str]
 Response = str | tuple[Message, ...]
 
 FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
-OTHER_NAMES = {"prompt": ("question", "problem", "instruction"), "answer": ("solution", "ground_truth", "target")}
+OTHER_NAMES = {"prompt": ("question", "problem", "instruction", "input"),
+               "answer": ("solution", "ground_truth", "reward_model.ground_truth", "target", "label")}  # fmt: skip
+OF_PROJECTS = {"reward_model.ground_truth": "verl", "input": "OpenRLHF", "label": "OpenRLHF"}  # fields by which its records are known
 TYPES: dict[str, tuple[type, ...]] = {"float": (float, int), "int": (int,), "bool": (bool,)}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlflow.columns import FIELD, field_column
 
+OTHER_NAMES = {"ground_truth": ("ground_truth", "reward_model.ground_truth")}  # name → fields that it is looked up as
 ABSENT = ""  # the text of a record that has not the field; never JSON
 
 
@@ -44,10 +45,16 @@ def choose_fields(
     names = dict(wanted.names)
     if wanted.everything:
         names |= {str(name): False for record in records for name in record if name not in names}
-    sources = {name: chosen.get(name, name) for name in names if name not in columns}
-    fields = {name: source for name, source in sources.items() if source and any(present(record, source) for record in records)}
+    sources = {name: _source(records, name, chosen) for name in names if name not in columns}
+    fields = {name: source for name, source in sources.items() if source}
     return JsonFields({field_column(name): source for name, source in fields.items()},
                 frozenset(field_column(name) for name in fields if names[name]))
+
+
+def _source(records: Sequence[Mapping[str, Any]], name: str, chosen: Mapping[str, str | None]) -> str | None:
+    """The field that a name is read from; None where no record has it."""
+    candidates = (chosen[name],) if name in chosen else OTHER_NAMES.get(name, (name,))
+    return next((source for source in candidates if source and any(present(record, source) for record in records)), None)
 
 
 def present(record: Mapping[str, Any], name: str) -> bool:

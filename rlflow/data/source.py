@@ -57,9 +57,17 @@ def open_data(
         if task:
             raise _no_setting(next(iter(task)), name)
         data = _read(Path(name), fields or {}, columns or {}, wanted, split, bad)
+    if tokenizer is not None and not encoder.chats and not wording.chat:
+        data["records"], data["alone"] = _texts(data["records"])
     dataset = Dataset(**data, encoder=encoder, wording=wording)
     _check_wording(dataset)
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
+
+
+def _texts(questions: Sequence[Record]) -> tuple[list[Record], int]:
+    """The records with prompts of one user's message as plain text, for a tokenizer that has no chat template, and how many these are."""
+    alone = [not isinstance(record.prompt, str) and [message["role"] for message in record.prompt] == ["user"] for record in questions]
+    return [replace(record, prompt=record.question) if lone else record for record, lone in zip(questions, alone, strict=True)], sum(alone)
 
 
 def _is_task(name: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 from rlflow.data.scorer import ScorerSpec
 from rlflow.errors import Place, PlanError
 from rlflow.rewards.confinement import STRICT, Confinement
+from rlflow.rewards.forms import FORMS
 from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess, in_worker
 from rlflow.rewards.scorers import BUILT_IN
 from rlflow.rewards.values import KEY, OTHERS
@@ -33,7 +34,7 @@ STEP = 0.05  # seconds between two looks at a call that waits; shorter waits do 
 ALTOGETHER = 32  # most processes of a pool whose size nobody named
 IDLE = 0.5  # share of a core that processes use on average, below which they are waiting and not computing
 AT_ONCE = 64  # most rows of one message to an async function
-GRACE = 1.0  # seconds beyond a row's deadline after which a process whose async function has not ended is killed
+GRACE = 1.0  # seconds beyond a row's deadline after which a process that scores several rows together is killed
 TRIES = 3  # workers in a row that may die while loading a scorer, or before the first row of a chunk
 NAN = float("nan")
 CAUSES = ("none", "nan", "type", "raised", "timeout", "died")  # why a score is missing; see Results
@@ -123,7 +124,7 @@ class RewardPool:
         self._start()
         call = _Call(scorer, tuple(names), rows, timeout, Results([NAN] * len(rows)), len(rows))
         processes = self.workers if self._named else max(self.cores, len(self._slots))
-        size = AT_ONCE if _is_async(scorer) else min(CHUNK, max(1, len(rows) // (4 * processes)))
+        size = AT_ONCE if scorer.settings.get("later") else min(CHUNK, max(1, len(rows) // (4 * processes)))
         for start in range(0, len(rows), size):
             self._chunks.put(_Chunk(call, range(start, min(start + size, len(rows)))))
         if not rows:
@@ -272,7 +273,7 @@ class _Slot(threading.Thread):
         process.send({"key": call.scorer.key, "names": call.names, "rows": [call.rows[row] for row in chunk.rows],
                       "timeout": call.timeout}, START)  # fmt: skip
         process.receive(START)
-        seconds = call.timeout + (GRACE if _is_async(call.scorer) else 0)
+        seconds = call.timeout + (GRACE if _is_together(call.scorer) else 0)
         for place, row in enumerate(chunk.rows):
             try:
                 call.put(row, _verdict(process.receive(seconds, place), process.built_in))
@@ -280,7 +281,7 @@ class _Slot(threading.Thread):
                 self._replace(process.built_in)
                 if self.closed.is_set():
                     raise _closed() from None
-                if _is_async(call.scorer) and len(chunk.rows) > 1:  # any of the rows may be the one: each is scored by itself
+                if _is_together(call.scorer) and len(chunk.rows) > 1:  # any of the rows may be the one: each is scored by itself
                     for unknown in chunk.rows[place:]:
                         self.chunks.put(_Chunk(call, range(unknown, unknown + 1)))
                     return
@@ -308,9 +309,11 @@ def _computed(processes: Sequence[int]) -> float:
     return total
 
 
-def _is_async(scorer: ScorerSpec) -> bool:
-    """Whether the rows of one message are scored side by side, so that it cannot be told which of them holds up the process."""
-    return bool(scorer.settings.get("later"))
+def _is_together(scorer: ScorerSpec) -> bool:
+    """Whether the rows of one message are scored side by side or by one call, so that it cannot be told which of them holds up the
+    process."""
+    form = FORMS.get(scorer.settings.get("form", ""))
+    return bool(scorer.settings.get("later")) or (form is not None and form.batch)
 
 
 def _built_in(scorer: ScorerSpec) -> bool:

@@ -139,13 +139,21 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
         case "function":
             columns = text.reads(spec.path, spec.function)
             settings: dict[str, Any] = {"file": spec.path, "function": spec.function, "source": text.source(spec.path),
-                                        "module": spec.module, **({"later": True} if columns.later else {})}  # fmt: skip
+                                        "module": spec.module, **({"later": True} if columns.later else {}),
+                                        **({"form": columns.form.project} if columns.form else {})}  # fmt: skip
             rest = (*REST, *names_of(data.columns if data else ())) if columns.rest else ()
             optional = tuple(dict.fromkeys(name for name in (*columns.optional, *rest) if name not in columns.required))
-            return ScorerSpec("function", columns.required, optional, settings)
+            return ScorerSpec("function", _required(columns, data), optional, settings)
         case "task":
             return _task(data, unsafe)
     raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")
+
+
+def _required(reads: text.Reads, data: Judged | None) -> tuple[str, ...]:
+    """The columns that a function needs; of a form whose truth is a field of the data, that one in place of the answer."""
+    if reads.form is None or data is None or field_column(reads.form.truth) not in data.columns:
+        return reads.required
+    return tuple(reads.form.truth if name == "answer" else name for name in reads.required)
 
 
 def _task(data: Judged | None, unsafe: bool) -> ScorerSpec:

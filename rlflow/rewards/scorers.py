@@ -13,6 +13,7 @@ from typing import Any
 
 from rlflow.extras import require
 from rlflow.rewards import plain
+from rlflow.rewards.forms import VERL, by_row
 
 Score = Callable[..., Any]
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -105,12 +106,12 @@ def _read(verifier: Any, answer: str) -> Any:
     return verifier.parse(answer if marked or not answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
 
 
-def function(file: str, function: str, source: str, module: str = "", later: bool = False) -> Score:
+def function(file: str, function: str, source: str, module: str = "", later: bool = False, form: str = "") -> Score:
     """The named function of a user's file, loaded from ``source``, the text that the run read at its start; where the file is part of a
-    package, imported as ``module``. ``later``: whether it is async."""
+    package, imported as ``module``. ``later``: whether it is async. ``form``: the project that has functions of its form."""
     user_module = _imported(file, module) if module else _loaded(file, source)
     scorer: Score = getattr(user_module, function)
-    return scorer
+    return by_row(scorer) if form == VERL.project else scorer
 
 
 def _loaded(file: str, source: str) -> types.ModuleType:

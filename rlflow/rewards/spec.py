@@ -59,7 +59,8 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
     functions = [text.reads(spec.path, spec.function) for spec in specs if spec.kind == "function"]
     optional = {name: False for columns in functions for name in columns.optional}
     required = {name: True for columns in functions for name in columns.required}
-    return Wanted(optional | required, any(columns.rest for columns in functions))
+    truths = {columns.form.truth: True for columns in functions if columns.form}
+    return Wanted(optional | required | truths, any(columns.rest for columns in functions))
 
 
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlflow.errors import Place, PlanError, listed, nearest
+from rlflow.rewards.forms import Form, form_of
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -20,6 +21,7 @@ class Reads:
     optional: tuple[str, ...]  # names with a default
     place: Place  # where the function is defined
     rest: bool = False  # whether it has **kwargs, which take all fields of the data
+    form: Form | None = None  # the form of another project, where it has one; None where its parameters name columns
     later: bool = False  # whether it is async, so that rows can be scored side by side in one process
 
 
@@ -79,9 +81,12 @@ def _parameters(node: Def, place: Place) -> Reads:
     keyword_only = {argument.arg: default is not None for argument, default in defaults}
     required = plain[:first_default] + [name for name, has_default in keyword_only.items() if not has_default]
     optional = plain[first_default:] + [name for name, has_default in keyword_only.items() if has_default]
+    if form := form_of([*required, *optional]):
+        others = tuple(name for name in required if name not in form.parameters)
+        return Reads((*form.reads, *others), form.fields, place, False, form, isinstance(node, ast.AsyncFunctionDef) and not form.batch)
     if arguments.kwarg and "completion" not in (*required, *optional):
         required.append("completion")  # it arrives in **kwargs
-    return Reads(tuple(required), tuple(optional), place, arguments.kwarg is not None, isinstance(node, ast.AsyncFunctionDef))
+    return Reads(tuple(required), tuple(optional), place, arguments.kwarg is not None, None, isinstance(node, ast.AsyncFunctionDef))
 
 
 def _refused(node: Def, place: Place, why: str, expected: str) -> PlanError:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rlflow.data.json_fields import given_back
 from rlflow.isolation import walls
 from rlflow.rewards import alone, frames, scorers, values
+from rlflow.rewards.forms import OPENRLHF, by_batch
 from rlflow.watchdog import kin
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class RewardWorker:
             self._async = self._async or AsyncRows()
             with kin.here_alone():
                 yield from self._async.scores(scorer, rows, timeout)
+            return
+        if described["settings"].get("form") == OPENRLHF.project:
+            with kin.here_alone():
+                yield from by_batch(scorer, rows)
             return
         for portion, apart in scorers.portions(described["kind"], described["settings"], rows):
             if apart:

@@ -94,6 +94,8 @@ def prepare(
     if options.pools:
         ask("ray", "cluster")
     data = open_dataset(flow, config, placed.rewards.wanted())
+    for line in filter(None, (data.recognised, *placed.rewards.forms())):
+        note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
         traced_with = trace_options(options, config.sampling, data, rewards)

@@ -1,0 +1,168 @@
+"""Reward functions and records of verl and OpenRLHF are known by their parameters and fields, and are used as they are."""
+
+import ast
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlflow
+from rlflow.data import open_data
+from rlflow.rewards import RewardPool, bind, parse_reward
+from rlflow.rewards.forms import OPENRLHF, VERL, by_batch, by_row, form_of
+from rlflow.rewards.spec import wanted
+from rlflow.rewards.text import reads
+
+VERL_FILE = '''
+import re
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if data_source != "openai/gsm8k":
+        raise NotImplementedError(data_source)
+    numbers = re.findall(r"-?[0-9]+", solution_str)
+    return {"score": float(numbers[-1:] == [ground_truth]), "index": extra_info["index"]}
+
+def short(solution_str, ground_truth, method="strict", score=1.0):
+    return score if solution_str == ground_truth and method == "strict" else 0
+'''
+OPENRLHF_FILE = '''
+import torch
+
+def reward_func(queries, prompts, labels, **kwargs):
+    right = [query[len(prompt):] == label for query, prompt, label in zip(queries, prompts, labels, strict=True)]
+    rewards = torch.tensor(right, dtype=torch.float)
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {"accuracy": rewards.mean(), "rows": [len(queries)] * len(queries)}}
+
+def careful(queries, prompts, labels):
+    if any("hang" in query for query in queries): import time; time.sleep(3600)
+    if any("bad" in query for query in queries): raise ValueError("bad")
+    return [float(len(query)) for query in queries]
+'''
+NAMES = st.lists(st.sampled_from([*VERL.parameters, *OPENRLHF.parameters, "completion", "answer", "other"]), unique=True, min_size=1)
+
+
+@pytest.fixture
+def verl(tmp_path: Path) -> tuple[str, str]:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    records = [{"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"{i}+{i}="}], "ability": "math",
+                "reward_model": {"style": "rule", "ground_truth": str(2 * i)}, "extra_info": {"split": "train", "index": i}}
+               for i in range(12)]  # fmt: skip
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "train.parquet")
+    (tmp_path / "gsm8k.py").write_text(VERL_FILE)
+    return str(tmp_path / "train.parquet"), f"{tmp_path}/gsm8k.py:compute_score"
+
+
+@pytest.fixture
+def openrlhf(tmp_path: Path) -> tuple[str, str]:
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"input": f"{i}+{i}=", "label": str(2 * i)}) + "\n" for i in range(12)))
+    (tmp_path / "reward_func.py").write_text(OPENRLHF_FILE)
+    return str(tmp_path / "train.jsonl"), f"{tmp_path}/reward_func.py:reward_func"
+
+
+def scores_of(data, reward, completions, pool):
+    spec = parse_reward(reward)
+    opened = open_data(data, wanted=wanted([spec]))
+    batch = opened.batch(range(len(completions)))
+    batch |= rlflow.batch.Batch(batch.axis, {"completion": rlflow.batch.Data(rlflow.text, tuple(completions))})
+    return bind([spec], pool, opened)[0].score(batch)
+
+
+def test_verls_records_map_themselves_and_its_reward_gets_its_four_arguments(verl, pool):
+    data = open_data(verl[0])
+    assert (data.fields["prompt"], data.fields["answer"]) == ("prompt", "reward_model.ground_truth")
+    assert "as verl has them: prompt from 'prompt', answer from 'reward_model.ground_truth'" in data.recognised
+    scores = scores_of(*verl, ["it is 0", "it is 3", "4"], pool)
+    assert scores.values.tolist() == [1, 0, 1]
+    assert scores.others["index"].tolist() == [0, 1, 2]
+
+
+def test_openrlhfs_records_map_themselves_and_its_reward_gets_batches(openrlhf, pool):
+    data = open_data(openrlhf[0])
+    assert (data.fields["prompt"], data.fields["answer"]) == ("input", "label")
+    assert "as OpenRLHF has them" in data.recognised
+    scores = scores_of(*openrlhf, ["0", "3", "4", "6", "8", "x", "12", "14"], pool)
+    assert scores.values.tolist() == [1, 0, 1, 1, 1, 0, 1, 1]
+    assert {"scores", "accuracy", "rows"} == set(scores.others)
+
+
+def test_rlflows_own_records_are_not_said_to_be_others(tmp_path):
+    (tmp_path / "d.jsonl").write_text('{"prompt": "p", "answer": "a"}\n')
+    assert open_data(tmp_path / "d.jsonl").recognised == ""
+
+
+def test_a_run_says_which_form_its_data_and_its_reward_have(verl, tmp_path, capsys):
+    from rlflow.cli.main import exit_code
+
+    run = ["run", "grpo", "--backend", "null", "--data", verl[0], "--reward", verl[1], "--prompts", "4", "--hp.samples", "2",
+           "--iterations", "1", "--held-out", "0", "--out", str(tmp_path / "runs")]  # fmt: skip
+    assert exit_code(run) == 0
+    out = capsys.readouterr()
+    assert "has records as verl has them" in out.out + out.err
+    assert "reward compute_score is called as verl calls it" in out.out + out.err
+    (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
+    assert "reward/compute_score_index" in metrics.read_text()
+
+
+def test_a_row_that_a_batch_cannot_do_without_costs_itself(openrlhf):
+    file = openrlhf[1].partition(":")[0]
+    with RewardPool(1) as pool:
+        (reward,) = bind([parse_reward(f"{file}:careful")], pool, timeout=0.5)
+        batch = rlflow.Batch.of(prompt=["p"] * 8, completion=["a", "bad", "c", "hang", "e", "f", "g", "h"], answer=["x"] * 8)
+        scores = reward.score(batch)
+    assert scores.missing == {"raised": 1, "timeout": 1}
+    assert [i for i, score in enumerate(scores.values.tolist()) if math.isnan(score)] == [1, 3]
+
+
+@given(NAMES, st.booleans(), st.booleans())
+def test_a_form_is_known_by_its_parameters_in_any_order_and_no_other_function_is(names, rest, later):
+    form = form_of(names)
+    assert (form is VERL) == ({"solution_str", "ground_truth"} <= set(names))
+    assert (form is OPENRLHF) == (form is not VERL and "queries" in names and bool({"prompts", "labels"} & set(names)))
+    definition = f"{'async ' * later}def f({', '.join([*names, *['**rest'] * rest])}): pass"
+    node = ast.parse(definition).body[0]
+    from rlflow.errors import Place
+    from rlflow.rewards.text import _parameters
+
+    read = _parameters(node, Place("f.py", 1))
+    assert read.form is form
+    if form:
+        assert set(read.required) == {*form.reads, *(set(names) - set(form.parameters))}
+        assert not read.rest
+    else:
+        assert set(names) <= set(read.required) <= {*names, *["completion"] * rest}
+
+
+@given(st.sets(st.sampled_from(VERL.parameters)).map(lambda names: names | {"solution_str", "ground_truth"}), st.booleans())
+def test_a_function_of_verls_form_gets_those_of_the_four_that_it_takes(names, rest):
+    scope = {}
+    exec(f"def f({', '.join([*sorted(names), *['**rest'] * rest])}): return dict(locals())", scope)
+    got = by_row(scope["f"])(completion="c", ground_truth={"target": ["1"]}, data_source="d")
+    got |= got.pop("rest", {})
+    every = {"data_source": "d", "solution_str": "c", "ground_truth": {"target": ["1"]}, "extra_info": {}}
+    assert got == {name: value for name, value in every.items() if rest or name in names}
+    assert by_row(scope["f"])(completion="c", answer="a")["ground_truth"] == "a"
+
+
+@pytest.mark.parametrize("returned", [1.0, [1.0], [1.0] * 3, "ab", {"scores": [1.0, 2.0]}, None, {"rewards": [1.0]}])
+def test_a_batch_without_a_number_for_each_row_is_missing_whole(returned):
+    rows = [{"prompt": "p", "completion": "c", "answer": "a"}] * 2
+    assert [cause for cause, _ in by_batch(lambda queries, prompts, labels: returned, rows)] == ["type"] * 2
+
+
+def test_numbers_of_a_batch_are_judged_row_by_row():
+    rows = [{"prompt": "p", "completion": "c", "label": {"a": 1}}] * 4
+    found = list(by_batch(lambda queries, labels: [1, math.nan, None, labels[3]["a"]], rows))
+    assert [item if isinstance(item, float) else item[0] for item in found] == [1.0, "nan", "none", 1.0]
+
+
+def test_a_function_of_verls_form_needs_no_field_where_the_data_have_an_answer(verl):
+    file = verl[1].partition(":")[0]
+    assert reads(file, "short").required == ("completion", "answer")
+    with RewardPool(1) as pool:
+        (reward,) = bind([parse_reward(f"{file}:short")], pool)
+        assert reward.score(rlflow.Batch.of(completion=["1", "2"], answer=["1", "1"])).values.tolist() == [1, 0]
