@@ -29,7 +29,7 @@ def unequal(scores, group):
     return group_std(scores, group) > 1e-6
 
 
-@loss
+@loss(stale_ok="the best responses are worth imitating, whichever weights have sampled them")
 def likelihood(new):
     return -new.logprobs, {"probability": new.logprobs.exp()}
 

@@ -187,11 +187,11 @@ class Batch:
         return self.data[name]
 
     def select(self, *names: str) -> Batch:
-        """The batch with these columns alone. Raises KeyError for a name that it does not have."""
+        """The batch with these columns alone. Raises FlowError for a name that it does not have."""
         return Batch(self.axis, {name: self._data(name) for name in names})
 
     def drop(self, *names: str) -> Batch:
-        """The batch without these columns. Raises KeyError for a name that it does not have."""
+        """The batch without these columns. Raises FlowError for a name that it does not have."""
         dropped = {name: self._data(name) for name in names}
         return Batch(self.axis, {name: data for name, data in self.data.items() if name not in dropped})
 

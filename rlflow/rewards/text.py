@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards.forms import Form, form_of
 
 Def = ast.FunctionDef | ast.AsyncFunctionDef
+_PARSING = threading.Lock()  # CPython 3.11 counts the depth of all its parsers in one place: two threads that parse may get a SystemError
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def functions(file: str) -> list[str]:
 
 def _tree(file: str) -> ast.Module:
     try:
-        return ast.parse(source(file), file)
+        with _PARSING:
+            return ast.parse(source(file), file)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise PlanError.of("reward-syntax", f"the reward's file is not valid Python: {error}", place=Place(file, line)) from error

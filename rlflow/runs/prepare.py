@@ -25,6 +25,7 @@ from rlflow.check.check import check, function_problems
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
 from rlflow.config.flags import RunConfig
+from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
 from rlflow.errors import FlowError, PlanError, listed
@@ -97,7 +98,8 @@ def prepare(
         note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
-        program = compile_with_data(flow, hp, config, data, rewards, note)
+        traced_with = trace_options(options, config.sampling, data, rewards)
+        program = compile_with_data(flow, hp, traced_with, note)
         prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         if 0 < (there := len(prompts.data)) < (taken := options.prompts):
             note(f"{data.name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken}: each stands in it "
@@ -109,11 +111,9 @@ def prepare(
         raise
 
 
-def compile_with_data(
-    flow: Flow, hp: Any, config: RunConfig, data: Dataset, rewards: bound.Rewards, note: Callable[[str], None] = QUIET.note
-) -> Program:
+def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable[[str], None] = QUIET.note) -> Program:
     """Trace the flow with the columns that the data really have; its warnings go to ``note``. Raises FlowError."""
-    traced = trace(flow, hp, trace_options(config, data, rewards))
+    traced = trace(flow, hp, options)
     errors = [problem for problem in traced.problems if problem.severity == "error"]
     if errors or traced.program is None:
         raise FlowError(*errors)
@@ -123,10 +123,9 @@ def compile_with_data(
     return traced.program
 
 
-def trace_options(config: RunConfig, data: Dataset, rewards: bound.Rewards) -> TraceOptions:
-    """The part of a run whose data are open that shapes its graph."""
-    return TraceOptions(max(len(config.options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), config.sampling,
-                        data.known)  # fmt: skip
+def trace_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], data: Dataset, rewards: bound.Rewards) -> TraceOptions:
+    """The part of a run whose data are open that shapes its graph. ``sampling``: as ``RunConfig.sampling``."""
+    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), sampling, data.known)
 
 
 def _assemble(
@@ -148,7 +147,7 @@ def _assemble(
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
-        setups = pools.worker_setups(program, config, training, trace_options(config, training, rewards), updates)
+        setups = pools.worker_setups(program, config, training, trace_options(options, config.sampling, training, rewards), updates)
         runtime = pools.on_pools(plan, placed, setups, prompts, watchdog, note)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)

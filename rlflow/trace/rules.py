@@ -201,6 +201,13 @@ def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Probl
                    expected="state that is only read", remedy="set it after the repeat")
 
 
+def state_as_column(what: str, name: str, place: Place | None) -> Problem:
+    """State of the flow is asked for as if it were a column of a batch."""
+    return Problem("state-as-column", f"'{name}' is state of the flow and no column, so {what} does not have it", place,
+                   found=f"state '{name}'", expected="a parameter of that name",
+                   remedy=f"take '{name}' as a parameter of the stage or loss that needs its number")
+
+
 def state_rows(what: str, name: str, found: Kind | None, state: Kind | None, place: Place | None, definition: Place | None) -> Problem:
     """A stage gives a state as something else than one number."""
     return Problem("state-rows", f"{what} gives '{name}', which is state of the flow, as something else than one number", place, definition,

@@ -115,7 +115,8 @@ class Tracer:
         self.mine(batch, what)
         held = batch.held.get(name)
         if held is None:
-            self._missing(batch, name, what, call_place(), None)
+            place = call_place()
+            self._missing(batch, name, what, place, None, rules.state_as_column(what, name, place) if name in self.state else None)
         return held
 
     def _missing(

@@ -20,6 +20,7 @@ LEFT_ALONE = (b"wandb-core", b"multiprocessing.resource_tracker")  # commands th
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ROUNDS = 20  # most rounds of killing processes, which may start others meanwhile
 PAUSE = 0.05  # seconds between two rounds
+STARTING = 20  # most looks at a child that has no environment yet
 
 Known = tuple[int, str]  # (pid, start) of a process; the start as in Stat
 
@@ -69,12 +70,26 @@ def marked(name: str) -> list[int]:
     pids, encoded, prefix = [], name.encode(), f"{MARK}=".encode()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-                environment = file.read()
-                if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
-                                                 if item.startswith(prefix)) and not left_alone(int(entry)):  # fmt: skip
-                    pids.append(int(entry))
+            environment = _environment(int(entry))
+            if encoded in environment and any(encoded in item[len(prefix) :].split(b"/") for item in environment.split(b"\0")
+                                              if item.startswith(prefix)) and not left_alone(int(entry)):  # fmt: skip
+                pids.append(int(entry))
     return pids
+
+
+def _environment(pid: int) -> bytes:
+    """The environment with which a process was started; empty for one that is gone or another user's."""
+    for _ in range(STARTING):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:
+            return b""
+        status = stat(pid)
+        if environment or status is None or status.state in "ZX" or status.parent != os.getpid():
+            return environment
+        time.sleep(PAUSE)  # a child of ours within its exec: the kernel shows the new environment a moment after it closes pipes
+    return b""
 
 
 def left_alone(pid: int) -> bool:

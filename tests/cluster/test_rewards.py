@@ -46,9 +46,9 @@ def told(flags):
     config, hp = resolve_config(flow, None, flat(flags | {"pools": "train=1,rollout=1"}))
     data = open_dataset(flow, config)
     rewards = Rewards(RewardNames.of(config), data, config.options, config.tokenizer_folder)
-    program = compile_with_data(flow, hp, config.options, data, rewards)
+    program = compile_with_data(flow, hp, trace_options(config.options, {}, data, rewards))
     where = place_roles(program, bind_roles(program.graph, config), config).placement
-    setups = worker_setups(program, config, data, trace_options(config, data, rewards), {"actor": 1})
+    setups = worker_setups(program, config, data, trace_options(config.options, {}, data, rewards), {"actor": 1})
     yield setups.of_pools(where, torch.get_num_threads(), dict.fromkeys(where.pools, ""))
     rewards.close()
 

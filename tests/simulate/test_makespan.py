@@ -1,4 +1,4 @@
-"""Shipped algorithms in virtual time: no placement takes 5 % longer than the bound unless no schedule at all is shorter."""
+"""Shipped algorithms in virtual time: what takes 5 % longer than the bound takes at most 5 % longer than the shortest schedule of all."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_usual_times(placed, room, optimum, placement):
         plan = placed(algorithm, placement)
         for name, times in TIMES.items():
             seconds = {i: float(times.get(plan.graph.nodes[i].op, 0.0)) for i in plan.live}
-            assert near_the_bound(plan, seconds, room, optimum), (algorithm, name)
+            assert near_the_bound(plan, seconds, room, optimum, worst=1.05), (algorithm, name)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

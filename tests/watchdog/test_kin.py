@@ -1,5 +1,6 @@
 """What belongs to a run is found whatever it does to hide, is ended, and nothing else is."""
 
+import io
 import os
 import secrets
 import signal
@@ -135,3 +136,21 @@ def test_what_happens_in_the_process_itself_goes_its_way():
         sys.exit(3)
     with kin.here_alone():
         pass
+
+
+def test_a_child_within_its_exec_is_waited_for(monkeypatch):
+    """The kernel shows no environment until the new one is laid out, which may be after pipes of the parent are closed."""
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, kin.MARK: kin.marks("within-exec")})
+    reads = []
+
+    def first_empty(path, mode):
+        reads.append(path)
+        return io.BytesIO(b"") if len(reads) == 1 else open(path, mode)
+
+    monkeypatch.setattr(kin, "open", first_empty, raising=False)
+    monkeypatch.setattr(kin.os, "listdir", lambda folder: [str(child.pid)])
+    try:
+        assert kin.marked("within-exec") == [child.pid]
+    finally:
+        child.kill()
+        child.wait()
