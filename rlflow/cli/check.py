@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from rlflow.author.verbs import MODEL_READS
 from rlflow.check.check import Report, check
 from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_values
 from rlflow.config.names import role_types, setting_problems
+from rlflow.data.fields import FIELDS
+from rlflow.data.records import read
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.rewards.forms import OPENRLHF
@@ -78,7 +81,18 @@ def trace_options(config: RunConfig) -> TraceOptions:
     specs = [parse_reward(reward) for reward in config.options.reward]
     columns = [name for spec in specs for name in reward_reads(spec)]
     return TraceOptions(max(len(specs), 1), tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,
-                        reward_places=readers(specs), sampling=config.sampling)  # fmt: skip
+                        reward_places=readers(specs), sampling=config.sampling,
+                        fields=record_fields(config.options.data, config.data) if set(columns) - set(OPENRLHF.reads) else ())  # fmt: skip
+
+
+def record_fields(data: str | None, mapped: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names under which rewards may ask for fields of the data: those of the first record of a file that is named, and those that
+    ``--data.NAME`` maps. Nothing for other data. Raises PlanError for a file that is not there."""
+    path = Path(os.path.expanduser(data or ""))
+    if not path.suffix:
+        return ()
+    records, _ = read(path)
+    return (*map(str, records[0].fields if records else ()), *(name for name in mapped if name not in FIELDS))
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
 from rlflow.author.scope import entered
 from rlflow.author.stage import Stage
-from rlflow.columns import Kind, fits, standard_kind
+from rlflow.columns import Kind, field_column, fits, standard_kind, text
 from rlflow.errors import FlowError, Place, Problem, listed
 from rlflow.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
 from rlflow.trace import rules
@@ -27,7 +27,7 @@ PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 class TraceOptions:
     """Settings of a run that shape the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those
     that the data have (None: the columns that the contract and the flow declare). reward_places: column → place of the function that
-    reads it, for messages. fields: those of the data's file, for messages."""
+    reads it, for messages. fields: those of the data's file."""
 
     rewards: int = 1
     reward_reads: tuple[str, ...] = ("completion", "answer")
@@ -134,7 +134,7 @@ def _call(
 ) -> tuple[Any, list[Problem]]:
     """Run the flow's function on symbols; the problems that stopped it, if any."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
-    prompts = tracer.batch(axis, _data(tracer, flow, axis, options.columns))
+    prompts = tracer.batch(axis, _data(tracer, flow, axis, options))
     tracer.state = tracer.held_state(dict.fromkeys(initial, STATE))
     rewards = len(roles.get(flow.parameters.rest or "", []))
     positional, named = arguments(flow, lambda name: SymbolicRole(tracer, name), hp, rewards)
@@ -147,9 +147,11 @@ def _call(
         return None, [_raised(flow, error)]
 
 
-def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind] | None) -> dict[str, ColumnSource]:
-    """The node that gives the data's columns."""
-    names: dict[str, Kind | None] = dict(columns) if columns is not None else data_columns(flow)
+def _data(tracer: Tracer, flow: Flow, axis: int, options: TraceOptions) -> dict[str, ColumnSource]:
+    """The node that gives the data's columns; of data that are not open those that are declared, and the fields that rewards read."""
+    names: dict[str, Kind | None] = dict(options.columns) if options.columns is not None else data_columns(flow)
+    if options.columns is None:
+        names |= {field_column(name): text for name in options.fields if name in options.reward_reads}
     names = {name: kind if fits(kind, standard_kind(name)) else standard_kind(name) for name, kind in names.items()}
     node = Node(0, Op.DATA, flow.parameters.data, axis, outputs=tuple(Output(name, kind, name) for name, kind in names.items()))
     tracer.recorded.nodes.append(node)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import rlflow
 from rlflow import FlowError
 from rlflow.batch import Batch, Data
+from rlflow.cli.check import check_flow
 from rlflow.columns import field_column
 from rlflow.data import open_data
 from rlflow.data.json_fields import Wanted, choose_fields, given_back, packed
@@ -117,6 +118,18 @@ def test_the_rest_keeps_every_field_that_is_no_column(record, columns):
     chosen = choose_fields([record], Wanted(everything=True), {}, columns)
     assert given_back({column: packed(record, source) for column, source in chosen.columns.items()}) == {
         name: value for name, value in record.items() if name not in columns}
+
+
+def test_check_knows_the_fields_of_a_file_that_is_named(file, data):
+    def columns(*flags):
+        report = check_flow("grpo", [f"--reward={file}:typed", *flags])
+        return [problem.expected for problem in report.problems if problem.severity == "error"]
+
+    assert columns("--data", data) == []
+    assert [text.partition(",")[0] for text in columns()] == ["column 'label'", "column 'meta'"]
+    Path(data).write_text('{"prompt": "p", "label": [1]}\n')
+    assert [text.partition(",")[0] for text in columns("--data", data)] == ["column 'meta'"]
+    assert columns("--data", data, "--data.meta", "label") == []
 
 
 def test_what_json_cannot_say_is_given_as_text():

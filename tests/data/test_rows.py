@@ -52,6 +52,20 @@ def test_messages_always_go_through_the_chat_template(jsonl, tokenizer):
     assert batch["prompt"] == ["user: hi\n\nassistant: yes?\n\nuser: 2+2", "hi"]
 
 
+def test_a_prompt_of_one_message_is_plain_text_where_the_tokenizer_has_no_chat_template(jsonl, tmp_path, make_tokenizer):
+    bare = make_tokenizer(tmp_path / "bare", chat=False, eos=False)
+    ask = {"role": "user", "content": "2+2="}
+    path = jsonl({"prompt": [ask]}, {"prompt": "3+3="})
+    data = open_data(path, tokenizer=bare)
+    assert data.alone == 1
+    assert "plain text, since the tokenizer of" in data.worded
+    texts = open_data(jsonl({"prompt": "2+2="}, {"prompt": "3+3="}), tokenizer=bare)
+    assert data.batch([0, 1])["prompt_tokens"].tolist() == texts.batch([0, 1])["prompt_tokens"].tolist()
+    for conversation in ([{"role": "system", "content": "Add."}, ask], [{"role": "assistant", "content": "hi"}]):
+        with pytest.raises(PlanError, match="has no chat template"):
+            open_data(jsonl({"prompt": conversation}), tokenizer=bare)
+
+
 def test_what_the_tokenizer_cannot_do_is_told(jsonl, tmp_path, tokenizer, make_tokenizer):
     bare = make_tokenizer(tmp_path / "bare", chat=False, eos=False)
     with pytest.raises(PlanError, match="has no chat template"):
