@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 TOKEN, ROW, UPDATE, JUDGED = 0.01, 0.01, 0.3, 0.02  # seconds: a step of sampling; a row of a forward; an update; a row of the reward
+PROCESSES = 2  # of a worker\'s rewards
 TOKENS, PROMPTS, SAMPLES = 200, 16, 4
 ROWS = PROMPTS * SAMPLES
 
@@ -45,7 +46,7 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
     """Seconds of each iteration, and from its last row to its first update; and those of one in virtual time."""
     import rlflow
 
-    roles = rlflow.roles("ppo", backend="null", reward=[f"{__file__}:judge"], prompts=PROMPTS, iterations=iterations + 1, stream=chunks,
+    roles = rlflow.roles("ppo", backend="null", reward=[f"{__file__}:judge"], reward_workers=PROCESSES, prompts=PROMPTS, iterations=iterations + 1, stream=chunks,
                          pools="train=1,rollout=1", threads=1, **{"hp.samples": SAMPLES, "hp.max_tokens": TOKENS},
                          **{"actor.token_seconds": TOKEN, "actor.longest": TOKENS, "actor.tail": 4.0},
                          **{"row_seconds": ROW, "update_seconds": UPDATE})  # fmt: skip
@@ -75,20 +76,13 @@ def virtual(plan, lengths: list[int]) -> float:
     from rlflow.simulate import simulate
 
     seconds = {Op.GENERATE: TOKEN * lengths[-1], Op.LOGPROBS: ROW * ROWS, Op.VALUES: ROW * ROWS, Op.UPDATE: UPDATE,
-               Op.REWARD: JUDGED * ROWS / processes()}  # fmt: skip
+               Op.REWARD: JUDGED * ROWS / PROCESSES}  # fmt: skip
 
     def ended(rows: float) -> float:
         return lengths[math.ceil(rows * len(lengths)) - 1] / lengths[-1]
 
     timed: Callable = lambda node: seconds.get(node.op, 0.0)  # noqa: E731
     return simulate(plan, timed, room_of(plan.placement), ended).makespan
-
-
-def processes() -> int:
-    """In how many processes a worker's rewards run."""
-    from rlflow.rewards.pool import RewardPool
-
-    return RewardPool().cores
 
 
 if __name__ == "__main__":
