@@ -46,7 +46,8 @@ def measured(chunks: int, iterations: int) -> tuple[list[float], list[float], fl
     """Seconds of each iteration, and from its last row to its first update; and those of one in virtual time."""
     import rlflow
 
-    roles = rlflow.roles("ppo", backend="null", reward=[f"{__file__}:judge"], reward_workers=PROCESSES, prompts=PROMPTS, iterations=iterations + 1, stream=chunks,
+    roles = rlflow.roles("ppo", backend="null", reward=[f"{__file__}:judge"], reward_workers=PROCESSES, prompts=PROMPTS,
+                         iterations=iterations + 1, stream=chunks,
                          pools="train=1,rollout=1", threads=1, **{"hp.samples": SAMPLES, "hp.max_tokens": TOKENS},
                          **{"actor.token_seconds": TOKEN, "actor.longest": TOKENS, "actor.tail": 4.0},
                          **{"row_seconds": ROW, "update_seconds": UPDATE})  # fmt: skip
