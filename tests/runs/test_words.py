@@ -15,7 +15,7 @@ from rlflow.explain.fits import crowded, too_many_rows
 from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.placement import Placement
 from rlflow.rewards.spec import parse_reward
-from rlflow.rewards.worker import _number
+from rlflow.rewards.values import number
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.resume import resume
@@ -129,8 +129,8 @@ def test_a_file_that_stands_in_for_a_package_is_blamed(file):
 
 @pytest.mark.parametrize(("parameter", "says"), [
     ("label", "name the parameter 'answer'; or --data.answer label where"),
-    ("solution_str", "name the parameter 'completion'; or take a field"),
-    ("extra_info", r'give the parameter a default; or take a field of the data: @flow\(data={"extra_info": text}\)'),
+    ("solution_str", "name the parameter 'completion'; or map a field of the data: --data.solution_str FIELD"),
+    ("extra_info", "give the parameter a default; or map a field of the data: --data.extra_info FIELD"),
 ])  # fmt: skip
 def test_a_reward_that_reads_what_rows_have_not_is_shown_with_what_to_write(file, parameter, says):
     reward = file(f"\n\ndef judge(completion, {parameter}):\n    return 1.0\n", "judge.py")
@@ -151,16 +151,16 @@ async def later():
 
 
 @pytest.mark.parametrize(("value", "says"), [
-    ({"score": 1.0, "acc": True}, "the function returned dict, not a number: return one of its numbers, such as the one under 'score'"),
+    ({"acc": 1.0}, "the function returned dict, not a number: the number under 'score' counts; name it so instead of 'acc'"),
     ({"why": "x"}, "the function returned dict, not a number"),
     ([1.0], "the function returned list, not a number: it is called for one row, and gives the number of that row"),
     ("1", "the function returned str, not a number"),
 ])  # fmt: skip
 def test_what_a_reward_returns_in_place_of_a_number_is_said_with_the_number_that_is_meant(value, says):
-    assert _number(value) == ["type", says]
+    assert number(value) == ["type", says]
 
 
 def test_a_coroutine_is_said_to_be_one():
     started = later()
-    assert _number(started)[1].endswith("call asyncio.run inside of a plain function")
+    assert number(started)[1].endswith("define the function with async def")
     started.close()

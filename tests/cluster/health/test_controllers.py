@@ -1,16 +1,20 @@
 """The processes by which a Ray lives: which ones count, and what is said when one of them is gone."""
 
+import os
 import shutil
 import subprocess
 
 import pytest
 
 from rlflow.cluster.health.controllers import GCS, RAYLET, Controllers
+from rlflow.watchdog import kin
 
 
 @pytest.fixture
-def processes(tmp_path):
-    """Programs of these names as children of this process."""
+def processes(tmp_path, monkeypatch):
+    """Programs of these names as children of this process, which may have a Ray of other tests as well."""
+    others, descendants = set(kin.descendants(os.getpid())), kin.descendants
+    monkeypatch.setattr(kin, "descendants", lambda pid: [known for known in descendants(pid) if known not in others])
     started = {}
     for name in (RAYLET, GCS, "dashboard"):
         shutil.copy2(shutil.which("sleep"), tmp_path / name)
