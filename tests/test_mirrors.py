@@ -25,7 +25,8 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/memory/inputs", "tests/passes/test_residency.py", "what the pass of residency is given"),
     ("rlflow/reshard/mailbox", "tests/cluster/weights/test_endpoints.py", "messages between the two ends of a transfer"),
     ("rlflow/reshard/verify", "tests/reshard/test_execute.py", "digests that a transfer compares"),
-    ("rlflow/rewards/alone rlflow/rewards/hints rlflow/rewards/vocabulary rlflow/rewards/worker", "tests/rewards", "what runs beside users' code in its process"),
+    ("rlflow/rewards/alone rlflow/rewards/hints rlflow/rewards/vocabulary rlflow/rewards/worker",
+     "tests/rewards", "what runs beside users' code in its process"),
     ("rlflow/runs/context rlflow/runs/depends rlflow/runs/layout_choice rlflow/runs/parallelism "
      "rlflow/runs/streaming", "tests/runs", "parts of one run, which is judged as users start it"),
     ("rlflow/trace/tracer", "tests/trace/test_compile.py", "tracing is compiling, seen from inside"),
