@@ -21,6 +21,7 @@ class Report:
 
     program: Program | None
     problems: tuple[Problem, ...]
+    of_functions: tuple[Problem, ...] = ()  # those of `problems` that reading and calling the author's own functions showed
 
     @cached_property
     def errors(self) -> tuple[Problem, ...]:
@@ -44,14 +45,16 @@ def check(flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, st
     except PlanError as error:  # a value out of its range; what the flow does with it is judged all the same
         problems += error.problems
     traced = trace(flow, hp, options)
+    of_functions = function_problems(traced)
     problems += traced.problems
     if traced.program:
         problems += stale_problems(traced.program, staleness)
-        problems += function_problems(traced)
+        problems += of_functions
     if with_variants:
         problems += variant_problems(flow, hp, options, problems)
     rank = {"error": 0, "warning": 1, "note": 2}
-    return Report(traced.program, tuple(sorted(problems, key=lambda p: (rank[p.severity], p.place.line if p.place else 0))))
+    problems.sort(key=lambda problem: (rank[problem.severity], problem.place.line if problem.place else 0))
+    return Report(traced.program, tuple(problems), tuple(of_functions))
 
 
 def function_problems(traced: TraceResult) -> list[Problem]:

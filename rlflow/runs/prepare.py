@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from rlflow.binding.backends import device_of, numbers
 from rlflow.binding.dataset import open_dataset
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
-from rlflow.check.check import check, function_problems
+from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.prompts import Prompts
-from rlflow.errors import FlowError, PlanError, listed
+from rlflow.errors import FlowError, PlanError, Problem, listed
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.executor import Executor
 from rlflow.execution.lanes import Lanes
@@ -100,6 +100,7 @@ def prepare(
     try:
         traced_with = trace_options(options, config.sampling, data, rewards)
         program = compile_with_data(flow, hp, traced_with, note)
+        note_warnings(report.of_functions, note)
         prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         if 0 < (there := len(prompts.data)) < (taken := options.prompts):
             note(f"{data.name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken}: each stands in it "
@@ -117,10 +118,15 @@ def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable
     errors = [problem for problem in traced.problems if problem.severity == "error"]
     if errors or traced.program is None:
         raise FlowError(*errors)
-    for problem in [*traced.problems, *function_problems(traced)]:
+    note_warnings(traced.problems, note)
+    return traced.program
+
+
+def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> None:
+    """Give the warnings among the problems to ``note``."""
+    for problem in problems:
         if problem.severity == "warning":
             note(str(problem))
-    return traced.program
 
 
 def trace_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], data: Dataset, rewards: bound.Rewards) -> TraceOptions:

@@ -16,7 +16,7 @@ from rlflow.watch.reporter import Quiet
 
 HANGING = str(Path(__file__).parents[1] / "hanging.py")
 HEARTBEAT = 3.0
-CHECKED = {"judge": 0, "policy_loss": 2}  # calls before a run begins: check calls a loss on made rows
+CHECKED = {"judge": 0, "policy_loss": 1}  # calls before a run begins: check calls a loss on made rows
 SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 1, "pools": "all=2", "heartbeat": HEARTBEAT,
          "commit_every": 0}
 
