@@ -27,7 +27,8 @@ from rlflow.watch.secrets import remember
 def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any) -> RunResult:
     """Run a flow: ``rlflow.run(ppo, PPO(clip=0.1), model=…, data=…, reward=…, iterations=100, actor={"lr": 1e-5})``.
 
-    Keywords are those of `rlflow run`; a role's settings go as a dict under its name. A reward may be a function of a file.
+    Keywords are those of `rlflow run`; a role's settings go as a dict under its name, and the flow's own may be a dict too. A reward may be
+    a function of a file.
     Raises FlowError, PlanError, StageError, and Interrupted after ctrl-C.
     """
     flow = load_flow(flow) if isinstance(flow, str) else flow
@@ -40,6 +41,8 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
 def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[RunConfig, Any]:
     """Sort keywords or flags, with the packaged task beneath them, into the configuration of a run and the flow's settings. From here on no
     text of rlflow's repeats their secrets. Raises PlanError."""
+    if isinstance(hp, Mapping):
+        values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
     remember(values)
     rewards = max(len(values.get("reward", ())), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
