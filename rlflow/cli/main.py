@@ -157,6 +157,20 @@ def watch(run: Run, once: Annotated[bool, typer.Option("--once", help="print one
 
 
 @app.command()
+def bench(
+    suite: Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped suite", show_default=False)],
+    out: Annotated[str | None, typer.Option("--out", help="the folder of what is measured; bench/SUITE")] = None,
+    budget: Annotated[str | None, typer.Option("--budget", help="no turn begins after this time, such as 25m")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
+    markdown: Annotated[str | None, typer.Option("--markdown", help="write the table and the verdicts to a file, too")] = None,
+) -> None:
+    """Compare runs, engines, schedules or other systems: cells that take turns, and verdicts with intervals. A killed one goes on."""
+    from rlflow.cli.bench import bench as run_bench
+
+    raise typer.Exit(run_bench(suite, out, budget, json, markdown))
+
+
+@app.command()
 def doctor() -> None:
     """Say what is installed, what of it can be used, and what listens."""
     from rlflow.cli.watch import print_doctor

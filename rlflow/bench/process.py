@@ -1,0 +1,104 @@
+"""The process of a cell, seen from the comparison: requests with a deadline, what its processes use, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from rlflow.bench import child
+from rlflow.watchdog import kin
+
+LAST_LINES = 15  # of a cell's log, in the cause of its failure
+CLOSE_SECONDS = 30.0
+
+
+class CellFailed(Exception):
+    """A cell gave no answer, or an error. The text is the cause."""
+
+
+class Use(NamedTuple):
+    """The use of a cell's processes, of those that it started too."""
+
+    processor: float  # seconds of processor time since they began
+    memory: int  # bytes of memory that are theirs alone, with their share of what they have in common
+
+
+class CellProcess:
+    """A cell that runs in a process of its own, with an interpreter of its own where it needs one.
+
+    python: the interpreter; file: that defines the system; log: takes what it prints."""
+
+    def __init__(self, python: str, file: Path, log: Path, deadline: float) -> None:
+        self.deadline, self.log = deadline, log
+        with log.open("a") as opened:
+            self.process = subprocess.Popen([python, child.__file__, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                            stderr=opened, text=True, start_new_session=True, env=environment(python))
+        self._below: list[kin.Known] = []
+
+    def ask(self, do: str, **values: Any) -> Any:
+        """The answer to a request. Raises CellFailed for an error, a process that ended, and a deadline that passed."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps({"do": do, **values}), file=self.process.stdin, flush=True)
+        ready, _, _ = select.select([self.process.stdout], [], [], self.deadline)
+        line = self.process.stdout.readline() if ready else ""
+        if not line:
+            if not ready:
+                self.process.kill()  # nothing that it does would be waited for
+            cause = f"its process ended with code {self.process.wait()}" if ready else f"no answer to '{do}' within {self.deadline:g} s"
+            raise CellFailed(f"{cause}; last lines of {self.log}:\n{self._last_lines()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise CellFailed(reply["error"])
+        return reply["value"]
+
+    def use(self) -> Use:
+        """What its processes use now. Those that came and went between two calls are counted where a parent waited for them."""
+        processor, memory = 0.0, 0
+        self._below = kin.descendants(self.process.pid)
+        for pid in [self.process.pid, *(pid for pid, _ in self._below)]:
+            with contextlib.suppress(psutil.Error):
+                one = psutil.Process(pid)
+                processor += sum(one.cpu_times()[:4])  # user and system time, its own and its ended children's
+                memory += one.memory_full_info().pss
+        return Use(processor, memory)
+
+    def close(self) -> None:
+        """End it and all that it started."""
+        self._below = kin.descendants(self.process.pid)
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(CLOSE_SECONDS)
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        limit = time.monotonic() + CLOSE_SECONDS  # the watchdog of a run ends what is left of it
+        while kin.still(self._below) and time.monotonic() < limit:
+            time.sleep(0.05)
+        kin.end_all(lambda: kin.still(self._below))
+
+    def _last_lines(self) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        return ""
+
+
+def environment(python: str) -> dict[str, str]:
+    """The variables of a cell: of another interpreter without what leads to this one's packages."""
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if python != sys.executable:
+        variables.pop("PYTHONPATH", None)
+    return variables

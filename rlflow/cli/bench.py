@@ -1,0 +1,80 @@
+"""`rlflow bench`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rlflow import durable
+from rlflow.bench.cells import compile_cells
+from rlflow.bench.journal import Measured, read
+from rlflow.bench.report import as_json, markdown, printed
+from rlflow.bench.results import row
+from rlflow.bench.runner import Runner, stderr
+from rlflow.bench.suite import Suite, find_suite, read_suite, with_files
+from rlflow.bench.verdicts import decided, verdicts
+from rlflow.checkpoints.lock import Lock
+from rlflow.cli.plan import options_of
+from rlflow.errors import PlanError
+from rlflow.watch.tables import output
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_file: str | None) -> int:
+    """Run a suite, or what is left of it, and print its table and verdicts. 1 where a cell failed or its sums do not close. Raises FlowError
+    and PlanError."""
+    seconds = duration(budget) if budget is not None else None
+    suite = read_suite(find_suite(name))
+    folder = Path(out) if out is not None else Path("bench") / suite.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError.of("bench-folder", f"nothing can be written to '{folder}'", found=str(error.strerror), expected="a folder",
+                           remedy="choose another --out") from error
+    with Lock(folder):
+        suite = with_files(suite, made(suite, folder))
+        cells = compile_cells(suite, options_of)
+        keys = {cell.key: cell.cell.name for cell in cells}
+
+        def settled(measured: dict[str, Measured]) -> bool:
+            return decided(suite, [(keys[key], measured.get(key, Measured())) for key in keys])
+
+        whole = Runner(suite, cells, folder, stderr, settled, seconds).run()
+    measured = read(folder)
+    rows = [row(cell, measured.get(cell.key, Measured()), suite.goal) for cell in cells]
+    found = verdicts(suite, [(cell.cell.name, measured.get(cell.key, Measured())) for cell in cells])
+    notes = [] if whole else [f"the budget of {budget} is used up: the same command goes on where this one ended"]
+    if markdown_file is not None:
+        durable.replace(Path(markdown_file), markdown(suite, rows, found, notes).encode())
+    if json:
+        print(as_json(suite, cells, rows, found, notes))
+    else:
+        output(printed(suite, rows, found, notes))
+    return int(any(one.failed or not one.closes for one in rows))
+
+
+def made(suite: Suite, folder: Path) -> Path:
+    """The folder of the files that a suite makes for itself, made once. Raises PlanError where its maker fails."""
+    place = (folder / "made").absolute()
+    if suite.maker is None or place.is_dir():
+        return place
+    aside = durable.aside(place)
+    aside.mkdir()
+    done = subprocess.run([sys.executable, str(suite.maker), str(aside)], capture_output=True, text=True)
+    if done.returncode:
+        raise PlanError.of("suite", f"{suite.maker} failed, which makes the files of the suite '{suite.name}'",
+                           found=done.stderr.strip() or f"exit code {done.returncode}", expected="exit code 0",
+                           remedy=f"python {suite.maker} FOLDER shows it alone")
+    durable.take_place(aside, place)
+    return place
+
+
+def duration(text: str) -> float:
+    """Seconds of a text such as 90s, 25m or 1h30m. Raises PlanError."""
+    if not text or not re.fullmatch(r"(\d+(\.\d+)?[smh])+", text):
+        raise PlanError.of("budget", "--budget is no duration", found=text, expected="a number and its unit, such as 90s, 25m or 1h30m",
+                           remedy="--budget 25m")
+    return sum(float(amount) * UNITS[unit] for amount, unit in re.findall(r"(\d+(?:\.\d+)?)([smh])", text))

@@ -1,0 +1,82 @@
+"""Keys of cells: whatever changes a result changes the key, and nothing is started to know it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlflow.bench import cells
+from rlflow.bench.cells import compile_cell, compile_cells, digest_of, named_paths
+from rlflow.bench.suite import Cell
+from rlflow.cli.plan import options_of
+from rlflow.errors import PlanError
+
+GRPO = Path(__file__).parents[2] / "algorithms" / "grpo.py"
+NULL = {"backend": "null", "prompts": 4, "iterations": 2, "held_out": 0}
+
+
+def key(**flags):
+    return compile_cell(Cell("one", "rlflow", "grpo", {**NULL, **flags}), options_of).key
+
+
+def test_a_cell_has_one_key_whatever_its_name_and_the_order_of_its_flags():
+    one = compile_cell(Cell("one", "rlflow", "grpo", NULL), options_of)
+    other = compile_cell(Cell("other", "rlflow", "grpo", dict(reversed(NULL.items()))), options_of)
+    assert one.key == other.key
+    assert one.iterations == 2
+
+
+@pytest.mark.parametrize("flags", [{"prompts": 5}, {"hp.samples": 3}, {"pools": "all=1"}, {"seed": 3}, {"actor.token_seconds": 0.1}])
+def test_another_setting_makes_another_key(flags):
+    assert key(**flags) != key()
+
+
+def test_other_versions_machines_threads_and_code_make_another_key(monkeypatch):
+    keys = {key()}
+    for name in ("versions", "machine", "threads", "code_digest"):
+        with monkeypatch.context() as changed:
+            changed.setattr(cells, name, lambda: {"another": "one"})
+            keys.add(key())
+    assert len(keys) == 5
+
+
+def test_another_body_of_the_algorithm_makes_another_key(tmp_path):
+    file = tmp_path / "mine.py"
+    text = GRPO.read_text()
+    file.write_text(text)
+    before = compile_cell(Cell("mine", "rlflow", str(file), NULL), options_of).key
+    file.write_text(f"{text}\n# a comment\n")
+    assert compile_cell(Cell("mine", "rlflow", str(file), NULL), options_of).key != before
+
+
+def test_files_that_flags_name_count_by_their_bytes(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"1")
+    (tmp_path / "judge.py").write_text("def score(completion): return 1.0")
+    flags = {"model": str(tmp_path / "model"), "reward": (f"{tmp_path}/judge.py:score", "math"), "data": "nowhere.jsonl"}
+    assert [name for name, _ in named_paths(flags)] == ["model 0", "reward 0"]
+    before = digest_of(tmp_path / "model")
+    (tmp_path / "model" / "weights").write_bytes(b"2")
+    assert digest_of(tmp_path / "model") != before
+
+
+def test_every_cell_that_cannot_run_is_named_before_any_starts(suite):
+    read = suite('[base]\nalgorithm = "grpo"\nbackend = "null"\n[[cell]]\nname = "bad"\nhp.sampels = 3\n[[cell]]\nname = "good"\n'
+                 '[[cell]]\nname = "worse"\npools = "all=x"')
+    with pytest.raises(PlanError) as refused:
+        compile_cells(read, options_of)
+    assert [problem.message.split(":")[0] for problem in refused.value.problems] == ["cell 'bad'", "cell 'worse'"]
+    assert refused.value.problems[0].nearest == "samples"
+
+
+def test_cells_that_are_the_same_are_refused(suite):
+    read = suite('[base]\nalgorithm = "grpo"\nbackend = "null"\n[[cell]]\nname = "a"\n[[cell]]\nname = "b"')
+    with pytest.raises(PlanError, match="the same in all that they are given") as refused:
+        compile_cells(read, options_of)
+    assert refused.value.problems[0].found == "a, b"
+
+
+def test_a_system_that_is_not_there_is_named_with_the_nearest():
+    with pytest.raises(PlanError, match="there is no system 'tlr'") as refused:
+        compile_cell(replace(Cell("one", "tlr", "", {})), options_of)
+    assert refused.value.problems[0].nearest == "trl"

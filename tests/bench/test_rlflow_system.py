@@ -1,0 +1,63 @@
+"""A run of rlflow as a cell: what it measures is what the run records, and a killed one goes on from its checkpoint."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlflow
+from rlflow.bench import rlflow_system
+from rlflow.bench.process import CellFailed, CellProcess
+from rlflow.bench.rlflow_system import System
+
+NULL = {"backend": "null", "prompts": 4, "threads": 1, "hp.samples": 2, "hp.max_tokens": 6, "iterations": 5, "save_every": 2}
+CELL = {"algorithm": "grpo", "flags": NULL}
+
+
+def recorded(folder):
+    lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
+
+
+def test_turns_give_the_iterations_of_the_same_run_by_itself(tmp_path):
+    alone = recorded(rlflow.run("grpo", out=str(tmp_path), name="alone", seed=3, **NULL).folder)
+    system = System()
+    assert system.prepare(CELL, str(tmp_path), 3) == {"iterations": 5}
+    turns = [system.iterate(2), system.iterate(2), system.iterate(2)]
+    system.close()
+    assert [[row["iteration"] for row in turn["iterations"]] for turn in turns] == [[0, 1], [2, 3], [4]]
+    assert [turn["ended"] for turn in turns] == [False, False, True]
+    assert recorded(tmp_path / "run") == alone
+    rows = [row for turn in turns for row in turn["iterations"]]
+    assert [row["metrics"]["reward/mean"] for row in rows] == [line["reward/mean"] for line in alone]
+    assert [row["tokens"] for row in rows] == [round(line["response/length"] * 8) for line in alone]
+    assert all(row["wall"] > 0 for row in rows)
+    assert system.observe()["closes"]
+
+
+def test_an_error_of_the_run_is_that_of_the_turn(tmp_path):
+    (tmp_path / "judge.py").write_text("def judge(completion):\n    raise ValueError('no')\n")
+    system = System()
+    system.prepare({"algorithm": "grpo", "flags": {**NULL, "max_missing": 0.5, "reward": [f"{tmp_path}/judge.py:judge"]}}, str(tmp_path), 0)
+    with pytest.raises(RuntimeError, match="missing"):
+        system.iterate(2)
+
+
+@pytest.mark.slow
+def test_a_killed_cell_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
+    whole = recorded(rlflow.run("grpo", out=str(tmp_path), name="alone", seed=0, **NULL).folder)
+    for killed in (True, False):
+        cell = CellProcess(sys.executable, Path(rlflow_system.__file__), tmp_path / "log", 120)
+        cell.ask("prepare", cell=CELL, folder=str(tmp_path), seed=0)
+        turn = cell.ask("iterate", count=3 if killed else 9)
+        if killed:
+            cell.process.kill()
+            with pytest.raises(CellFailed, match="ended with code -9"):
+                cell.ask("iterate", count=1)
+        else:
+            assert turn["ended"]
+            assert turn["iterations"][0]["iteration"] == 2
+        assert cell.use().memory >= 0
+        cell.close()
+    assert recorded(tmp_path / "run") == whole

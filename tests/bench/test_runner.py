@@ -1,0 +1,116 @@
+"""Running a comparison with real processes of a system that takes no time: turns, failures, deadlines, kills."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlflow.bench.journal import read
+from rlflow.bench.process import CellFailed, CellProcess
+
+COUNTING = Path(__file__).parent / "counting.py"
+TWO = """
+    [suite]
+    block = 3
+    deadline = 20
+    [base]
+    system = "SYSTEM"
+    seconds = 0.5
+    iterations = 9
+    [[cell]]
+    name = "one"
+    [[cell]]
+    name = "two"
+    tokens = 11
+    """
+
+
+def turns(measured, key):
+    return [(turn.seed, turn.round, [row["iteration"] for row in turn.iterations]) for turn in measured[key].turns]
+
+
+def test_cells_take_turns_of_a_block_in_an_order_that_rotates(suite, bench, tmp_path):
+    whole, said, keys = bench(suite(TWO))
+    assert whole
+    measured = read(tmp_path / "out")
+    for name in ("one", "two"):
+        assert turns(measured, keys[name]) == [(0, 0, [0, 1, 2]), (0, 1, [3, 4, 5]), (0, 2, [6, 7, 8])]
+        assert measured[keys[name]].done == {0}
+    assert [line.split(",")[1] for line in said] == [" one", " two", " two", " one", " one", " two"]
+    assert list((tmp_path / "out").glob("cells/*/seed-0/closed")), "a system is closed"
+
+
+def test_every_seed_is_run_by_every_cell_before_the_next(suite, bench, tmp_path):
+    bench(suite(TWO.replace("[suite]", "[suite]\nseeds = [4, 7]")))
+    lines = [line for cell in read(tmp_path / "out").values() for line in cell.turns]
+    assert {turn.seed for turn in lines} == {4, 7}
+
+
+def test_the_first_turn_and_the_first_iterations_of_each_are_not_timed_where_speed_is_compared(suite, bench, tmp_path):
+    _, _, keys = bench(suite(TWO.replace("block = 3", "block = 3\nrounds = 3\nsettle = 2")))
+    assert [turn.timed for turn in read(tmp_path / "out")[keys["one"]].turns] == [[], [5], [8]]
+
+
+def test_rounds_end_once_the_verdicts_are_decided(suite, bench, tmp_path):
+    def decided(measured):
+        return sum(len(cell.turns) for cell in measured.values()) >= 4
+
+    whole, _, keys = bench(suite(TWO.replace("block = 3", "block = 3\nrounds = 9")), decided=decided)
+    assert whole
+    assert [len(read(tmp_path / "out")[keys[name]].turns) for name in ("one", "two")] == [2, 2]
+
+
+@pytest.mark.parametrize(("flags", "cause"), [
+    ('fails = "prepare"', "ValueError: no such model"), ("fails = 4", "RuntimeError: iteration 4 does not work"),
+    ("hangs = 4\n", "no answer to 'iterate' within 0.7 s"),
+])
+def test_a_cell_that_fails_is_recorded_with_its_cause_and_the_others_go_on(suite, bench, tmp_path, flags, cause):
+    text = TWO.replace("tokens = 11", flags)
+    _, said, keys = bench(suite(text.replace("deadline = 20", "deadline = 0.7") if "hangs" in flags else text))
+    measured = read(tmp_path / "out")
+    assert cause in measured[keys["two"]].failed[0]
+    assert measured[keys["two"]].done == set()
+    assert measured[keys["one"]].done == {0}
+    assert any(line.startswith("two, seed 0 failed") for line in said)
+
+
+def test_what_is_done_is_not_done_again_and_a_failed_cell_is_tried_again(suite, bench, tmp_path):
+    bench(suite(TWO.replace("tokens = 11", "fails = 4")))
+    before = read(tmp_path / "out")
+    _, said, keys = bench(suite(TWO.replace("tokens = 11", "fails = 4")))
+    assert len(read(tmp_path / "out")[keys["one"]].turns) == len(before[keys["one"]].turns)
+    assert not any(" one," in line for line in said)
+    assert any("two" in line for line in said)
+
+
+def test_a_budget_ends_a_comparison_between_turns_and_the_next_goes_on(suite, bench, tmp_path):
+    assert not bench(suite(TWO), budget=0.0)[0]
+    assert read(tmp_path / "out") == {}
+    assert bench(suite(TWO))[0]
+
+
+def test_a_system_ends_with_the_process_that_asks_it(tmp_path):
+    code = (f"import sys; sys.path[:0] = {sys.path!r}\n"
+            "from pathlib import Path; from rlflow.bench.process import CellProcess\n"
+            f"cell = CellProcess(sys.executable, Path({str(COUNTING)!r}), Path({str(tmp_path)!r}) / 'log', 60)\n"
+            f"cell.ask('prepare', cell={{'flags': {{'iterations': 9, 'seconds': 1, 'hangs': 0}}}}, folder={str(tmp_path)!r}, seed=0)\n"
+            "print(cell.process.pid, flush=True)\ncell.ask('iterate', count=1)")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+    assert select.select([child], [], [], 20)[0], "it lives on"
+    os.close(child)
+
+
+def test_a_process_that_ends_by_itself_is_a_failure_with_its_last_lines(tmp_path):
+    file = tmp_path / "leaves.py"
+    file.write_text("import os\nclass System:\n    def prepare(self, **_):\n        print('on its way out', flush=True)\n"
+                    "        os._exit(3)\n")
+    cell = CellProcess(sys.executable, file, tmp_path / "log", 20)
+    with pytest.raises(CellFailed, match=r"(?s)ended with code 3.*on its way out"):
+        cell.ask("prepare", cell={}, folder=str(tmp_path), seed=0)
+    cell.close()
