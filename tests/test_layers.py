@@ -61,8 +61,12 @@ MAY_IMPORT = {
     "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
+    "bench": "errors author graph trace execution config runs watch durable logs watchdog checkpoints",
+    "bench.child": "",
+    "bench.peers": "",
+    "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
-           "memory memory.sizes watchdog",
+           "memory memory.sizes watchdog bench durable",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",
@@ -227,7 +231,7 @@ def test_text_becomes_code_only_where_a_users_file_is_loaded():
     found = {str(path) for path, _, tree in sources() for _, called in calls(tree) if called in ("eval", "exec", "builtins.exec")}
     assert found == {"rlflow/rewards/scorers.py"}  # the text of a reward file, as the run read it at its start
     loads = {str(path) for path, _, tree in sources() for _, called in calls(tree) if called.endswith(".exec_module")}  # fmt: skip
-    assert loads == {"rlflow/author/load.py"}
+    assert loads == {"rlflow/author/load.py", "rlflow/bench/child.py"}
 
 
 def test_no_code_of_a_model_folder_is_run():

@@ -11,6 +11,7 @@ from judges import imported, module_of
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = [  # (modules, the tests that judge them, why they have none of their own)
     ("rlflow/author/scope", "tests/author/test_verbs.py", "what verbs do outside of a flow"),
+    ("rlflow/bench/peers/trl", "tests/bench/test_peer.py", "needs an interpreter that has TRL; `rlflow bench peers` makes one"),
     ("rlflow/binding/models", "tests/backends/test_contract.py", "makes the halves of roles, which every run does first"),
     ("rlflow/check/staleness rlflow/trace/rules", "tests/check/test_check.py", "rules, each with a file that breaks it"),
     ("rlflow/checkpoints/tensors", "tests/checkpoints/test_round_trip.py", "what a checkpoint writes and reads"),

@@ -96,7 +96,7 @@ def system_file(system: str) -> Path:
 
 
 def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
-    """What identifies a run of rlflow, and its iterations. Raises FlowError and PlanError for what a run would refuse."""
+    """The parts of a key that only a run of rlflow has, and its iterations. Raises FlowError and PlanError for what a run would refuse."""
     flow = load_flow(cell.algorithm)
     config, hp = resolve_config(flow, None, dict(cell.flags))
     explanation = preview(flow, hp, config, shape(config))
@@ -175,7 +175,7 @@ def accelerators() -> str:
 
 
 def threads() -> dict[str, str]:
-    """What decides how many threads compute."""
+    """The settings that decide how many threads compute."""
     import torch
 
     return {"torch": str(torch.get_num_threads()), **{name: os.environ[name] for name in THREADS if name in os.environ}}

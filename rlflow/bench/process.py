@@ -63,7 +63,7 @@ class CellProcess:
         return reply["value"]
 
     def use(self) -> Use:
-        """What its processes use now. Those that came and went between two calls are counted where a parent waited for them."""
+        """Measure what its processes use now. Those that came and went between two calls are counted where a parent waited for them."""
         processor, memory = 0.0, 0
         self._below = kin.descendants(self.process.pid)
         for pid in [self.process.pid, *(pid for pid, _ in self._below)]:

@@ -50,7 +50,7 @@ def printed(suite: Suite, rows: Sequence[Row], verdicts: Sequence[Verdict], note
 
 
 def lines(rows: Sequence[Row], verdicts: Sequence[Verdict], notes: Iterable[str]) -> Iterator[str]:
-    """What is said beneath the table."""
+    """The sentences beneath the table."""
     for verdict in verdicts:
         yield f"{verdict.cell} beside {verdict.base}, {verdict.what}: {verdict.text}"
     for row in rows:

@@ -43,15 +43,15 @@ class Row:
 
 def once(turns: list[Turn]) -> list[Turn]:
     """The turns with every iteration as it was measured first: a run that was killed does some again."""
-    seen: set[tuple[int, int]] = set()
-    kept = []
+    counted: set[tuple[int, int]] = set()
+    result = []
     for turn in turns:
-        rows = [row for row in turn.iterations if (turn.seed, row["iteration"]) not in seen]
-        seen |= {(turn.seed, row["iteration"]) for row in rows}
+        rows = [row for row in turn.iterations if (turn.seed, row["iteration"]) not in counted]
+        counted |= {(turn.seed, row["iteration"]) for row in rows}
         known = {row["iteration"] for row in rows}
-        kept.append(Turn(turn.seed, turn.round, rows, turn.evaluations, turn.processor, turn.memory, turn.load,
+        result.append(Turn(turn.seed, turn.round, rows, turn.evaluations, turn.processor, turn.memory, turn.load,
                          [number for number in turn.timed if number in known]))
-    return kept
+    return result
 
 
 def timed(turn: Turn) -> list[dict[str, float]]:
@@ -73,7 +73,7 @@ def block_tokens(measured: Measured) -> dict[tuple[int, int], int]:
 
 def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
     """Seed → the values of the goal's metric, of evaluations or of iterations, with what had been spent until then."""
-    found: dict[int, list[Point]] = {}
+    series: dict[int, list[Point]] = {}
     for seed in sorted({turn.seed for turn in measured.turns}):
         turns = [turn for turn in once(measured.turns) if turn.seed == seed]
         spent: dict[int, tuple[float, int]] = {0: (0.0, 0)}
@@ -85,8 +85,8 @@ def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
                 values.setdefault(row["iteration"] + 1, row["metrics"][goal.metric])
         for each in (each for turn in turns for each in turn.evaluations if goal.metric in each["metrics"]):
             values.setdefault(each["iteration"], each["metrics"][goal.metric])
-        found[seed] = [Point(number, *spent[number], value) for number, value in sorted(values.items()) if number in spent]
-    return found
+        series[seed] = [Point(number, *spent[number], value) for number, value in sorted(values.items()) if number in spent]
+    return series
 
 
 def row(cell: Compiled, measured: Measured, goal: Goal) -> Row:

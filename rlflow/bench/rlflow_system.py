@@ -83,9 +83,9 @@ class Turns(Quiet):
         """Wait for the turn to end, or the run; its iterations and evaluations."""
         with self._changed:
             self._changed.wait_for(lambda: self.ended or (not to_the_end and self._left <= 0))
-            taken = self._iterations, self._evaluations
+            turn = self._iterations, self._evaluations
             self._iterations, self._evaluations = [], []
-        return taken
+        return turn
 
 
 class System:
@@ -134,7 +134,7 @@ class System:
         return {"iterations": rows, "evaluations": evaluations, "ended": not self.thread.is_alive()}
 
     def observe(self) -> dict[str, Any]:
-        """What became of everything that was sampled, and whether the sums close."""
+        """The fates of everything that was sampled, and whether the sums close."""
         account = fates.run_account(self.folder)
         return {"fates": fates.fates_text(account), "closes": account.closes}
 

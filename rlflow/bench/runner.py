@@ -81,8 +81,8 @@ class Runner:
         try:
             python = peer.interpreter(cell.file, self.say)
             process = CellProcess(python, cell.file, folder / "log.txt", self.suite.settings.deadline)
-            given = {"algorithm": cell.cell.algorithm, "flags": dict(cell.cell.flags)}
-            facts = process.ask("prepare", cell=given, folder=str(folder), seed=seed)
+            settings = {"algorithm": cell.cell.algorithm, "flags": dict(cell.cell.flags)}
+            facts = process.ask("prepare", cell=settings, folder=str(folder), seed=seed)
             self.journal.add(cell.key, seed, "facts", values=facts)
             return Arm(cell, process, process.use().processor)
         except CellFailed as failure:

@@ -135,12 +135,12 @@ def read_suite(path: Path) -> Suite:
     return Suite(path.stem, settings, goal, gates, tuple(cells), maker)
 
 
-def with_files(suite: Suite, made: Path) -> Suite:
+def with_files(suite: Suite, folder: Path) -> Suite:
     """The suite with {made} in its flags replaced by a folder."""
     def put(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return type(value)(map(put, value))
-        return value.replace("{made}", str(made)) if isinstance(value, str) else value
+        return value.replace("{made}", str(folder)) if isinstance(value, str) else value
 
     cells = (replace(cell, flags={name: put(value) for name, value in cell.flags.items()}) for cell in suite.cells)
     return replace(suite, cells=tuple(cells))
@@ -205,8 +205,8 @@ def _cell(path: Path, values: dict[str, Any], own: Mapping[str, Any], axes: Mapp
     name = " ".join([*parts, *(f"{axis}={value if value != '' else 'none'}" for axis, value in axes.items())])
     system = str(values.get("system", RLFLOW))
     flags = {key: value for key, value in values.items() if key not in OWN}
-    if taken := [key for key in flags if key in OF_BENCH]:
-        raise PlanError.of("suite", f"{path}: cell '{name}' sets {taken[0]}", found=f"{taken[0]} = {flags[taken[0]]!r}",
+    if refused := [key for key in flags if key in OF_BENCH]:
+        raise PlanError.of("suite", f"{path}: cell '{name}' sets {refused[0]}", found=f"{refused[0]} = {flags[refused[0]]!r}",
                            expected="flags that a comparison does not set itself", remedy=f"remove it; {OF_BENCH[taken[0]]} says it")
     if system == RLFLOW and "algorithm" not in values:
         raise PlanError.of("suite", f"{path}: cell '{name}' names no algorithm", found=f"system = {system}", expected="algorithm = \"…\"",

@@ -41,7 +41,7 @@ class System:
         batch = [text for text in self.texts[first : first + prompts] for _ in range(self.flags["samples"])]
         inputs = self.tokenizer(batch, return_tensors="pt", padding=True, add_special_tokens=False)
         width = inputs.input_ids.shape[1]
-        ids = self.model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=length)
+        ids = self.model.generate(**inputs, do_sample=True, top_k=0, min_new_tokens=length, max_new_tokens=length)
         mask = torch.nn.functional.pad(inputs.attention_mask, (0, ids.shape[1] - width), value=1)
         logits = self.model(ids, attention_mask=mask, logits_to_keep=length + 1).logits[:, :-1]
         logprobs = logits.log_softmax(-1).gather(-1, ids[:, width:, None])[..., 0]

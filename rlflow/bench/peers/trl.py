@@ -50,7 +50,8 @@ class System:
 
         batch = flags["prompts"] * flags["samples"]
         config = GRPOConfig(output_dir=f"{folder}/trl", max_steps=flags["iterations"], seed=seed, num_generations=flags["samples"],
-                            max_completion_length=flags["tokens"], per_device_train_batch_size=batch, learning_rate=flags["lr"], **SETTINGS)
+                            max_completion_length=flags["tokens"], per_device_train_batch_size=batch, learning_rate=flags["lr"],
+                            generation_kwargs={"min_new_tokens": flags["tokens"]}, **SETTINGS)
         data = Dataset.from_list([json.loads(line) for line in Path(flags["data"]).read_text().splitlines()])
         self.trainer = GRPOTrainer(flags["model"], reward, config, data, callbacks=[Marks()])
         self.thread = threading.Thread(target=self.train, daemon=True)

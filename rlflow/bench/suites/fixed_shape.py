@@ -1,8 +1,8 @@
-"""A small model that never ends a response by itself, prompts and a reward: the same work for every system.
+"""A small model, prompts and a reward, with which systems are compared that sample responses of one length.
 
     python fixed_shape.py FOLDER
 
-The model is Qwen3-shaped with 0.8M random parameters. Its tokenizer's end token has no logit, so that every response has all its tokens.
+The model is Qwen3-shaped with 0.8M random parameters.
 """
 
 import inspect
@@ -29,11 +29,10 @@ def make(folder: Path) -> None:
     packaged = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
     tokenizer = AutoTokenizer.from_pretrained(packaged, local_files_only=True, trust_remote_code=False)
     config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=None,
-                         bos_token_id=None, pad_token_id=tokenizer.pad_token_id)
+                         num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True, bos_token_id=None,
+                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(folder / "model")
-    tokenizer.add_special_tokens({"eos_token": "<never>"})  # the first id beyond the model's vocabulary
     tokenizer.save_pretrained(folder / "model")
     draw = random.Random(0)
     lines = [{"prompt": f"Add {draw.randrange(1000)}, {draw.randrange(1000)} and {draw.randrange(1000)} ="} for _ in range(PROMPTS)]

@@ -1,0 +1,23 @@
+"""The model of the suites of speed: it is the same each time, and every response of it can have one length."""
+
+import json
+
+import pytest
+
+import rlflow
+from rlflow.bench.suites.fixed_shape import PROMPTS, make
+from rlflow.checkpoints.models import weight_files
+
+
+@pytest.mark.slow
+def test_every_response_of_the_model_has_all_its_tokens(tmp_path):
+    (tmp_path / "again").mkdir()
+    make(tmp_path)
+    make(tmp_path / "again")
+    assert [file.read_bytes() for file in weight_files(tmp_path / "model")] == [
+        file.read_bytes() for file in weight_files(tmp_path / "again" / "model")]
+    run = rlflow.run("grpo", model=str(tmp_path / "model"), data=str(tmp_path / "data.jsonl"), reward=[f"{tmp_path}/reward.py:digits"],
+                     prompts=4, iterations=1, held_out=0, save_every=0, out=str(tmp_path), **{"hp.samples": 2, "hp.max_tokens": 9, "actor.generate.min_tokens": 9})
+    assert run.last["response/length"] == 9.0
+    assert len((tmp_path / "data.jsonl").read_text().splitlines()) == PROMPTS
+    assert json.loads((tmp_path / "data.jsonl").read_text().splitlines()[0])["prompt"].startswith("Add ")
