@@ -20,12 +20,12 @@ import queue
 import random
 import tempfile
 import time
-import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from equivalents import equivalents, reason
 from judges import judges, mirrors
 from mutants import Mutant, mutants
 from tree import Tree
@@ -39,12 +39,6 @@ def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mut
     every = [(path, mutant) for path in paths if str(path).startswith(under) for mutant in mutants((root / path).read_text())]
     random.Random(seed).shuffle(every)
     return every[:count]
-
-
-def equivalents() -> dict[tuple[str, str, str], str]:
-    """The reason by file, text before and text after."""
-    listed = tomllib.loads(Path(__file__).with_name("equivalents.toml").read_text()).get("equivalent", [])
-    return {(one["file"], one["before"], one["after"]): one["why"] for one in listed}
 
 
 def main() -> None:
@@ -68,7 +62,7 @@ def main() -> None:
         def judged(number: int) -> dict[str, Any]:
             path, mutant = mutated[number]
             row = {"file": str(path), "line": mutant.line, "kind": mutant.kind, "before": mutant.before, "after": mutant.after}
-            if why := known.get((str(path), mutant.before, mutant.after)):
+            if why := reason(known, path, mutant, (whole / path).read_text()):
                 return {**row, "verdict": "equivalent", "by": why, "seconds": 0.0}
             tree, since = trees.get(), time.monotonic()
             try:

@@ -1,0 +1,120 @@
+"""`rlflow bench`: from a suite to its table, and what goes wrong on the way."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlflow.cli.bench import duration, made
+from rlflow.cli.main import exit_code
+from rlflow.bench.suite import read_suite
+from rlflow.errors import PlanError
+
+COUNTING = Path(__file__).parents[1] / "bench" / "counting.py"
+TWO = f"""
+[suite]
+block = 2
+settle = 0
+deadline = 20
+[base]
+system = "{COUNTING}"
+iterations = 4
+[[cell]]
+name = "one"
+seconds = 0.5
+learns = 0.1
+[[cell]]
+name = "two"
+seconds = 1.0
+"""
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Run the command in an empty folder; exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text, *flags):
+        Path("mine.toml").write_text(text)
+        code = exit_code(["bench", "mine.toml", *flags])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_the_table_has_a_row_for_each_cell_with_its_numbers(bench):
+    code, out, err = bench(TWO, "--markdown", "table.md")
+    assert code == 0, err
+    assert "round 1, two, seed 0: 2 iterations in 2.0 s, to iteration 3" in err
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in Path("table.md").read_text().splitlines() if line[:1] == "|"]
+    heads = rows[0]
+    assert heads[0] == "cell"
+    assert [row[0] for row in rows[2:]] == ["one", "two"]
+    column = heads.index("s/iteration")
+    assert [row[column] for row in rows[2:]] == ["0.500", "1.000"]
+    assert [row[heads.index("evaluation/sampled")] for row in rows[2:]] == ["0.400", "0.000"]
+    assert "one" in out
+
+
+def test_json_has_the_parts_of_every_key(bench):
+    code, out, _ = bench(TWO, "--json")
+    assert code == 0
+    page = json.loads(out)
+    assert [cell["name"] for cell in page["cells"]] == ["one", "two"]
+    assert {"flags", "code", "versions", "machine", "threads"} <= set(page["cells"][0]["parts"])
+
+
+def test_a_second_call_runs_nothing_again_and_prints_the_same(bench):
+    first = bench(TWO, "--json")[1]
+    code, second, err = bench(TWO, "--json")
+    assert (code, second, err) == (0, first, "")
+
+
+def test_a_failed_cell_is_a_row_with_its_cause_and_exits_with_1(bench):
+    code, out, _ = bench(TWO + "fails = 2\n")
+    assert code == 1
+    assert "two, seed 0 failed: RuntimeError: iteration 2 does not work" in out
+
+
+def test_a_cell_whose_sums_do_not_close_is_an_error(bench):
+    code, out, _ = bench(TWO + "closes = false\n")
+    assert code == 1
+    assert "two: what was sampled and what became of it do not have the same sums" in out
+
+
+def test_a_budget_that_is_used_up_is_said_with_how_to_go_on(bench):
+    code, out, _ = bench(TWO, "--budget", "0s")
+    assert code == 0
+    assert "the budget of 0s is used up: the same command goes on" in out
+    assert bench(TWO)[0] == 0
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("25m", 1500), ("1h30m", 5400), ("0.5h", 1800)])
+def test_durations(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "25", "m", "-3m", "3 m", "3d"])
+def test_a_text_that_is_no_duration_is_refused(bench, text):
+    code, _, err = bench(TWO, f"--budget={text}")
+    assert code == 2
+    assert "--budget is no duration" in err
+
+
+def test_the_files_of_a_suite_are_made_once_and_a_maker_that_fails_leaves_nothing(tmp_path):
+    maker = tmp_path / "maker.py"
+    maker.write_text("import sys, pathlib\n(pathlib.Path(sys.argv[1]) / 'file').write_text('once')\n")
+    path = tmp_path / "mine.toml"
+    path.write_text('[suite]\nmake = "maker.py"\n[base]\nalgorithm = "grpo"\nmodel = "{made}/model"\n')
+    suite = read_suite(path)
+    (tmp_path / "out").mkdir()
+    maker.write_text("raise SystemExit('no disk')")
+    with pytest.raises(PlanError, match="maker.py failed") as refused:
+        made(suite, tmp_path / "out")
+    assert refused.value.problems[0].found == "no disk"
+    maker.write_text("import sys, pathlib\n(pathlib.Path(sys.argv[1]) / 'file').write_text('once')\n")
+    place = made(suite, tmp_path / "out")
+    assert (place / "file").read_text() == "once"
+    maker.write_text("raise SystemExit('not again')")
+    assert made(suite, tmp_path / "out") == place

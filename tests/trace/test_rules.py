@@ -1,0 +1,31 @@
+"""What a loss or a stage asks of its rows, against rows of every history."""
+
+import pytest
+
+from rlflow import loss
+from rlflow.graph.model import RowAxis
+from rlflow.trace.rules import update_rules
+
+
+@loss(rows="group")
+def of_groups(new, scores, group):
+    return new.logprobs, {}
+
+
+@loss
+def of_rows(new, scores):
+    return new.logprobs, {}
+
+
+ROWS = {
+    "of prompts": RowAxis(), "sampled": RowAxis(0, samples=4, grouped=True), "alone": RowAxis(0, samples=1, grouped=True),
+    "chosen": RowAxis(1, grouped=True, step="chosen"), "whole groups": RowAxis(1, samples=4, grouped=True, step="chosen"),
+}
+
+
+@pytest.mark.parametrize(("rows", "code"), [
+    ("of prompts", ["no-groups"]), ("sampled", []), ("alone", ["single-groups"]), ("chosen", ["thin-groups"]), ("whole groups", []),
+])  # fmt: skip
+def test_a_loss_of_groups_needs_groups_of_several_rows_and_one_of_rows_needs_none(rows, code):
+    assert [problem.code for problem in update_rules(of_groups, ROWS[rows], "it", None)] == code
+    assert list(update_rules(of_rows, ROWS[rows], "it", None)) == []
