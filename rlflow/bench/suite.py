@@ -207,7 +207,7 @@ def _cell(path: Path, values: dict[str, Any], own: Mapping[str, Any], axes: Mapp
     flags = {key: value for key, value in values.items() if key not in OWN}
     if refused := [key for key in flags if key in OF_BENCH]:
         raise PlanError.of("suite", f"{path}: cell '{name}' sets {refused[0]}", found=f"{refused[0]} = {flags[refused[0]]!r}",
-                           expected="flags that a comparison does not set itself", remedy=f"remove it; {OF_BENCH[taken[0]]} says it")
+                           expected="flags that a comparison does not set itself", remedy=f"remove it; {OF_BENCH[refused[0]]} says it")
     if system == RLFLOW and "algorithm" not in values:
         raise PlanError.of("suite", f"{path}: cell '{name}' names no algorithm", found=f"system = {system}", expected="algorithm = \"…\"",
                            remedy="write it under [base] for all cells, under [axis] or in the cell")

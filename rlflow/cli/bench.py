@@ -24,8 +24,8 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_file: str | None) -> int:
-    """Run a suite, or what is left of it, and print its table and verdicts. 1 where a cell failed or its sums do not close. Raises FlowError
-    and PlanError."""
+    """Run a suite, or what is left of it, and print its table and verdicts. 1 where a cell failed or its sums do not close. Raises
+    FlowError and PlanError."""
     seconds = duration(budget) if budget is not None else None
     suite = read_suite(find_suite(name))
     folder = Path(out) if out is not None else Path("bench") / suite.name

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rlflow.bench.suite import read_suite
 from rlflow.cli.bench import duration, made
 from rlflow.cli.main import exit_code
-from rlflow.bench.suite import read_suite
 from rlflow.errors import PlanError
 
 COUNTING = Path(__file__).parents[1] / "bench" / "counting.py"

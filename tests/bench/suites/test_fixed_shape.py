@@ -17,7 +17,8 @@ def test_every_response_of_the_model_has_all_its_tokens(tmp_path):
     assert [file.read_bytes() for file in weight_files(tmp_path / "model")] == [
         file.read_bytes() for file in weight_files(tmp_path / "again" / "model")]
     run = rlflow.run("grpo", model=str(tmp_path / "model"), data=str(tmp_path / "data.jsonl"), reward=[f"{tmp_path}/reward.py:digits"],
-                     prompts=4, iterations=1, held_out=0, save_every=0, out=str(tmp_path), **{"hp.samples": 2, "hp.max_tokens": 9, "actor.generate.min_tokens": 9})
+                     prompts=4, iterations=1, held_out=0, save_every=0, out=str(tmp_path),
+                     **{"hp.samples": 2, "hp.max_tokens": 9, "actor.generate.min_tokens": 9})  # fmt: skip
     assert run.last["response/length"] == 9.0
     assert len((tmp_path / "data.jsonl").read_text().splitlines()) == PROMPTS
     assert json.loads((tmp_path / "data.jsonl").read_text().splitlines()[0])["prompt"].startswith("Add ")
