@@ -34,7 +34,7 @@ def load_system(path: str) -> Any:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    sys.path.append(os.path.dirname(os.path.abspath(path)))  # last: a system may have the name of the package that it is of
     spec.loader.exec_module(module)
     return module.System()
 

@@ -40,7 +40,7 @@ class CellProcess:
     def __init__(self, python: str, file: Path, log: Path, deadline: float) -> None:
         self.deadline, self.log = deadline, log
         with log.open("a") as opened:
-            self.process = subprocess.Popen([python, child.__file__, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            self.process = subprocess.Popen([python, "-P", child.__file__, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=opened, text=True, start_new_session=True, env=environment(python))
         self._below: list[kin.Known] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -40,11 +41,16 @@ class Runner:
         self, suite: Suite, cells: Sequence[Compiled], folder: Path, say: Say, decided: Decided, budget: float | None = None
     ) -> None:
         self.suite, self.cells, self.folder, self.say, self.decided = suite, cells, folder, say, decided
-        self.limit = time.monotonic() + budget if budget is not None else float("inf")
+        self.budget, self.limit = budget, float("inf")
         self.journal = Journal(folder)
 
     def run(self) -> bool:
-        """Run all that is left to do. Whether everything was done within the budget."""
+        """Run all that is left to do. Whether everything was done within the budget, of which making interpreters takes nothing."""
+        for cell in self.cells:
+            with contextlib.suppress(CellFailed):  # told where the cell would begin
+                peer.interpreter(cell.file, self.say)
+        if self.budget is not None:
+            self.limit = time.monotonic() + self.budget
         try:
             whole = [self._seed(seed) for seed in self.suite.seeds]
             return all(whole)
