@@ -1,12 +1,17 @@
-"""Verdicts."""
+"""What a comparison may say: speed only where the same work was done, learning only from as many seeds as can rank."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlflow.bench.journal import Measured
+from rlflow.bench.results import block_seconds, block_tokens
+from rlflow.bench.speed import Block, Looks, Speed, finished, judged
 from rlflow.bench.suite import Suite
+
+Cells = Sequence[tuple[str, Measured]]  # name and what was measured, the one that others are compared with first
+ROUNDS_OF_A_SEED = 1_000_000  # a round's number is that of its seed times this, plus its own
 
 
 @dataclass(frozen=True)
@@ -15,15 +20,62 @@ class Verdict:
 
     cell: str
     base: str
-    what: str  # that is compared
+    what: str  # that is compared: speed, or the goal's metric
+    outcome: str  # in a word or two, for programs
     text: str
 
 
-def verdicts(suite: Suite, cells: Sequence[tuple[str, Measured]]) -> list[Verdict]:
-    """Verdicts."""
-    return []
+def looks(suite: Suite) -> Looks:
+    """The rounds after which verdicts of speed are looked at, declared before the first. The first turn of a cell is not timed."""
+    rounds = suite.settings.rounds
+    return Looks(maximum=max(rounds - 1, 3)) if rounds is not None else Looks()
 
 
-def decided(suite: Suite, cells: Sequence[tuple[str, Measured]]) -> bool:
-    """Decided."""
-    return False
+def blocks(measured: Measured) -> list[Block]:
+    """The timed turns of a cell."""
+    return [Block(seed * ROUNDS_OF_A_SEED + number, seconds) for (seed, number), seconds in sorted(block_seconds(measured).items())]
+
+
+def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
+    """The speed of each cell beside the base, whatever work they did."""
+    return judged({name: blocks(measured) for name, measured in cells}, cells[0][0], margin=suite.goal.margin, looks=looks(suite))
+
+
+def decided(suite: Suite, cells: Cells) -> bool:
+    """Whether more rounds would change no verdict of speed. A cell that failed is waited for no longer."""
+    alive = [(name, measured) for name, measured in cells if not measured.failed]
+    if len(alive) < 2 or alive[0][0] != cells[0][0]:
+        return False
+    found = speeds(suite, alive)
+    rounds = min(len(block_seconds(measured)) for _, measured in alive)
+    return finished(found, rounds, looks(suite))
+
+
+def other_work(base: Measured, measured: Measured) -> str:
+    """How the tokens of two cells differ in the rounds that both have; empty where they are equal."""
+    one, other = block_tokens(base), block_tokens(measured)
+    both = sorted(set(one) & set(other))
+    different = [number for number in both if one[number] != other[number]]
+    if not different:
+        return ""
+    means = [sum(counts[number] for number in both) / len(both) for counts in (other, one)]
+    return f"{means[0]:.0f} tokens a turn beside {means[1]:.0f}"
+
+
+def verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
+    """All that can be said of each cell beside the base."""
+    return [*speed_verdicts(suite, cells)]
+
+
+def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
+    """Speed of cells that did the same work; of others that they did not, and that time to the goal is to be compared."""
+    measured: Mapping[str, Measured] = dict(cells)
+    result = []
+    for speed in speeds(suite, cells):
+        difference = other_work(measured[speed.base], measured[speed.cell])
+        if difference and speed.outcome != "not comparable":
+            text = f"not the same work, {difference}: only the time to the goal can be compared"
+            result.append(Verdict(speed.cell, speed.base, "speed", "not the same work", text))
+        else:
+            result.append(Verdict(speed.cell, speed.base, "speed", speed.outcome, speed.text))
+    return result

@@ -5,9 +5,10 @@
 
 Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean operator, a condition, a
 constant, a deleted statement, a returned None. It is applied in a copy of the tree and judged by the unmarked tests that mirror its module
-(judges.py); what these let live meets the slow tests of the files that have the module's name, or its folder's. killed, killed slow: a test
-failed that passes without it. survived: none did. timeout: the unmarked ones did not end within --seconds, which is a failure too. A mutant
-that no test can kill, since nothing that anybody could see differs, is listed in equivalents.toml with the reason, and is not run.
+(judges.py); what these let live meets slow tests: those of files that have the module's name, or its folder's, that are listed for it, or
+that import it where few do. killed, killed slow: a test failed that passes without it. survived: none did. timeout: the unmarked ones did
+not end within --seconds, which is a failure too. A mutant that no test can kill, since nothing that anybody could see differs, is listed in
+equivalents.toml with the reason, and is not run.
 
 A mutant takes 5 to 60 s of a core, most where it survives: a count of 60 takes about half an hour with one job, 400 some three hours.
 """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlflow import loss
+from rlflow import group, loss, row, text, token
 from rlflow.graph.model import RowAxis
-from rlflow.trace.rules import update_rules
+from rlflow.trace.rules import joined_kinds, update_rules
 
 
 @loss(rows="group")
@@ -29,3 +29,14 @@ ROWS = {
 def test_a_loss_of_groups_needs_groups_of_several_rows_and_one_of_rows_needs_none(rows, code):
     assert [problem.code for problem in update_rules(of_groups, ROWS[rows], "it", None)] == code
     assert list(update_rules(of_rows, ROWS[rows], "it", None)) == []
+
+
+@pytest.mark.parametrize(("kinds", "fit"), [
+    ([row("float32")], True), ([row("float32"), row("float32")], True), ([row("float32"), None], True), ([None, None], True),
+    ([group("float32"), row("float32")], True), ([row("float32"), token("float32")], False), ([row("float32"), row("int64")], False),
+    ([row("float32"), text], False),
+])  # fmt: skip
+def test_columns_of_one_name_are_joined_where_they_are_of_one_kind(kinds, fit):
+    problem = joined_kinds("bonus", kinds, None)
+    assert (problem is None) == fit
+    assert fit or (problem.code, problem.found) == ("joined-kinds", ", ".join(map(str, kinds)))
