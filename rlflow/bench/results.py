@@ -6,19 +6,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlflow.bench.cells import Compiled
+from rlflow.bench.curves import Point
 from rlflow.bench.journal import Measured, Turn
 from rlflow.bench.suite import Goal
-
-
-@dataclass(frozen=True)
-class Point:
-    """A value of the goal's metric on the way of one run."""
-
-    iteration: int  # iterations that were done
-    seconds: float  # wall time of those, without evaluations
-    tokens: int  # that were sampled in them
-    value: float
 
 
 @dataclass(frozen=True)
@@ -72,7 +62,8 @@ def block_tokens(measured: Measured) -> dict[tuple[int, int], int]:
 
 
 def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
-    """Seed → the values of the goal's metric, of evaluations or of iterations, with what had been spent until then."""
+    """Seed → the values of the goal's metric, of evaluations or of iterations, with the seconds and sampled tokens that had been
+    spent until then; evaluations take none."""
     series: dict[int, list[Point]] = {}
     for seed in sorted({turn.seed for turn in measured.turns}):
         turns = [turn for turn in once(measured.turns) if turn.seed == seed]
@@ -89,8 +80,8 @@ def curves(measured: Measured, goal: Goal) -> dict[int, list[Point]]:
     return series
 
 
-def row(cell: Compiled, measured: Measured, goal: Goal) -> Row:
-    """A cell in numbers."""
+def row(name: str, key: str, measured: Measured, goal: Goal) -> Row:
+    """A cell in numbers. ``key``: of its results."""
     turns = once(measured.turns)
     counted = [turn for turn in turns if timed(turn)]
     seconds = list(block_seconds(measured).values())
@@ -99,7 +90,7 @@ def row(cell: Compiled, measured: Measured, goal: Goal) -> Row:
     last = [points[-1].value for points in curves(measured, goal).values() if points]
     fates = list(dict.fromkeys(values.get("fates", "") for values in measured.observed.values()))
     return Row(
-        cell.cell.name, cell.key, tuple(sorted(measured.done)), sum(len(turn.iterations) for turn in turns),
+        name, key, tuple(sorted(measured.done)), sum(len(turn.iterations) for turn in turns),
         statistics.median(seconds) if seconds else None,
         statistics.median(turn.processor / len(turn.iterations) for turn in counted) if counted else None,
         tokens / len(rows) if rows else None, tokens / wall if wall else None, max((turn.memory for turn in turns), default=None),

@@ -22,7 +22,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -64,8 +64,9 @@ class Gate(BaseModel):
     """A table of [[gate]]: a number of a cell that has to stay within what it was in trusted runs."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    metric: str  # seconds, or the name of a metric
+    metric: str  # seconds, processor, memory or rate, as in the table, or the name of a metric
     cell: str | None = None  # None: every cell
+    better: Literal["higher", "lower"] | None = None  # None: lower of seconds, processor and memory, higher of all else
 
 
 @dataclass(frozen=True)

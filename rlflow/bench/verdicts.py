@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlflow.bench.curves import By, Cell, Curve, area, horizon, time_to_goal
 from rlflow.bench.journal import Measured
-from rlflow.bench.results import block_seconds, block_tokens
+from rlflow.bench.learning import ranked
+from rlflow.bench.results import block_seconds, block_tokens, curves
 from rlflow.bench.speed import Block, Looks, Speed, finished, judged
 from rlflow.bench.suite import Suite
 
 Cells = Sequence[tuple[str, Measured]]  # name and what was measured, the one that others are compared with first
+SHOWN = "shown"  # the outcome of numbers that decide nothing
 ROUNDS_OF_A_SEED = 1_000_000  # a round's number is that of its seed times this, plus its own
 
 
@@ -63,8 +66,8 @@ def other_work(base: Measured, measured: Measured) -> str:
 
 
 def verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """All that can be said of each cell beside the base."""
-    return [*speed_verdicts(suite, cells)]
+    """All that can be said of each cell beside the base: speed, then learning."""
+    return [*speed_verdicts(suite, cells), *learning_verdicts(suite, cells)]
 
 
 def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
@@ -79,3 +82,38 @@ def speed_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
         else:
             result.append(Verdict(speed.cell, speed.base, "speed", speed.outcome, speed.text))
     return result
+
+
+def learning(suite: Suite, name: str, measured: Measured) -> Cell:
+    """The curves of the seeds that came to their end."""
+    known = curves(measured, suite.goal)
+    return Cell(name, tuple(Curve(seed, tuple(known[seed])) for seed in sorted(measured.done) if known.get(seed)))
+
+
+def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
+    """Of each cell beside the base: the last values, the areas under the curves, and the time to the goal where the suite names one.
+    Nothing where no seed has a value of the goal's metric."""
+    series = [learning(suite, name, measured) for name, measured in cells]
+    base, goal = series[0], suite.goal
+    result = []
+    for cell in series[1:]:
+        if not cell.curves or not base.curves:
+            continue
+        ranking = ranked(cell, base, margin=goal.margin)
+        result.append(Verdict(cell.name, base.name, goal.metric, ranking.outcome, ranking.text))
+        result.append(Verdict(cell.name, base.name, "area under the curve", SHOWN, areas(cell, base)))
+        if goal.reach is not None:
+            times = [f"{each.name}: {time_to_goal(each, goal.reach).text}" for each in (cell, base)]
+            result.append(Verdict(cell.name, base.name, f"time to {goal.reach:g}", SHOWN, "; ".join(times)))
+    return result
+
+
+def areas(cell: Cell, base: Cell) -> str:
+    """The mean areas of two cells until the shortest of their curves ends, over seconds and over tokens."""
+    parts = []
+    units: dict[By, str] = {"seconds": "s", "tokens": "tokens"}
+    for by, unit in units.items():
+        end = horizon((cell, base), by)
+        means = [sum(area(curve, end, by=by) for curve in each.curves) / len(each.curves) for each in (cell, base)]
+        parts.append(f"{means[0]:.3f} beside {means[1]:.3f} over {end:,.0f} {unit}")
+    return ", ".join(parts)

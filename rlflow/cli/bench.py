@@ -5,26 +5,32 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from json import dumps, loads
 from pathlib import Path
 
 from rlflow import durable
 from rlflow.bench.cells import compile_cells
+from rlflow.bench.history import gate_values, judge_gates, trust, write_result
 from rlflow.bench.journal import Measured, read
 from rlflow.bench.report import as_json, markdown, printed
-from rlflow.bench.results import row
+from rlflow.bench.results import Row, row
 from rlflow.bench.runner import Runner, stderr
-from rlflow.bench.suite import Suite, find_suite, read_suite, with_files
+from rlflow.bench.suite import Goal, Suite, find_suite, read_suite, with_files
 from rlflow.bench.verdicts import decided, verdicts
 from rlflow.checkpoints.lock import Lock
 from rlflow.cli.plan import options_of
 from rlflow.errors import PlanError
-from rlflow.watch.tables import output
+from rlflow.watch.tables import output, plain
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_file: str | None) -> int:
-    """Run a suite, or what is left of it, and print its table and verdicts. 1 where a cell failed or its sums do not close. Raises
+CELLS = "cells.json"  # key → name of the cells of a comparison
+
+
+def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_file: str | None, against: str | None = None) -> int:
+    """Run a suite, or what is left of it, and print its table and verdicts. 1 where a cell or a gate failed or sums do not close. Raises
     FlowError and PlanError."""
     seconds = duration(budget) if budget is not None else None
     suite = read_suite(find_suite(name))
@@ -38,22 +44,56 @@ def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_f
         suite = with_files(suite, made(suite, folder))
         cells = compile_cells(suite, options_of)
         keys = {cell.key: cell.cell.name for cell in cells}
+        durable.replace(folder / CELLS, dumps(keys).encode())
 
         def settled(measured: dict[str, Measured]) -> bool:
             return decided(suite, [(keys[key], measured.get(key, Measured())) for key in keys])
 
         whole = Runner(suite, cells, folder, stderr, settled, seconds).run()
-    measured = read(folder)
-    rows = [row(cell, measured.get(cell.key, Measured()), suite.goal) for cell in cells]
-    found = verdicts(suite, [(cell.cell.name, measured.get(cell.key, Measured())) for cell in cells])
-    notes = [] if whole else [f"the budget of {budget} is used up: the same command goes on where this one ended"]
+        measured = {cell.cell.name: read(folder).get(cell.key, Measured()) for cell in cells}
+        rows = [row(cell.cell.name, cell.key, measured[cell.cell.name], suite.goal) for cell in cells]
+        values = gate_values(suite, [(one, measured[one.name]) for one in rows])
+        write_result(suite, folder, values, whole)
+    found, gates = verdicts(suite, list(measured.items())), judge_gates(suite, folder, values)
+    notes = [gate.text for gate in gates.gates]
+    notes += [] if against is None else [*beside(rows, Path(against))]
+    notes += [] if whole else [f"the budget of {budget} is used up: the same command goes on where this one ended"]
     if markdown_file is not None:
         durable.replace(Path(markdown_file), markdown(suite, rows, found, notes).encode())
     if json:
         print(as_json(suite, cells, rows, found, notes))
     else:
         output(printed(suite, rows, found, notes))
-    return int(any(one.failed or not one.closes for one in rows))
+    return int(any(one.failed or not one.closes for one in rows) or (whole and gates.exit_code == 1))
+
+
+def beside(rows: Sequence[Row], folder: Path) -> Iterator[str]:
+    """Lines that put each cell beside one of its name in another comparison. Raises PlanError where there is none."""
+    path = folder / CELLS
+    try:
+        names = {name: key for key, name in loads(durable.read(path)).items()}
+    except (OSError, ValueError) as error:
+        raise PlanError.of("bench-against", f"'{folder}' holds no comparison", found=str(error),
+                           expected="a folder that `rlflow bench` wrote", remedy="name what --out said, or bench/SUITE") from error
+    known = read(folder)
+    for one in rows:
+        other = row(one.name, names.get(one.name, ""), known.get(names.get(one.name, ""), Measured()), Goal())
+        if one.seconds is None or other.seconds is None:
+            yield f"{one.name}: no seconds of an iteration to compare in {folder}"
+        else:
+            ratio = one.seconds / other.seconds
+            yield (f"{one.name}: {one.seconds:.3f} s an iteration beside {other.seconds:.3f} in {folder}, {ratio:.2f} times; they did not "
+                   "take turns, so that this decides nothing")
+
+
+def trust_folders(folders: Sequence[str]) -> int:
+    """Add comparisons to the history beside their folders. Raises PlanError."""
+    if not folders:
+        raise PlanError.of("bench-trust", "no comparison is named", found="rlflow bench trust", expected="rlflow bench trust FOLDER …",
+                           remedy="name what --out said, or bench/SUITE")
+    for folder in folders:
+        output([plain(trust(Path(folder)))])
+    return 0
 
 
 def made(suite: Suite, folder: Path) -> Path:

@@ -170,16 +170,24 @@ def watch(run: Run, once: Annotated[bool, typer.Option("--once", help="print one
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped suite", show_default=False)],
+    suite: Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped suite; trust, for the history of gates",
+                                         show_default=False)],
+    folders: Annotated[list[str] | None, typer.Argument(help="after trust: folders of comparisons", show_default=False)] = None,
     out: Annotated[str | None, typer.Option("--out", help="the folder of what is measured; bench/SUITE")] = None,
     budget: Annotated[str | None, typer.Option("--budget", help="no turn begins after this time, such as 25m")] = None,
     json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
     markdown: Annotated[str | None, typer.Option("--markdown", help="write the table and the verdicts to a file, too")] = None,
+    against: Annotated[str | None, typer.Option("--against", help="show the cells beside those of another comparison's folder")] = None,
 ) -> None:
     """Compare runs, engines, schedules or other systems: cells that take turns, and verdicts with intervals. A killed one goes on."""
     from rlflow.cli.bench import bench as run_bench
+    from rlflow.cli.bench import trust_folders
 
-    raise typer.Exit(run_bench(suite, out, budget, json, markdown))
+    if suite == "trust":
+        raise typer.Exit(trust_folders(folders or []))
+    if folders:
+        raise typer.BadParameter(f"one suite at a time, found {folders[0]} too")
+    raise typer.Exit(run_bench(suite, out, budget, json, markdown, against))
 
 
 @app.command()

@@ -44,11 +44,8 @@ def test_json_is_one_line_with_every_field():
 
 
 def test_a_cell_of_which_nothing_was_measured_is_a_row_too():
-    class Compiled:
-        cell, key = SUITE.cells[0], "k"
-
-    empty = row(Compiled, Measured(), SUITE.goal)
+    empty = row("one", "k", Measured(), SUITE.goal)
     assert (empty.seconds, empty.rate, empty.last, empty.seeds) == (None, None, None, ())
     turn = Turn(0, 0, [{"iteration": 0, "wall": 2.0, "tokens": 10, "metrics": {"reward/mean": 0.5}}], [], 4.0, 7, 1.0, [0])
-    one = row(Compiled, Measured([turn], done={0}), SUITE.goal)
+    one = row("one", "k", Measured([turn], done={0}), SUITE.goal)
     assert (one.seconds, one.processor, one.tokens, one.rate, one.memory, one.last) == (2.0, 4.0, 10.0, 5.0, 7, 0.5)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlflow.bench.curves import Point
 from rlflow.bench.journal import Measured, Turn
-from rlflow.bench.results import Point, block_seconds, block_tokens, curves, once
+from rlflow.bench.results import block_seconds, block_tokens, curves, once
 from rlflow.bench.suite import Goal
 
 

@@ -118,3 +118,24 @@ def test_the_files_of_a_suite_are_made_once_and_a_maker_that_fails_leaves_nothin
     assert (place / "file").read_text() == "once"
     maker.write_text("raise SystemExit('not again')")
     assert made(suite, tmp_path / "out") == place
+
+
+def test_trust_and_gates_from_the_command_line(bench):
+    gate = '[[gate]]\nmetric = "seconds"\ncell = "one"\n'
+    for number in range(5):
+        code, out, _ = bench(TWO.replace("seconds = 0.5", f"seconds = 0.5{number}") + gate, "--out", f"kept/{number}")
+        assert code == 0
+        assert "passes without history" in out
+        assert exit_code(["bench", "trust", f"kept/{number}"]) == 0
+    code, out, _ = bench(TWO.replace("seconds = 0.5", "seconds = 0.9") + gate, "--out", "kept/slow")
+    assert code == 1
+    assert "one: seconds: 0.9 is regression, outside of" in out
+    assert exit_code(["bench", "trust"]) == 2
+
+
+def test_another_comparison_is_shown_beside_and_decides_nothing(bench):
+    bench(TWO, "--out", "before")
+    code, out, _ = bench(TWO.replace("seconds = 1.0", "seconds = 2.0"), "--out", "after", "--against", "before")
+    assert code == 0
+    assert "two: 2.000 s an iteration beside 1.000 in before, 2.00 times; they did not take turns" in " ".join(out.split())
+    assert bench(TWO, "--out", "after", "--against", "nowhere")[0] == 2
