@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "data": "errors columns extras axis batch pretrained isolation",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "tasks": "",
+    "bench": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
     "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards training config",
