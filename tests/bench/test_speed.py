@@ -170,5 +170,5 @@ def test_of_2000_suites_of_recorded_noise_at_most_6_percent_are_wrong():
 
 @pytest.mark.slow
 def test_a_difference_of_a_twentieth_is_found_in_80_percent_within_twice_the_announced_rounds():
-    results = simulated("local processor", 1000, 1.05, LONG) + simulated("null processor", 1000, 1.05, LONG)
-    assert sum(found for _, found in results) >= 1600
+    for series in ("local processor", "null processor"):  # wall seconds of so crowded a machine need more rounds than anyone would wait for
+        assert sum(found for _, found in simulated(series, 200, 1.05, LONG)) >= 160
