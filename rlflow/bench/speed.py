@@ -1,0 +1,210 @@
+"""Which cell is faster, from blocks of seconds that were recorded in rounds.
+
+In each round every cell runs one block, in an order that rotates from round to round, so that what the machine does meanwhile falls on all
+of them. The blocks of a round stay together: rounds are what is resampled. What is compared is the ratio of the medians of two cells, which
+a few slow blocks do not move.
+
+**Looks.** Rounds are added until all pairs are decided. Whoever looks after each round at a 95 % interval finds a difference between equal
+cells sooner or later, so looks are declared before the first round (`Looks`), and each has an equal part of the probability of error: their
+sum bounds the error of the whole whatever the looks have in common (Bonferroni; the idea of spending is Lan and DeMets, "Discrete
+sequential boundaries for clinical trials", Biometrika 70, 1983). A pair keeps the verdict of the look that decided it.
+
+At a look, two intervals must agree: the 95 % interval that is shown (BCa), and one at the level of the look, on the logarithm of the ratio:
+t with the bootstrap's standard error, since quantiles that far out would rest on a handful of resamples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlflow.bench.resampling import Floats, Interval, bca, draws, medians_left_out
+from rlflow.bench.student import NORMAL, t_quantile
+
+Outcome = Literal["faster", "slower", "same within the margin", "undecided", "not comparable"]
+RESAMPLES = 1000
+POWER = 0.8  # the chance with which a difference of the margin should be found after the rounds that are announced
+
+
+@dataclass(frozen=True)
+class Block:
+    """One turn of one cell."""
+
+    round: int  # number of the round, the same for the blocks that took turns with this one
+    seconds: float  # wall seconds per iteration, or per token; positive
+
+
+@dataclass(frozen=True)
+class Looks:
+    """After which rounds a pair may be decided; declared before the first."""
+
+    minimum: int = 6  # rounds before the first look, 3 or more
+    maximum: int = 48  # rounds after which nothing is added
+    growth: float = 1.35  # each look has about this many times the rounds of the one before; above 1
+    alpha: float = 0.05  # probability of a wrong `faster` or `slower` for a pair, over all looks
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """How many rounds each look has, the last of them the maximum."""
+        looks, rounds = [], max(3, self.minimum)
+        while rounds < self.maximum:
+            looks.append(rounds)
+            rounds = max(rounds + 1, round(rounds * self.growth))
+        return (*looks, max(rounds, 3) if not looks else self.maximum)
+
+    @property
+    def level(self) -> float:
+        """Level of the interval of each look: 1 - alpha / number of looks."""
+        return 1 - self.alpha / len(self.rounds)
+
+    def due(self, rounds: int) -> bool:
+        """Whether a look is declared after this many rounds."""
+        return rounds in self.rounds
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One cell beside the base, as the rounds have it."""
+
+    cell: str
+    base: str
+    outcome: Outcome
+    rounds: int  # rounds that the outcome rests on: those of the look that decided, otherwise all that both cells have
+    ratio: float  # median seconds of the cell ÷ median seconds of the base; below 1 is faster; NaN where not comparable
+    interval: Interval | None  # of the ratio, at 95 %; none with fewer than two rounds or where not comparable
+    at_look: Interval | None  # of the ratio, at the level of a look; what the outcome rests on, with `interval`
+    margin: float  # ratios from 1 / (1 + margin) to 1 + margin count as the same
+    more: int | None  # about how many more rounds an undecided pair needs; none for others
+    reason: str = ""  # why cells are not comparable
+
+    @property
+    def decided(self) -> bool:
+        """Whether more rounds would change nothing."""
+        return self.outcome != "undecided"
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        if self.outcome == "not comparable":
+            return f"{self.cell} and {self.base} are not comparable: {self.reason}"
+        outcome = self.outcome if self.more is None else f"undecided, about {self.more} more rounds"
+        rests = f", {self.interval.text}" if self.interval else ""
+        count = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
+        estimate = f"{self.ratio:.4g} times the seconds{rests}, {count}"
+        return f"{self.cell} beside {self.base}: {outcome}; {estimate}, margin {100 * self.margin:.4g} %"
+
+
+def judged(
+    cells: Mapping[str, Sequence[Block]], base: str, *,
+    margin: float = 0.05, looks: Looks | None = None, resamples: int = RESAMPLES, seed: int = 0,
+) -> tuple[Speed, ...]:  # fmt: skip
+    """Each cell beside ``base``, from the blocks recorded so far, in the order of ``cells``.
+
+    A pure function of the blocks: it looks where looks are declared and keeps the first decision, so it may be called after any round, and
+    again after a restart. A round counts for a pair where both cells have exactly one block. The probability of error ``looks.alpha``
+    holds for each pair; give a part of it where all pairs together matter.
+    """
+    schedule = looks or Looks()
+    others = [name for name in cells if name != base]
+    return tuple(_pair(name, base, cells[name], cells[base], margin, schedule, resamples, seed) for name in others)
+
+
+def finished(speeds: Sequence[Speed], rounds: int, looks: Looks | None = None) -> bool:
+    """Whether the rounds end here: all pairs are decided, or there are as many rounds as were declared."""
+    return all(speed.decided for speed in speeds) or rounds >= (looks or Looks()).rounds[-1]
+
+
+def _pair(
+    cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block], margin: float, looks: Looks, resamples: int, seed: int
+) -> Speed:
+    reason = _unusable(cell, blocks) or _unusable(base, base_blocks)
+    seconds = np.empty((0, 2)) if reason else _rounds(blocks, base_blocks)
+    if not len(seconds):
+        return Speed(cell, base, "not comparable", 0, math.nan, None, None, margin, None, reason or "they have no round in common")
+    for rounds in looks.rounds:
+        if rounds > len(seconds):
+            break
+        speed = _look(cell, base, seconds[:rounds], margin, looks, resamples, seed)
+        if speed.decided:
+            return speed
+    return _look(cell, base, seconds, margin, looks, resamples, seed, may_decide=False)
+
+
+def _unusable(cell: str, blocks: Sequence[Block]) -> str:
+    """Why the blocks of a cell cannot be compared; empty where they can."""
+    bad = sum(not (math.isfinite(block.seconds) and block.seconds > 0) for block in blocks)
+    return f"{bad} of {len(blocks)} blocks of {cell} have no positive, finite seconds" if bad else ""
+
+
+def _rounds(blocks: Sequence[Block], base_blocks: Sequence[Block]) -> Floats:
+    """Seconds [rounds, 2] of the cell and of the base, of the rounds in which each has one block, by number of the round."""
+    numbers = [[block.round for block in side] for side in (blocks, base_blocks)]
+    both = [number for number in sorted(set(numbers[0])) if all(side.count(number) == 1 for side in numbers)]
+    seconds = [{block.round: block.seconds for block in side} for side in (blocks, base_blocks)]
+    return np.array([[side[number] for side in seconds] for number in both], dtype=np.float64).reshape(-1, 2)
+
+
+def _look(
+    cell: str, base: str, seconds: Floats, margin: float, looks: Looks, resamples: int, seed: int, *, may_decide: bool = True
+) -> Speed:
+    """The outcome after the rounds of ``seconds`` [rounds, 2]."""
+    logs = np.ascontiguousarray(np.log(seconds).T)
+    rounds, ratio = logs.shape[1], float(_log_ratio(logs))
+    if rounds < 2:
+        return Speed(cell, base, "undecided", 1, _exp(ratio), None, None, margin, _to_next_look(looks, 1))
+    values = _log_ratio(logs[:, draws(logs.shape[1], resamples, seed)])
+    shown = bca(values, ratio, medians_left_out(logs[0]) - medians_left_out(logs[1]), 0.95)
+    error = 0.0 if shown.method == "no spread" else float(values.std())
+    half = error * t_quantile((1 + looks.level) / 2, rounds - 1)
+    at_look = Interval(ratio - half, ratio + half, looks.level, "t" if error else "no spread")
+    outcome = _outcome(min(shown.low, at_look.low), max(shown.high, at_look.high), math.log1p(margin)) if may_decide else "undecided"
+    more = _more(ratio, error, rounds, margin, looks) if outcome == "undecided" else None
+    return Speed(cell, base, outcome, rounds, _exp(ratio), _ratios(shown), _ratios(at_look), margin, more)
+
+
+def _log_ratio(logs: Floats) -> Floats:
+    """Logarithm of the ratio of medians, of logarithms of seconds [2, ..., rounds]. Of an even number of blocks the median is the geometric
+    mean of the two in the middle, so that the ratio of swapped cells is the inverse."""
+    medians = np.median(logs, axis=-1)
+    return np.asarray(medians[0] - medians[1])
+
+
+def _outcome(low: float, high: float, margin: float) -> Outcome:
+    """The outcome of an interval of the logarithm. One that lies within the margin is the same, even where it leaves out 0."""
+    if -margin <= low and high <= margin:
+        return "same within the margin"
+    return "slower" if low > 0 else "faster" if high < 0 else "undecided"
+
+
+def _more(ratio: float, error: float, rounds: int, margin: float, looks: Looks) -> int:
+    """About how many more rounds a pair needs, to be told apart with a chance of `POWER`.
+
+    What is to be told from 1 is the margin, or the difference that was seen less its standard error where that is larger; the standard
+    error falls with the root of the rounds. Few rounds tell badly how much noise there is, and a quiet stretch tells of too little: so
+    the quantile is Student's, and the noise is that which is exceeded with a chance of 1 - `POWER` (Wilson and Hilferty's chi-square).
+    """
+    freedom, spread = rounds - 1, 2 / (9 * (rounds - 1))
+    error /= (1 - spread - NORMAL.inv_cdf(POWER) * math.sqrt(spread)) ** 1.5 if freedom > 1 else 0.1
+    effect = max(math.log1p(margin), abs(ratio) - error)
+    needed = t_quantile((1 + looks.level) / 2, freedom) + NORMAL.inv_cdf(POWER)
+    narrower = min(needed * error / effect, 1e4) if effect else 1e4  # so many times the interval has to be narrower
+    return max(_to_next_look(looks, rounds), math.ceil(rounds * narrower**2) - rounds)
+
+
+def _to_next_look(looks: Looks, rounds: int) -> int:
+    """Rounds until the next look; one where there is none."""
+    return next((look - rounds for look in looks.rounds if look > rounds), 1)
+
+
+def _exp(logarithm: float) -> float:
+    """A ratio, at most 1e304: beyond it none is worth telling apart."""
+    return math.exp(min(logarithm, 700.0))
+
+
+def _ratios(interval: Interval) -> Interval:
+    """The interval of the ratio, from that of its logarithm."""
+    return Interval(_exp(interval.low), _exp(interval.high), interval.level, interval.method)

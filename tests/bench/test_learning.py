@@ -1,0 +1,139 @@
+"""Which cell learns better: coverage of the intervals with few seeds, and what pairs of cells get."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow.bench.curves import Cell, Curve, Point
+from rlflow.bench.learning import difference, equivalence, interquartile, interquartile_mean, probability_of_improvement, ranked
+
+VALUES = st.lists(st.integers(-1000, 1000).map(float), min_size=5, max_size=12)
+DISTRIBUTIONS = {
+    "normal": lambda rng, size: rng.normal(size=size),
+    "skewed": lambda rng, size: rng.exponential(size=size),
+    "bimodal": lambda rng, size: rng.normal(size=size) * 0.5 + np.where(rng.random(size) < 0.5, -1.0, 1.0),
+}
+
+
+def cell(values, name="cell"):
+    return Cell(name, tuple(Curve(seed, (Point(0, 0, 0, 0.0), Point(9, 1, 1, float(value)))) for seed, value in enumerate(values)))
+
+
+def rank(ours, theirs, **keywords):
+    return ranked(cell(ours), cell(theirs, "base"), resamples=300, **keywords)
+
+
+@pytest.mark.parametrize("seeds", [5, 10, 20])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_intervals_cover_the_true_interquartile_mean(name, seeds):
+    """The true one is that of 400,000 draws. 600 samples each: 90 % is what is promised of nominal 95 %."""
+    rng = np.random.default_rng(0)
+    truth = interquartile_mean(DISTRIBUTIONS[name](rng, 400_000))
+    intervals = [interquartile([sample], resamples=400).interval for sample in DISTRIBUTIONS[name](rng, (600, seeds))]
+    covered = np.mean([interval.low <= truth <= interval.high for interval in intervals])
+    assert covered >= 0.90
+    assert all(interval.method == "expanded percentile" for interval in intervals)
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_on_each_side():
+    assert interquartile_mean(np.array([[100.0, 1, 2, 3, -50], [9, 0, 0, 0, 0]])) == pytest.approx([2, 0])
+    assert interquartile_mean(np.arange(8.0) ** 2) == pytest.approx((4 + 9 + 16 + 25) / 4)
+
+
+def test_strata_are_resampled_each_by_itself():
+    """Two tasks far apart: the interval knows that each has as many runs as before, so it is narrow."""
+    rng = np.random.default_rng(0)
+    easy, hard = rng.normal(10, 0.1, 10), rng.normal(0, 0.1, 10)
+    apart = interquartile([easy, hard]).interval
+    together = interquartile([np.concatenate([easy, hard])]).interval
+    assert apart.high - apart.low < 0.2 < together.high - together.low
+    assert interquartile([[3.0]]).interval is None
+
+
+@given(VALUES, VALUES)
+def test_the_probability_of_improvement_counts_pairs_and_turns_round(ours, theirs):
+    estimate, turned = probability_of_improvement(ours, theirs), probability_of_improvement(theirs, ours)
+    assert estimate.value == pytest.approx(np.mean([(x > y) + (x == y) / 2 for x in ours for y in theirs]))
+    assert estimate.value + turned.value == pytest.approx(1)
+    assert estimate.interval.low + turned.interval.high == pytest.approx(1)
+    assert 0 <= estimate.interval.low <= estimate.value <= estimate.interval.high <= 1
+
+
+def test_five_seeds_all_above_leave_doubt():
+    interval = probability_of_improvement([6, 7, 8, 9, 10], [1, 2, 3, 4, 5]).interval
+    assert 0.5 < interval.low < 0.75
+    assert interval.high == 1
+
+
+def test_the_probability_of_improvement_is_covered():
+    rng = np.random.default_rng(0)
+    truth = 0.5 * (1 + math.erf(0.5))  # P(X > Y) of normals one standard deviation apart
+    intervals = [probability_of_improvement(rng.normal(1, 1, 5), rng.normal(0, 1, 5)).interval for _ in range(300)]
+    assert np.mean([interval.low <= truth <= interval.high for interval in intervals]) >= 0.90
+
+
+def test_equivalence_is_welchs_tost():
+    """By hand: means 0.2 apart, variances 2.5 / 5 and 0.4 / 5, so an error of 0.7616 and 5.247 degrees of freedom."""
+    ours, theirs = [1.0, 2, 3, 4, 5], [2.0, 2.4, 2.8, 3.2, 3.6]
+    assert equivalence(ours, theirs, 2.0) == pytest.approx(0.0318, abs=0.001)
+    assert equivalence(ours, theirs, 2.0) == equivalence(theirs, ours, 2.0)
+    assert equivalence(ours, theirs, 0.1) > 0.5
+    assert (equivalence([1, 1], [1, 1], 0.1), equivalence([1, 1], [2, 2], 0.1)) == (0, 1)
+
+
+@pytest.mark.parametrize(("shift", "margin", "higher", "outcome"), [
+    (3.0, 0.0, True, "better"), (3.0, 0.0, False, "worse"), (-3.0, 0.5, True, "worse"), (-3.0, 0.5, False, "better"),
+    (0.0, 1.0, True, "equivalent within the margin"), (0.0, 0.0, True, "undecided"), (0.3, 0.01, True, "undecided"),
+])  # fmt: skip
+def test_pairs_are_ranked(shift, margin, higher, outcome):
+    values = np.linspace(-0.5, 0.5, 6)
+    found = rank(values + shift, values, margin=margin, higher=higher)
+    assert found.outcome == outcome
+    assert outcome in found.text
+    assert (found.more is not None) == (outcome == "undecided" and (shift, margin) != (0, 0))
+    if found.more:
+        assert f"undecided, about {found.more} more seeds" in found.text
+    if outcome in ("better", "worse"):
+        assert found.improvement.value == (outcome == "better")
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(4, 9), (9, 4), (1, 1), (0, 5)])
+def test_fewer_than_five_seeds_do_not_rank(ours, theirs):
+    found = rank(range(ours), range(theirs))
+    assert found.outcome == "not enough to rank"
+    assert found.text == f"cell beside base: not enough to rank, {ours} and {theirs} seeds of at least 5"
+    assert rank(range(5), range(5)).outcome == "undecided"
+
+
+def test_a_seed_without_a_final_value_is_named():
+    found = rank([1, 2, math.nan, 4, 5], range(5))
+    assert (found.outcome, found.reason) == ("not comparable", "cell has no finite final value for seed 2")
+    assert found.text.startswith("cell and base are not comparable: ")
+
+
+def test_equal_cells_are_seldom_ranked():
+    rng = np.random.default_rng(0)
+    wrong = [rank(*DISTRIBUTIONS["skewed"](rng, (2, 6))).outcome != "undecided" for _ in range(200)]
+    assert np.mean(wrong) <= 0.06
+
+
+@given(VALUES, VALUES, st.sampled_from([0.5, 2.0, 1024.0]), st.integers(-50, 50))
+def test_scale_and_origin_change_no_ranking(ours, theirs, scale, origin):
+    one = rank(ours, theirs, margin=10.0)
+    other = rank([scale * (x + origin) for x in ours], [scale * (x + origin) for x in theirs], margin=10.0 * scale)
+    assert (one.outcome, one.improvement) == (other.outcome, other.improvement)
+    assert other.difference.value == pytest.approx(scale * one.difference.value, abs=1e-9)
+
+
+@given(VALUES, VALUES)
+def test_larger_values_differ_by_more(ours, theirs):
+    more = difference([x + 1 for x in ours], theirs, resamples=100).value
+    assert more == pytest.approx(difference(ours, theirs, resamples=100).value + 1)
+
+
+@given(st.lists(st.floats(-1e100, 1e100), max_size=8), st.lists(st.floats(-1e100, 1e100), max_size=8), st.floats(0, 1e6))
+def test_every_finite_case_has_a_sentence(ours, theirs, margin):
+    assert "cell beside base: " in rank(ours, theirs, margin=margin).text
