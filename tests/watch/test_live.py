@@ -228,6 +228,15 @@ def test_the_bar_is_as_long_as_the_share_of_iterations_that_are_done(done, itera
     assert bar.partition("\x1b[38;5;237m")[0].count("━") == length  # the color of what is not done
 
 
+@pytest.mark.parametrize(("place", "shown"), [
+    ("runs/ppo-1", "runs/ppo-1"), ("a" * 35, "a" * 35), ("ab" + "c" * 30 + "/run", "…" + "c" * 30 + "/run"),
+])  # fmt: skip
+def test_the_title_takes_the_width_that_there_is_and_ends_with_the_runs_name(place, shown):
+    console = Console(file=io.StringIO(), width=40, color_system=None)
+    console.print(draw(Frame(flow="ppo", place=place, iterations=3), 40))
+    assert console.file.getvalue().splitlines()[0].rstrip() == f"ppo  {shown}"
+
+
 def test_figures_leave_out_what_is_not_there():
     assert figures(Frame()) == []
     shares = {"evaluation/sampled": 0.25, "evaluation/one/sampled": 0.25, "evaluation/two/sampled": 0.5}
