@@ -71,8 +71,11 @@ def tracked(name: str, rewards: Iterable[str] = ()) -> str:
 
 def accuracies(evaluation: Mapping[str, float]) -> dict[str, float]:
     """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles are evaluated ``ROLE sampled``
-    and so on."""
-    named = [name for name in evaluation if name.count("/") > 1] or list(evaluation)
+    and so on; after these the shares by source of data, ``sampled SOURCE``."""
+    first = {name: name.removeprefix("evaluation/").partition("/")[0] for name in evaluation if name.count("/") > 1}
+    by_source = [name for name, part in first.items() if part in ("sampled", "greedy")]
+    by_role = [name for name in first if name not in by_source]
+    named = [*(by_role or (name for name in evaluation if name not in by_source)), *(() if by_role else by_source)]
     return {name.removeprefix("evaluation/").replace("/", " "): evaluation[name] for name in named}
 
 
