@@ -1,6 +1,8 @@
 """Real runs of the null backend, and a pseudo-terminal to show them on."""
 
+import dataclasses
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -13,6 +15,8 @@ import threading
 import pytest
 
 import rlflow
+from rlflow.cli.main import main
+from rlflow.watch import status
 from rlflow.watch.reporter import RunInfo
 
 
@@ -117,3 +121,45 @@ def terminal(monkeypatch):
     yield made
     made.end()
     os.close(made.master)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write the folder of a run in runs/: its settings, a line of metrics for each iteration, evaluations after so many, and an account."""
+
+    def write(name, settings=None, hp=None, rewards=(0.5,), evaluations=(), state="done", **options):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        hp = {"samples": 8, **(hp or {})}
+        options = {"seed": 0, "prompts": 4, "name": name, "iterations": len(rewards), **options}
+        content = {"flow": "grpo", "graph": "g1", "hp": hp, "options": options, "values": {"actor.lr": "1e-4"}, **(settings or {})}
+        (folder / "settings.json").write_text(json.dumps(content))
+        lines = [{"iteration": i, "evaluation/sampled": value, "evaluation/greedy": 1.0} for i, value in evaluations]
+        lines += [{"iteration": i, "reward/mean": value, "reward/missing": 0.0, "own/number": 10.0 * i, "seconds": 2.0}
+                  for i, value in enumerate(rewards)]  # fmt: skip
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        count = {"groups": 4, "rows": 32, "tokens": 100}
+        end = {"source": "actor.generate", "fate": "trained", "node": "actor.update", "groups": 3, "rows": 24, "tokens": 75}
+        left = {"source": "actor.generate", "fate": "left out", "node": "actor.update", "groups": 1, "rows": 8, "tokens": 25}
+        fates = [{"iteration": i, "sampled": {"actor.generate": count}, "opened": {}, "fates": [end, left]} for i in range(len(rewards))]
+        (folder / "fates.jsonl").write_text("".join(json.dumps(line) + "\n" for line in fates))
+        begun = status.begun("grpo", options["iterations"])
+        status.write(folder, dataclasses.replace(begun, state=state, iteration=len(rewards)))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def called(monkeypatch, capsys, tmp_path):
+    """The entry point in this process: the code it exits with and what it prints."""
+
+    def call(*words):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["rlflow", *map(str, words)])
+        monkeypatch.setattr("rlflow.cli.main.leave", sys.exit)  # it would end the test's process
+        with pytest.raises(SystemExit) as exit:
+            main()
+        return exit.value.code, *capsys.readouterr()
+
+    return call

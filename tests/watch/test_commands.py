@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rlflow.cli.main import main
 from rlflow.interfaces import Interface
 from rlflow.process import Process
 from rlflow.watch import status
@@ -21,21 +20,6 @@ from rlflow.watch.doctor import reach, token_line
 from rlflow.watch.follow import follow
 from rlflow.watch.plain import Plain
 from rlflow.watch.tables import sparkline
-
-
-@pytest.fixture
-def called(monkeypatch, capsys, tmp_path):
-    """The entry point in this process: the code it exits with and what it prints."""
-
-    def call(*words):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["rlflow", *map(str, words)])
-        monkeypatch.setattr("rlflow.cli.main.leave", sys.exit)  # it would end the test's process
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""`rlflow compare`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from rlflow import durable
+from rlflow.errors import PlanError
+from rlflow.graph import wire
+from rlflow.graph.diff import diff
+from rlflow.graph.model import Graph
+from rlflow.watch.compare import compared, drawn
+from rlflow.watch.history import find_run
+from rlflow.watch.recorded import Recorded, recorded
+from rlflow.watch.tables import output
+
+GRAPH = "graph.msgpack"
+LINES = 12  # most lines of a graph's difference that are printed
+WIDTH = 100  # columns of charts where nothing says how wide the terminal is
+
+
+def compare_runs(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
+    """Print how runs differ, in settings and in what came of them. Raises PlanError for what is no run, for a single run, and for a
+    metric that none of them has."""
+    folders = list(dict.fromkeys(find_run(name).resolve() for name in names))
+    if len(folders) < 2:
+        raise PlanError.of("one-run", "a comparison takes two runs or more", found=", ".join(names) or "none", expected="two runs",
+                           remedy="rlflow compare RUN RUN; rlflow show RUN prints the story of one")
+    runs = [recorded(folder) for folder in folders]
+    comparison = compared(runs, metrics, graph_differences(runs))
+    if as_json:
+        print(json.dumps(comparison.as_json()))
+    else:
+        output(drawn(comparison, columns()))
+    return 0
+
+
+def columns() -> int:
+    """How wide charts are drawn: as the terminal, or WIDTH where the output goes elsewhere."""
+    return Console().width if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
+
+
+def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
+    """Run → lines that say how its graph differs from the first run's, settings left out, for each run whose graph does."""
+    first, *others = runs
+    found = {}
+    for run in others:
+        if run.settings.get("graph") != first.settings.get("graph") and (lines := _lines(first.folder, run.folder)):
+            more = [f"… {len(lines) - LINES} more"] if len(lines) > LINES else []
+            found[run.name] = [*lines[:LINES], *more]
+    return found
+
+
+def _lines(first: Path, other: Path) -> list[str]:
+    """The lines of a difference, without those of settings."""
+    try:
+        differences = diff(_graph(first), _graph(other))
+    except (OSError, PlanError) as error:
+        return [f"not known: {str(error).splitlines()[0]}"]
+    return [str(each) for each in differences if not each.what.startswith("setting ") and ": setting " not in each.what]
+
+
+def _graph(folder: Path) -> Graph:
+    return wire.unpack(durable.read(folder / GRAPH))
