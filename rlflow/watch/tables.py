@@ -13,13 +13,19 @@ from rich.text import Text
 
 from rlflow import durable
 from rlflow.errors import listed, printable
+from rlflow.watch.choosing import ListedRun
 from rlflow.watch.frame import Frame, figures, spoken
 from rlflow.watch.history import Growing, History, RunSummary, read_object, reward, stage_seconds, summarised
 from rlflow.watch.names import accuracies
+from rlflow.watch.recorded import as_text, differing
 from rlflow.watch.recorder import NOTES
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
+COLUMNS = ("run", "flow", "state", "iteration", "accuracy", "reward", "age")  # of the list of runs
+SETTINGS = 6  # most settings that are columns of it
+FIXED, OWN = 62, 13  # characters of its other columns, and of one with a setting, about
+WIDE = 160  # columns of what is printed where there is no terminal
 CURVE = 60  # characters of a curve
 PARTS = 4  # most files of a model folder that are listed
 WORDS = 3  # last lines of bounds.txt, which say in words what bounded the run
@@ -33,16 +39,35 @@ FILES = {
 TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "seed")
 
 
-def runs(summaries: Sequence[RunSummary], now: float) -> Table:
-    """A table with a line for each run, the latest last. ``now``: seconds since the epoch."""
-    table = Table("run", "flow", "state", "iteration", "accuracy", "reward", "age", box=None, padding=(0, 2, 0, 0))
-    for summary in sorted(summaries, key=lambda run: run.updated):
+def runs(chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), width: int = WIDE) -> list[RenderableType]:
+    """A table with a line for each run, in their order. Settings that differ between them are columns, as are the ``names`` that were
+    asked for, and lines below name those for which there is no column. ``now``: seconds since the epoch; ``width``: columns of the
+    terminal, which limits how many settings are shown."""
+    different = {name: values for name, values in differing([run.settings for run in chosen]).items() if name not in ("flow", "graph")}
+    different = {name: different[name] for name in sorted(different, key=lambda name: (name not in names, not name.startswith("hp.")))}
+    asked = [name for name in dict.fromkeys(names) if name not in {*different, *COLUMNS, "updated"}]
+    most = min(max((width - FIXED) // OWN, 1), SETTINGS)
+    shown = list(different)[:most]
+    table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0))
+    for name in (*shown, *asked):
+        table.add_column(plain(name))
+    for position, run in enumerate(chosen):
+        summary = run.summary
         accuracy, score = summary.evaluation.get("evaluation/sampled"), reward(summary.metrics)
-        cells = (summary.folder.name, summary.flow)
-        table.add_row(*(plain(cell) for cell in cells), state(summary), f"{summary.iteration}/{summary.iterations}",
+        own = [different[name][position] for name in shown] + [as_text(run.values[name]) if name in run.values else "-" for name in asked]
+        table.add_row(plain(summary.folder.name), plain(summary.flow), state(summary), f"{summary.iteration}/{summary.iterations}",
                       "" if accuracy is None else f"{accuracy:.1%}", "" if score is None else f"{score:.3f}",
-                      spoken(max(now - summary.updated, 0.0)))
-    return table
+                      spoken(max(now - summary.updated, 0.0)), *map(plain, own))
+    more = list(different)[most:]
+    return [table, plain(f"these settings differ too: {listed(more)}")] if more else [table]
+
+
+def as_json(runs: Sequence[ListedRun]) -> str:
+    """The runs as a line of JSON: each with its folder, its state, its settings and its last numbers."""
+    return json.dumps([{"folder": str(run.summary.folder.absolute()), "flow": run.summary.flow, "state": run.summary.state,
+                        "iteration": run.summary.iteration, "iterations": run.summary.iterations, "updated": run.summary.updated,
+                        "error": run.summary.error, "settings": dict(run.settings), "metrics": dict(run.summary.metrics),
+                        "evaluation": dict(run.summary.evaluation)} for run in runs])
 
 
 def state(summary: RunSummary) -> Text:
@@ -178,9 +203,9 @@ def plain(text: str) -> Text:
 
 
 def output(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output, as wide as the terminal, or 160 columns where it is none."""
+    """Print to standard output, as wide as the terminal, or WIDE where it is none."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+        console = Console(highlight=False, width=WIDE)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, Text))
