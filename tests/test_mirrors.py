@@ -1,42 +1,14 @@
 """Which tests a module has: a file that mirrors it by name, or tests that import it or what it defines. A module without any is in the list
-below, with the tests that judge it all the same and why that is enough."""
+ELSEWHERE of mutation/judges.py, with the tests that judge it all the same and why that is enough."""
 
 import ast
 from functools import cache
 from pathlib import Path
 
 import pytest
-from judges import imported, module_of
+from judges import ELSEWHERE, imported, module_of
 
 ROOT = Path(__file__).parents[1]
-ELSEWHERE = [  # (modules, the tests that judge them, why they have none of their own)
-    ("rlflow/author/scope", "tests/author/test_verbs.py", "what verbs do outside of a flow"),
-    ("rlflow/binding/models", "tests/backends/test_contract.py", "makes the halves of roles, which every run does first"),
-    ("rlflow/check/staleness rlflow/trace/rules", "tests/check/test_check.py", "rules, each with a file that breaks it"),
-    ("rlflow/checkpoints/tensors", "tests/checkpoints/test_round_trip.py", "what a checkpoint writes and reads"),
-    ("rlflow/cli/graphs", "tests/graph/test_diff.py", "prints what graphs are and how they differ"),
-    ("rlflow/cluster/sharding/custom_dispatch", "tests/cluster/test_engine.py", "every call of a worker"),
-    ("rlflow/cluster/rpc/streams", "tests/cluster/test_streaming.py", "needs workers that answer one after another"),
-    ("rlflow/data/records rlflow/data/rendering", "tests/data", "parts of a data set, which is judged whole"),
-    ("rlflow/execution/surplus", "tests/runs/test_repeats.py", "what a repeat keeps for the next iteration"),
-    ("rlflow/explain/layouts rlflow/explain/waves", "tests/explain/test_explanation.py", "parts of one explanation"),
-    ("rlflow/extras", "tests/test_exports.py", "says which package is missing"),
-    ("rlflow/graph/lineage", "tests/graph", "what a node of a graph depends on"),
-    ("rlflow/memory/inputs", "tests/passes/test_residency.py", "what the pass of residency is given"),
-    ("rlflow/reshard/mailbox", "tests/cluster/weights/test_endpoints.py", "messages between the two ends of a transfer"),
-    ("rlflow/reshard/verify", "tests/reshard/test_execute.py", "digests that a transfer compares"),
-    ("rlflow/rewards/alone rlflow/rewards/hints rlflow/rewards/vocabulary rlflow/rewards/worker",
-     "tests/rewards", "what runs beside users' code in its process"),
-    ("rlflow/runs/context rlflow/runs/depends rlflow/runs/layout_choice rlflow/runs/parallelism "
-     "rlflow/runs/streaming", "tests/runs", "parts of one run, which is judged as users start it"),
-    ("rlflow/trace/tracer", "tests/trace/test_compile.py", "tracing is compiling, seen from inside"),
-    ("rlflow/watch/mlflow_store", "tests/watch/test_trackers.py", "runs in a process of its own"),
-    ("backends/deepspeed/residency backends/deepspeed/start backends/deepspeed/trainer backends/fsdp/folder backends/fsdp/network "
-     "backends/fsdp/settings backends/fsdp/tensor_parallel backends/fsdp/trainer backends/vllm/chance "
-     "backends/vllm/generator backends/vllm/settings", "tests/backends/test_contract.py",
-     "engines: the contract of backends is their test"),
-    ("backends/local/padding backends/local/sequences", "tests/backends/test_forward.py", "how rows are laid out for a pass"),
-]
 
 
 def files():

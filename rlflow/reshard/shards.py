@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rlflow.errors import PlanError
 from rlflow.reshard.boxes import Box, chunk, contains, flat_boxes, lengths, volume, whole, within
 from rlflow.reshard.layout import TensorShard
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +60,15 @@ def pieces_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, TensorViews]:
     return {name: _pieces(name, tensor) for name, tensor in tensors}
 
 
+def is_dtensor(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether torch has sharded a tensor. Its module for that takes most of a second to import, in each worker: where nothing has imported
+    it, no tensor is sharded so."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def _pieces(name: str, tensor: Tensor) -> TensorViews:
-    if isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         return from_dtensor(name, tensor)
     if hasattr(tensor, "ds_tensor"):
         return from_zero3(name, tensor)
@@ -71,7 +80,7 @@ def ties_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     first: dict[tuple[int, int, torch.Size], str] = {}
     ties = {}
     for name, tensor in tensors:
-        local = cast(DTensor, tensor.detach()).to_local() if isinstance(tensor, DTensor) else getattr(tensor, "ds_tensor", tensor)
+        local = cast("DTensor", tensor.detach()).to_local() if is_dtensor(tensor) else getattr(tensor, "ds_tensor", tensor)
         key = (local.untyped_storage()._cdata, int(local.storage_offset()), tensor.shape)
         if first.setdefault(key, name) != name:
             ties[name] = first[key]
@@ -86,6 +95,8 @@ def from_plain(tensor: Tensor) -> TensorViews:
 def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
     """This rank's own box by its local shape and offset, which holds for uneven and strided shards too. Raises PlanError for a tensor
     that is a sum over ranks."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     if any(placement.is_partial() for placement in tensor.placements):
         raise PlanError.of(
             "reshard-partial", f"tensor {name!r} is a sum over ranks, of which each holds a term", found=str(tensor.placements),
@@ -93,7 +104,7 @@ def from_dtensor(name: str, tensor: DTensor) -> TensorViews:
         )  # fmt: skip
     _check_order(name, tensor.device_mesh)
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    local: Tensor = cast(DTensor, tensor.detach()).to_local()
+    local: Tensor = cast("DTensor", tensor.detach()).to_local()
     box = tuple((start, start + size) for start, size in zip(offset, shape, strict=True))
     if tuple(local.shape) != lengths(box) and volume(box):
         raise PlanError.of(

@@ -143,3 +143,19 @@ def test_an_eager_update_takes_several_losses_too(tmp_path):
             roles["actor"].update(rows, (policy, likelihood), where=("right",))
     finally:
         roles.close()
+
+
+@loss
+def of_a_column(new, bonus):
+    return new.logprobs, {}
+
+
+@loss
+def of_a_row_column(new, bonus: row("float32")):
+    return new.logprobs, {}
+
+
+@pytest.mark.parametrize("losses", [(of_a_column, of_a_row_column), (of_a_row_column, of_a_column), (of_a_row_column, of_a_row_column)])
+def test_the_kind_of_a_column_is_that_of_whichever_loss_declares_it(losses):
+    joint = JointLoss(losses, (1, 1), (None, None))
+    assert [column.kind for column in joint.signature.columns if column.name == "bonus"] == [row("float32")]

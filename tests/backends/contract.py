@@ -28,6 +28,8 @@ from rlflow.training.protocols import ModelSpec
 HERE = Path(__file__).parent
 MODULES = {"Trainer": "training_claims", "Generator": "sampling_claims"}
 SHAPES = ("qwen3", "llama", "gpt2", "gemma3")
+# Of an engine that ranks share. How weights of every shape lie on its ranks is compared bit for bit: tests/reshard/test_engines.py.
+SHARED_SHAPES = ("gpt2", "gemma3")
 HEADS = {"llama values": {"head": "values"}, "reward scores": {"head": "scores"}}
 ADAPTERS = {"gpt2 lora=4": {"lora": 4, "lr": 1e-2}}
 # Rows of real lengths, many of them longer than a micro-batch may be; those of other cases have a few tokens.
@@ -109,7 +111,7 @@ def cases(name: str, half: str, ranks: int) -> dict[str, dict[str, Any]]:
     """The cases of a half: their names, which begin with a shape, and settings."""
     if half == "Generator":
         alone = name in NO_MODEL or (ranks > 1 and not shares_engines(name))  # whose ranks know nothing of each other
-        return dict.fromkeys(SHAPES[:1] if alone else SHAPES, SAMPLES_WITH.get(name, {}))
+        return dict.fromkeys(SHAPES[:1] if alone else SHAPES if ranks == 1 else SHARED_SHAPES, SAMPLES_WITH.get(name, {}))
     if name in NO_MODEL:
         return {SHAPES[0]: {}}
     found: dict[str, dict[str, Any]] = {shape: {"gradient_checkpointing": shape == "gemma3"} for shape in SHAPES}

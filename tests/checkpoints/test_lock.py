@@ -36,6 +36,15 @@ def holder(tmp_path):
     process.communicate()
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list them")
+def test_no_descriptor_stays_open_of_a_lock_that_was_taken_let_go_and_taken_again(tmp_path):
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with Lock(tmp_path):
+            pass
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "rounds"), [("with", 100), ("without", 100)])
 def test_of_eight_at_once_one_wins_and_a_dead_ones_lock_is_taken_over(tmp_path, injected, mode, rounds):

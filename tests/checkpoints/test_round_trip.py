@@ -37,6 +37,12 @@ def test_tensors_of_every_dtype_and_shape_come_back_bit_for_bit(tmp_path, campai
     assert loaded.path == tmp_path / "checkpoints" / "step-00000000"
 
 
+def test_a_snapshot_has_the_bytes_of_its_tensors_and_files():
+    tensors = {"one": {"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.int8)}, "other": {"c": torch.zeros(2, dtype=torch.float64)}}
+    assert Snapshot(0, tensors).bytes == 60 + 7 + 16
+    assert Snapshot(0, tensors, files={"queue/a": b"12345", "b": b""}).bytes == 83 + 5
+
+
 def test_shards_files_and_order_come_back(tmp_path, campaign):
     loaded = saved(tmp_path, campaign.example(7), shard_bytes=500)
     assert campaign.same(loaded.snapshot, campaign.example(7))

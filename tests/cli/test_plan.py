@@ -1,6 +1,7 @@
 """`rlflow plan` as a user meets it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,14 @@ import pytest
 from rlflow.cli.main import main
 
 NULL = ["--backend", "null"]
+LINEAGE = Path(__file__).parents[1] / "execution" / "lineage.py"
+GOLDEN = Path(__file__).parent / "golden"
+TEXTS = {
+    "pools": "ppo --prompts 8 --batch_tokens 1024 --memory 20MB --pools train=1,rollout=1 --device cpu",
+    "turns": "grpo --prompts 8 --batch_tokens 1024 --memory 16MB --device cpu",
+    "ahead": "dapo --prompts 8 --device cpu --dtype bfloat16 --pools train=2,rollout=1 --staleness 1",
+    "asked": f"{LINEAGE}::vine --prompts 6 --backend null --pools all=2 --commit-every 3",
+}
 WITHOUT_RAY = """
 import sys
 sys.modules["ray"] = None
@@ -40,6 +49,16 @@ def test_every_section_is_printed(called):
     assert titles == ["flow ppo: 64 prompts, 64 rows an iteration; pools train (4 ranks), rollout (4 ranks)", "nodes", "columns", "weights",
                       "at the same time", "passes", "time, in units of the default costs", "assumed"]  # fmt: skip
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_plan_is_printed_to_its_golden_text(called, name):
+    """RLFLOW_WRITE_GOLDEN=1 writes them anew; read the difference."""
+    code, out, err = called(*TEXTS[name].split())
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("RLFLOW_WRITE_GOLDEN"):
+        path.write_text(out)
+    assert (code, err, out) == (0, "", path.read_text())
 
 
 def test_the_keys_of_the_json_are_those_that_the_page_names(called):
@@ -80,11 +99,10 @@ def test_a_plan_needs_no_ray(tmp_path):
 
 
 def test_rows_of_rows_are_counted_along_their_history(called):
-    file = Path(__file__).parents[1] / "execution" / "lineage.py"
-    _, out, _ = called(f"{file}::critique", *NULL, "--prompts", "6")
+    _, out, _ = called(f"{LINEAGE}::critique", *NULL, "--prompts", "6")
     section = out.partition("rows of an iteration, at most\n")[2].partition("\n\n")[0]
     assert section.splitlines() == [
         "  choose: 6", "  solver.generate: 24 in 6 groups", "  ask: 24", "  verifier.generate: 48 in 24 groups"]
-    _, out, _ = called(f"{file}::vine", *NULL, "--prompts", "6", "--json")
+    _, out, _ = called(f"{LINEAGE}::vine", *NULL, "--prompts", "6", "--json")
     assert [(each["node"], each["rows"], each["known"]) for each in json.loads(out)["lineage"]] == [
         ("actor.generate", 12, True), ("ask", 12, False), ("actor.generate#2", 36, False)]

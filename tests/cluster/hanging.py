@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +29,6 @@ FAULTS = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hold": lambda: ctypes.PyDLL(None).pause(),  # PyDLL keeps the lock
     "spin": spin,
-    "exit": lambda: sys.exit(0),
-    "_exit": lambda: os._exit(0),
     "fork and daemon": lambda: (subprocess.Popen(["sleep", "612345"], start_new_session=True), os.fork()),  # the child comes back too
 }
 

@@ -1,5 +1,5 @@
 """However a run on pools ends, none of its processes and files is left, and so none of its shared memory, which has no name to outlast
-them."""
+them; and while it runs on one machine, it listens on nothing that another machine or another user reaches."""
 
 import contextlib
 import os
@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 from started import marked, until
 
+from rlflow.watch.listening import addresses
 from rlflow.watchdog import kin, private
 
 MARK = "RLFLOW_TEST_MARK"  # a variable of the environment, which all that is started inherits
 STARTED_SECONDS, LEFT_SECONDS = 120.0, 100.0
-COMING = re.compile(r"""pools: all=2: starting a Ray of its own
-pools: Ray is there after \d+\.\d s; workers start and load: 2 on 'all' \(actor\)
+POOLS = "train=2,rollout=1"
+COMING = re.compile(r"""pools: train=2,rollout=1: starting a Ray of its own
+pools: Ray is there after \d+\.\d s; workers start and load: 2 on 'train' \(actor\), 1 on 'rollout' \(actor\)
 (.|\n)*run: """)
 REWARD = "def length(completion):\n    return float(len(completion))\n"
 
@@ -33,6 +35,40 @@ def folder_of(mark):
             if kin.MARK.encode() in found:
                 return Path(private.place(), f"rlflow-{found[kin.MARK.encode()].decode().partition('/')[0]}")
     return None
+
+
+ABSTRACT = re.compile(r"@rlflow-[0-9a-f]{32}")  # named by 128 bits that the run draws, and gone once its lines are connected
+
+
+def unix_sockets():
+    """Inode → name of each Unix socket that listens and has one."""
+    lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {line[6]: line[7] for line in lines if len(line) > 7 and int(line[3], 16) & 0x10000}
+
+
+def socket_inodes(pid):
+    """Inodes of the sockets that a process has open."""
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        return {link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket:[")}
+    return set()
+
+
+def below_a_private_folder(name):
+    return any(folder.stat().st_mode & 0o077 == 0 and folder.stat().st_uid == os.geteuid() for folder in Path(name).parents)
+
+
+def assert_reached_from_here_alone(mark, folder):
+    """From this machine, and by this user: what the processes with this mark listen on, of a run with this private folder."""
+    pids = [int(line.partition(" ")[0]) for line in marked(mark)]
+    over_ip = [address for pid in pids for address in addresses(pid)]
+    assert [f"{host}:{port}" for host, port in over_ip if not host.is_loopback] == []
+    assert over_ip  # so that something was looked at
+    ours = {inode for pid in pids for inode in socket_inodes(pid)}
+    named = [name for inode, name in unix_sockets().items() if inode in ours]
+    assert [name for name in named if not ABSTRACT.fullmatch(name) and not below_a_private_folder(name)] == []
+    assert any(name.endswith("/plasma_store") for name in named)
+    assert {parent for name in named for parent in Path(name).parents if parent.name.startswith(private.PREFIX)} == {folder}
 
 
 def twice(process):
@@ -51,11 +87,11 @@ ENDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ENDS)
-def test_nothing_is_left(tmp_path, how):
+def test_nothing_is_left_of_a_run_and_nobody_else_reaches_it_meanwhile(tmp_path, how):
     at_work, end = ENDS[how]
     mark, said = uuid.uuid4().hex, tmp_path / "said"
     (tmp_path / "judge.py").write_text(REWARD)
-    words = [sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--backend", "null", "--pools", "all=2", "--iterations", "100000",
+    words = [sys.executable, "-m", "rlflow.cli.main", "run", "grpo", "--backend", "null", "--pools", POOLS, "--iterations", "100000",
              "--prompts", "8", "--hp.samples", "2", "--reward", f"{tmp_path}/judge.py:length", "--held-out", "0", "--out", str(tmp_path)]
     with said.open("wb") as file:
         process = subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, MARK: mark}, start_new_session=True)
@@ -66,8 +102,9 @@ def test_nothing_is_left(tmp_path, how):
             folder = until(lambda: folder_of(mark.encode()), STARTED_SECONDS)
             if at_work:
                 private.check(folder)
-                assert list(folder.glob("all-*/meeting"))
+                assert list(folder.glob("train-*/meeting"))
                 assert list(folder.glob("r/session_*/sockets/raylet"))
+                assert_reached_from_here_alone(mark.encode(), folder)
             time.sleep(random.Random(how).random() * 2)  # a moment that nobody chose, the same each time
             if at_work:
                 assert COMING.search(said.read_text()), said.read_text()

@@ -115,6 +115,8 @@ def test_the_driver_sees_no_column_above_64_kib(pooled, monkeypatch):
 WRONG = {
     "row count": ("return scores[1:]", r"found shape \[\d\], expected \[\d\] \(row level\) \(rank \d of pool 'all'\)"),
     "raises": ("raise RuntimeError('no such luck')", r"RuntimeError: no such luck \(rank \d of pool 'all'\)"),
+    "exit": ("sys.exit(0)", r"stage 'bad' failed .*SystemExit: 0 \(raised by .*wrong\.py:\d+\); no stage may end"),
+    "_exit": ("os._exit(0)", r"stage 'bad' failed .*ProcessExit: os\._exit\(0\) \(raised by .*wrong\.py:\d+\); no stage may end"),
     "late": ("time.sleep(5)", r"no answer to 'stage' from rank 0 of pool 'all', rank 1 of pool 'all' after 0.5 s"),
 }
 
@@ -127,6 +129,8 @@ def test_what_goes_wrong_names_its_rank_and_nothing_stays(tmp_path, pooled, ray_
     pooled.close()
     bodies = "\n".join(f"    if mode == {name!r}:\n        {body}" for name, (body, _) in WRONG.items())
     (tmp_path / "wrong.py").write_text(f"""
+import os
+import sys
 import time
 import torch
 from rlflow import flow, loss, row, scalar, stage

@@ -1,4 +1,4 @@
-"""Trainers and generators of several backends on pools: three iterations, checked."""
+"""Trainers and generators of several backends on pools, checked after each sync."""
 
 import json
 
@@ -12,7 +12,7 @@ from rlflow.watch.reporter import Quiet
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"prompts": 8, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 0, "verify_every": 1}
+SMALL = {"prompts": 8, "iterations": 2, "held_out": 0, "threads": 1, "save_every": 0, "verify_every": 1}
 
 
 def lines(result):
@@ -32,50 +32,43 @@ def apart(one, other):
 
 def check_truth(rows):
     """Trainer and sampler score alike: what is sampled, and fixed tokens after each sync."""
-    assert len(rows) == 3
+    assert len(rows) == SMALL["iterations"]
     for row in rows:
         assert row["policy/mismatch_max"] < 1e-4
         assert row["canary/actor_max"] < 1e-4
 
 
 def test_sharded_weights_reach_vllm_by_a_plan_that_moves_no_byte_too_many_and_fewer_where_both_cut_alike(tmp_path, ray_address):
-    result = rlflow.run("grpo", out=str(tmp_path), pools="all=2", ray_address=ray_address,
-                        **SMALL, **{"actor.trainer": "fsdp", "actor.generator": "vllm"})
+    """Two ranks of ZeRO with a whole sampler each go on as four of FSDP, of which two share one of vLLM's, and as one process."""
+    result = rlflow.run("grpo", out=str(tmp_path), pools="all=2", ray_address=ray_address, **SMALL, **{"actor.trainer": "deepspeed"})
     rows = lines(result)
     check_truth(rows)
     model = sum(tensor.nbytes for tensor in final(result).values())
     moved = json.loads((result.folder / "weights.json").read_text())
     assert 0 < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.6 * model
     assert rows[0]["actor.update/steps"] >= 1
-    matched = fork(result.folder, {"iterations": 4, "pools": "all=4", "actor.generator.tensor_parallel": 2, "out": str(tmp_path)}, Quiet())
+    matched = fork(result.folder, {"iterations": 3, "pools": "all=4", "actor.trainer": "fsdp", "actor.generator": "vllm",
+                                   "actor.generator.tensor_parallel": 2, "out": str(tmp_path)}, Quiet())  # fmt: skip
+    assert 0 < apart(final(matched), final(result)) < 0.1
     assert lines(matched)[-1]["canary/actor_max"] < 1e-4
     assert lines(matched)[-1]["policy/mismatch_max"] < 1e-4
     moved = json.loads((matched.folder / "weights.json").read_text())
     assert moved["actor.sync/matched"] == sum(name.endswith(("o_proj.weight", "down_proj.weight")) for name in final(matched)) > 0
     assert moved["actor.sync/order"] == "outer"
     assert 0.24 * model < moved["actor.sync/inbound"] == moved["actor.sync/bound"] < 0.26 * model  # adjacent ranks: half of it to some
-    moved_on = fork(result.folder, {"iterations": 4, "actor.trainer": "local", "actor.generator": "local", "pools": "",
+    moved_on = fork(result.folder, {"iterations": 3, "actor.trainer": "local", "pools": "",
                                     "out": str(tmp_path)}, Quiet())
     assert 0 < apart(final(moved_on), final(result)) < 0.1
 
 
-def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own_and_fsdp_after_them(tmp_path, ray_address):
+def test_zero_trainers_and_a_tensor_parallel_sampler_on_a_pool_of_its_own(tmp_path, ray_address):
     """Scored while it samples, and within a limit, so that the trainers take turns in memory; of the sampler nothing can leave it on a
-    CPU."""
+    CPU. Weights go from pool to pool, a half to each rank."""
     result = rlflow.run("ppo", out=str(tmp_path), pools="train=2,rollout=2", ray_address=ray_address, stream=3, memory="20MB",
                         weights="alltoall", **SMALL, **{
                             "actor.trainer": "deepspeed", "critic.trainer": "deepspeed", "actor.generator": "vllm",
                             "actor.generator.tensor_parallel": 2, "actor.kv_cache_memory_bytes": 12_000_000})
     check_truth(lines(result))
-    check_passed(result)
-    sharded = fork(result.folder, {"iterations": 4, "actor.trainer": "fsdp", "memory": "18MB", "out": str(tmp_path)}, Quiet())
-    assert lines(sharded)[-1]["canary/actor_max"] < 1e-4
-    assert 0 < apart(final(sharded), final(result)) < 0.1
-    check_passed(sharded)
-
-
-def check_passed(result):
-    """Weights went from pool to pool, a half to each rank, and parts of models left memory where they can."""
     model = sum(tensor.nbytes for tensor in final(result).values())
     moved = json.loads((result.folder / "weights.json").read_text())
     assert moved["actor.sync/transport"] == "store"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlflow import ask, flow
 from rlflow.author.load import load
 from rlflow.axis import Axis
 from rlflow.batch import Batch
@@ -167,3 +168,19 @@ def test_beginnings_that_are_too_long_are_left_out(world):
     assert asked.axis.index.tolist() == [0, 1, 1]
     assert asked.axis.cut.place.tolist() == [0, 0, 1]
     assert asked.axis.cut.lengths.tolist() == [3, 2]
+
+
+def test_eagerly_rows_that_are_asked_within_a_response_keep_their_prompt_and_others_have_what_they_are_asked(world):
+    seen = {}
+
+    @flow
+    def asking(prompts, actor, reward):
+        batch = actor.generate(prompts, samples=2, max_tokens=6)
+        seen["within"] = ask(batch | LINEAGE.steps(batch), tokens_until="step")
+        seen["anew"] = ask(batch | LINEAGE.ask_again(batch, word="again"), "question")
+        actor.update(actor.generate(seen["anew"], max_tokens=3), LINEAGE.likelihood)
+
+    world(asking).eager(3)
+    assert set(seen["within"]["prompt"]) <= {"p0", "p1", "p2"}
+    assert len(set(seen["within"]["prompt"])) == 3
+    assert all(text.startswith("again ") for text in seen["anew"]["prompt"])

@@ -5,9 +5,10 @@
 
 Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean operator, a condition, a
 constant, a deleted statement, a returned None. It is applied in a copy of the tree and judged by the unmarked tests that mirror its module
-(judges.py); what these let live meets the slow tests of the files that have the module's name, or its folder's. killed, killed slow: a test
-failed that passes without it. survived: none did. timeout: the unmarked ones did not end within --seconds, which is a failure too. A mutant
-that no test can kill, since nothing that anybody could see differs, is listed in equivalents.toml with the reason, and is not run.
+(judges.py); what these let live meets slow tests: those of files that have the module's name, or its folder's, that are listed for it, or
+that import it where few do. killed, killed slow: a test failed that passes without it. survived: none did. timeout: the unmarked ones did
+not end within --seconds, which is a failure too. A mutant that no test can kill, since nothing that anybody could see differs, is listed in
+equivalents.toml with the reason, and is not run.
 
 A mutant takes 5 to 60 s of a core, most where it survives: a count of 60 takes about half an hour with one job, 400 some three hours.
 """
@@ -20,12 +21,12 @@ import queue
 import random
 import tempfile
 import time
-import tomllib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from equivalents import equivalents, reason
 from judges import judges, mirrors
 from mutants import Mutant, mutants
 from tree import Tree
@@ -39,12 +40,6 @@ def drawn(root: Path, count: int, seed: int, under: str) -> list[tuple[Path, Mut
     every = [(path, mutant) for path in paths if str(path).startswith(under) for mutant in mutants((root / path).read_text())]
     random.Random(seed).shuffle(every)
     return every[:count]
-
-
-def equivalents() -> dict[tuple[str, str, str], str]:
-    """The reason by file, text before and text after."""
-    listed = tomllib.loads(Path(__file__).with_name("equivalents.toml").read_text()).get("equivalent", [])
-    return {(one["file"], one["before"], one["after"]): one["why"] for one in listed}
 
 
 def main() -> None:
@@ -68,7 +63,7 @@ def main() -> None:
         def judged(number: int) -> dict[str, Any]:
             path, mutant = mutated[number]
             row = {"file": str(path), "line": mutant.line, "kind": mutant.kind, "before": mutant.before, "after": mutant.after}
-            if why := known.get((str(path), mutant.before, mutant.after)):
+            if why := reason(known, path, mutant, (whole / path).read_text()):
                 return {**row, "verdict": "equivalent", "by": why, "seconds": 0.0}
             tree, since = trees.get(), time.monotonic()
             try:

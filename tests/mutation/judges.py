@@ -1,5 +1,5 @@
-"""Which quick tests judge a module: those that mirror it by path, those that import it, and the other tests of its package; where there are
-none, those of the modules that import it."""
+"""Which quick tests judge a module: those that mirror it by path or are listed for it, those that import it, and the other tests of its
+package; where there are none, those of the modules that import it. Slow ones: of the first two, and of few that import it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,33 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+ELSEWHERE = [  # (modules, the tests that judge them, why they have none of their own)
+    ("rlflow/author/scope", "tests/author/test_verbs.py", "what verbs do outside of a flow"),
+    ("rlflow/binding/models", "tests/backends/test_contract.py", "makes the halves of roles, which every run does first"),
+    ("rlflow/check/staleness", "tests/check/test_check.py", "rules, each with a file that breaks it"),
+    ("rlflow/checkpoints/tensors", "tests/checkpoints/test_round_trip.py", "what a checkpoint writes and reads"),
+    ("rlflow/cli/graphs", "tests/graph/test_diff.py", "prints what graphs are and how they differ"),
+    ("rlflow/cluster/sharding/custom_dispatch", "tests/cluster/test_engine.py", "every call of a worker"),
+    ("rlflow/cluster/rpc/streams", "tests/cluster/test_streaming.py", "needs workers that answer one after another"),
+    ("rlflow/data/records rlflow/data/rendering", "tests/data", "parts of a data set, which is judged whole"),
+    ("rlflow/execution/surplus", "tests/runs/test_repeats.py", "what a repeat keeps for the next iteration"),
+    ("rlflow/explain/layouts rlflow/explain/waves", "tests/explain/test_explanation.py", "parts of one explanation"),
+    ("rlflow/extras", "tests/test_exports.py", "says which package is missing"),
+    ("rlflow/reshard/mailbox", "tests/cluster/weights/test_endpoints.py", "messages between the two ends of a transfer"),
+    ("rlflow/reshard/verify", "tests/reshard/test_execute.py", "digests that a transfer compares"),
+    ("rlflow/rewards/alone rlflow/rewards/hints rlflow/rewards/vocabulary rlflow/rewards/worker",
+     "tests/rewards", "what runs beside users' code in its process"),
+    ("rlflow/runs/context rlflow/runs/depends rlflow/runs/layout_choice rlflow/runs/parallelism "
+     "rlflow/runs/streaming", "tests/runs", "parts of one run, which is judged as users start it"),
+    ("rlflow/trace/tracer", "tests/trace/test_compile.py", "tracing is compiling, seen from inside"),
+    ("rlflow/watch/mlflow_store", "tests/watch/test_trackers.py", "runs in a process of its own"),
+    ("backends/deepspeed/residency backends/deepspeed/start backends/deepspeed/trainer backends/fsdp/folder backends/fsdp/network "
+     "backends/fsdp/settings backends/fsdp/tensor_parallel backends/fsdp/trainer backends/vllm/chance "
+     "backends/vllm/generator backends/vllm/settings", "tests/backends/test_contract.py",
+     "engines: the contract of backends is their test"),
+    ("backends/local/padding backends/local/sequences", "tests/backends/test_forward.py", "how rows are laid out for a pass"),
+]
+FEW = 3  # test files that import a module, whose slow tests judge it too
 HEAVY = ("tests/benchmarks", "tests/mutation", "tests/test_packaging.py")  # judge commands and the installation, not modules
 
 
@@ -18,11 +45,27 @@ def module_of(path: Path) -> str:
 
 
 def mirrors(path: Path, root: Path = ROOT) -> list[str]:
-    """Test files that have a source's name, or its folder's: tests/backends/test_fsdp.py for backends/fsdp/network.py."""
+    """Test files that have a source's name, or its folder's: tests/backends/test_fsdp.py for backends/fsdp/network.py; those that are
+    listed for it; and those that import it, where at most FEW do."""
     inside = Path(*path.parts[1:]) if path.parts[0] == "rlflow" else path
     folder = root / "tests" / inside.parent
     places = [folder / f"test_{path.stem}.py", root / "tests" / f"test_{path.stem}.py", folder.with_name(f"test_{folder.name}.py")]
+    importers = _importers({module_of(path)}, root)
+    places += [*_elsewhere(path, root), *(importers if len(importers) <= FEW else [])]
     return [str(place.relative_to(root)) for place in dict.fromkeys(places) if place.exists()]
+
+
+def _elsewhere(path: Path, root: Path) -> list[Path]:
+    """The test files that are listed for a source."""
+    judge = next((judge for names, judge, _ in ELSEWHERE if str(path.with_suffix("")) in names.split()), None)
+    if judge is None:
+        return []
+    return [root / judge] if judge.endswith(".py") else sorted((root / judge).glob("test_*.py"))
+
+
+def _importers(names: set[str], root: Path) -> list[Path]:
+    """The test files that import one of these modules."""
+    return [test for test in _files(root, ("tests",), "test_*.py") if names & imported(test)]
 
 
 @cache
@@ -46,9 +89,10 @@ def judges(path: Path, root: Path = ROOT) -> list[str]:
     while not package.exists():
         package = package.parent
     names = {module_of(path), module_of(path.parent)} - {"rlflow"}  # a package gives what its modules define
-    importers = [test for test in _files(root, ("tests",), "test_*.py") if names & imported(test)]
+    importers = _importers(names, root)
     beside = sorted(package.glob("test_*.py")) if package != root / "tests" else []
-    chosen = dict.fromkeys(str(test.relative_to(root)) for test in [*mirrors, *importers, *beside] if test.exists())
+    tests = [*mirrors, *_elsewhere(path, root), *importers, *beside]
+    chosen = dict.fromkeys(str(test.relative_to(root)) for test in tests if test.exists())
     found = [test for test in chosen if not test.startswith(HEAVY)]
     return found or sorted({test for user in _users(path, root) for test in judges(user, root)})
 

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from equivalents import equivalents, reason
 from judges import ROOT, judges, module_of
 from mutants import mutants
 from tree import Tree
@@ -44,6 +45,21 @@ def test_every_mutant_is_one_change_within_a_function_and_other_lines_keep_their
         assert changed != SOURCE
         assert changed.count("\n") == SOURCE.count("\n")
         ast.parse(changed)
+
+
+def test_a_mutant_is_equivalent_where_file_texts_and_line_are_those_that_are_listed():
+    path, listed = Path("rlflow/one.py"), {"file": "rlflow/one.py", "before": "1", "after": "2", "why": "nobody looks"}
+    first, last = (mutant for mutant in mutants("def f():\n    a = 1\n    return [1]\n") if mutant.before == "1")
+    source = "def f():\n    a = 1\n    return [1]\n"
+    assert [reason([listed], path, mutant, source) for mutant in (first, last)] == ["nobody looks"] * 2
+    assert [reason([listed | {"line": "return [1]"}], path, mutant, source) for mutant in (first, last)] == ["", "nobody looks"]
+    assert reason([listed], Path("rlflow/other.py"), first, source) == ""
+
+
+def test_every_equivalent_is_a_mutant_of_the_sources_as_they_are():
+    for one in equivalents():
+        source = (ROOT / one["file"]).read_text()
+        assert [mutant for mutant in mutants(source) if reason([one], Path(one["file"]), mutant, source)], one
 
 
 @pytest.mark.slow

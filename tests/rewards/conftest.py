@@ -59,6 +59,7 @@ class Number:
 
 ACTIONS = {
     "hang": sleep, "hold": hold, "stop": stop, "exit": leave, "exit loudly": leave_loudly, "kill": kill, "segfault": segfault,
+    "exit without an error": lambda: os._exit(0),
     "close": close, "raise": fail, "sys.exit": quit, "interrupt": interrupt, "recurse": recurse, "unprintable": unprintable,
     "nan": lambda: math.nan, "inf": lambda: -math.inf, "huge": lambda: 10**400, "text": lambda: "1.0", "list": lambda: [1.0],
     "complex": lambda: 1j, "100 MB": lambda: "x" * 100_000_000, "none": lambda: None, "odd": Number, "true": lambda: True, "int": lambda: 2,

@@ -46,6 +46,7 @@ def gone(process: int) -> bool:
     ("action", "cause", "says"),
     [
         ("exit", "died", "exited with code 3"),
+        ("exit without an error", "died", "exited with code 0"),
         ("exit loudly", "died", "it last printed: the last words"),
         ("kill", "died", "killed by SIGKILL"),
         ("segfault", "died", "killed by SIG"),

@@ -49,6 +49,11 @@ def test_a_report_says_what_bounded_an_iteration():
     assert (found.iterations, found.seconds, found.bound, found.by, found.outside) == (2, 10.0, 9.5, PATH, 0.5)
     assert found.critical == {"generate": 4.0, "reward": 5.0, "gae": 0.5}
     assert found.busy == pytest.approx({"model": 0.7, "cpu": 0.025, "io": 5 / 80})
+    rows = [[cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in bounds_text(totals).splitlines()[:-3]]
+    assert [row for row in rows if len(row) == 5] == [
+        ["node", "calls", "seconds", "share", "on the critical path"], ["reward", "2", "10.00", "35%", "50%"],
+        ["generate", "2", "8.00", "40%", "40%"], ["values", "2", "4.00", "10%", "0%"], ["logprobs", "2", "2.00", "5%", "0%"],
+        ["gae", "2", "1.00", "5%", "5%"]]  # fmt: skip
     assert bounds_text(totals).splitlines()[-3:] == [
         "an iteration took 10.000 s; no schedule of its nodes takes less than 9.500 s: the longest path",
         "critical path: generate 4.000 s → reward 5.000 s → gae 0.500 s; 0.500 s outside nodes",

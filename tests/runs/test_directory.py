@@ -10,6 +10,15 @@ def test_runs_are_numbered_and_never_share_a_folder(tmp_path):
     assert [directory.create(tmp_path, None, "ppo").name for _ in range(3)] == ["ppo-1", "ppo-2", "ppo-3"]
 
 
+def test_a_name_that_another_process_takes_at_the_last_moment_is_left_to_it(tmp_path, monkeypatch):
+    (tmp_path / "ppo-1").mkdir()
+    (tmp_path / "ppo-1" / "theirs").write_text("")
+    monkeypatch.setattr(directory.os.path, "lexists", lambda path: False)  # it was not there yet
+    folder = directory.create(tmp_path, None, "ppo")
+    assert folder.name == "ppo-2"
+    assert [path.name for path in (tmp_path / "ppo-1").iterdir()] == ["theirs"]
+
+
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_run_name_stays_inside_its_folder(tmp_path, name):
     with pytest.raises(PlanError, match="single folder name"):

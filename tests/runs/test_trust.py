@@ -77,6 +77,17 @@ def test_a_run_of_ones_own_below_the_folder_where_it_was_started_needs_no_trust(
     assert ground.doubts() == []
 
 
+def test_of_a_package_beside_a_flow_from_elsewhere_the_folder_is_in_doubt_too(ground):
+    package = ground.project / "engine_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    far = ground.elsewhere / "one"
+    ground.run.rename(far)
+    ground.run = far
+    ground.save(values={"backend": "engine_of_mine", "reward": []}, started_in=str(ground.elsewhere))
+    assert {doubt.partition(": ")[0] for doubt in ground.doubts()} == {str(ground.flow), str(package / "__init__.py"), str(package)}
+
+
 def test_a_packaged_algorithm_needs_none_whoever_has_the_run(ground):
     ground.save(file=str(Path(rlflow.algorithms.__file__).parent / "grpo.py"), flow="grpo", values={"reward": ["task"]})
     ground.run.chmod(0o777)

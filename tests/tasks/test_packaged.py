@@ -73,21 +73,3 @@ def test_the_models_that_ship_are_small(name):
 def test_a_flow_without_a_task_of_its_own_gets_the_default():
     assert packaged("something_new")[0] == "default"
     assert Path(packaged("something_new")[1]["model"], "config.json").is_file()
-
-
-def test_the_pupil_errs_as_described():
-    class Always:
-        def random(self):
-            return 0.0
-
-        def randrange(self, stop):
-            return 0
-
-        def choice(self, options):
-            return options[0]
-
-    assert arithmetic.pupil(["27", "+", "15"], Always(), 1.0, 0.0) == "32"
-    assert arithmetic.pupil(["32", "-", "15"], Always(), 1.0, 0.0) == "27"
-    assert arithmetic.pupil(["11", "-", "33"], Always(), 1.0, 0.0) == "22"
-    assert arithmetic.pupil(["11", "-", "33"], Always(), 0.0, 0.0) == "-22"
-    assert arithmetic.pupil(["11", "+", "11"], Always(), 0.0, 1.0) == "02"

@@ -52,6 +52,28 @@ def test_edges_are_columns_not_lines():
     assert graph.before("actor.update") == {"prompts", "actor.generate", "actor.logprobs"}
 
 
+def divided(by):
+    return 1 / by
+
+
+def test_an_error_that_python_raises_is_a_problem_at_the_last_line_of_the_users():
+    def f(prompts, actor):
+        actor.generate(prompts, max_tokens=4)
+        divided(by=0)
+
+    [problem] = trace(flow(f)).problems
+    assert (problem.code, problem.place.path) == ("flow-raised", __file__)
+    assert problem.place.line == divided.__code__.co_firstlineno + 1
+    assert "ZeroDivisionError" in problem.message
+
+    def g(prompts, actor):
+        actor.generate(prompts, max_tokens=4)
+        re.compile("(")  # raised in a file of Python's
+
+    [problem] = trace(flow(g)).problems
+    assert (problem.place.path, problem.place.line) == (__file__, g.__code__.co_firstlineno + 2)
+
+
 def test_a_second_call_has_a_name_of_its_own():
     def f(prompts, actor):
         batch = actor.generate(prompts, max_tokens=4)

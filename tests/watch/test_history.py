@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from rlflow.watch.history import History, is_number
 
@@ -18,3 +20,13 @@ def test_a_metric_that_no_float_can_be_is_left_out_and_the_others_are_read(value
 @pytest.mark.parametrize("value", [True, "1", None, [1]])
 def test_what_is_no_number_is_none(value):
     assert not is_number(value)
+
+
+@given(st.integers(-(1 << 1026), 1 << 1026))
+@example((1 << 1024) - 1)
+@example(-(1 << 1024) + 1)
+@example((1 << 1023) - 1)
+def test_every_number_fits_into_a_float_and_those_below_half_the_largest_are_numbers(value):
+    if is_number(value):
+        float(value)
+    assert is_number(value) or abs(value) >= 1 << 1023

@@ -8,8 +8,9 @@ import signal
 import threading
 
 import pytest
+from rich.console import Console
 
-from rlflow.watch.frame import Frame, figures, spoken
+from rlflow.watch.frame import Frame, draw, figures, spoken
 from rlflow.watch.live import Live, lively
 from rlflow.watch.plain import Plain
 from rlflow.watch.reporter import Several, make_reporter
@@ -229,6 +230,14 @@ def test_ctrl_c_leaves_the_terminal_in_order(terminal, on_terminal, tmp_path):
     assert seen.count(HIDE) == seen.count(SHOW) == 1
     assert "Traceback" not in seen
     assert json.loads((tmp_path / "runs" / "ppo-1" / "status.json").read_text())["state"] == "interrupted"
+
+
+@pytest.mark.parametrize(("done", "iterations", "length"), [(0, 0, 0), (0, 1, 0), (1, 1, 40), (1, 2, 20), (2, 2, 40)])
+def test_the_bar_is_as_long_as_the_share_of_iterations_that_are_done(done, iterations, length):
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor", legacy_windows=False)
+    console.print(draw(Frame(flow="ppo", place="runs/ppo-1", state="running", done=done, iterations=iterations), 200))
+    bar = next(line for line in console.file.getvalue().splitlines() if "iterations" in line)
+    assert bar.partition("\x1b[38;5;237m")[0].count("━") == length  # the color of what is not done
 
 
 def test_figures_leave_out_what_is_not_there():

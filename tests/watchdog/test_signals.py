@@ -91,6 +91,20 @@ def test_what_it_raises_besides_is_raised(before):
         pass
 
 
+def descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list them")
+def test_no_descriptor_stays_open_whether_or_not_a_termination_came(before):
+    open_before = descriptors()
+    with own_terminations(), ending_at_once():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        taken_over(lambda number, frame: None)
+    assert descriptors() == open_before
+
+
 def test_outside_of_the_main_thread_nothing_is_heard_and_nothing_breaks(before):
     failures = []
 
