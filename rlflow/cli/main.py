@@ -133,11 +133,28 @@ def export(
 
 
 @app.command()
-def runs(folder: Annotated[str, typer.Argument(help="the folder that holds runs")] = "runs") -> None:
-    """List runs with their state and last numbers."""
+def runs(
+    folder: Annotated[str, typer.Argument(help="the folder that holds runs")] = "runs",
+    sort: Annotated[str, typer.Option("--sort", help="a setting, a metric, or run, flow, state, iteration, updated")] = "updated",
+    where: Annotated[list[str] | None, typer.Option("--where", help="a condition, such as hp.samples=8; several must all hold")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the runs as a line of JSON")] = False,
+) -> None:
+    """List runs with their state, their last numbers and the settings in which they differ, the highest of --sort last."""
     from rlflow.cli.watch import list_runs
 
-    raise typer.Exit(list_runs(folder))
+    raise typer.Exit(list_runs(folder, sort, where or [], as_json))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="folders of runs, or their names in runs/", show_default=False)],
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="a metric to draw too; may be given several times")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print everything as a line of JSON")] = False,
+) -> None:
+    """Print in which settings runs differ, their curves over one another, and what can be said of them."""
+    from rlflow.cli.compare import compare_runs
+
+    raise typer.Exit(compare_runs(runs, metric or [], as_json))
 
 
 @app.command()

@@ -46,6 +46,18 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     assert "live view" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_the_view_draws_the_learning_curve_and_says_how_many_rows_trained_and_what_own_stages_give(terminal, info, metrics, stages):
+    view = Live(terminal.stream)
+    view.start(info)
+    for number in range(3):
+        view.evaluation(number, {"evaluation/sampled": 0.25 * number, "evaluation/greedy": 0.5})
+        view.iteration(number, {**metrics, "fates/trained": 700.0}, [], stages)
+    view.close("done")
+    seen = bare(terminal.end())
+    for part in ("rows trained 2,100", "own/number 7", "0.5 ┤", "  0 ┤•", "└─────"):
+        assert part in seen, part
+
+
 def test_the_last_frame_says_how_the_run_ended(terminal, info, metrics, stages):
     view = Live(terminal.stream)
     view.start(info)
@@ -243,7 +255,7 @@ def test_figures_leave_out_what_is_not_there():
     assert figures(Frame(evaluation={"evaluation/sampled": 0.25}, evaluated=3)) == [("accuracy", "25.0% (after 3)")]
     told = [("accuracy of one", "25.0% (after 3)"), ("accuracy of two", "50.0% (after 3)")]
     assert figures(Frame(evaluation=shares, evaluated=3)) == told
-    assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500")]
+    assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500"), ("stage/mean", "3")]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"),
