@@ -158,18 +158,6 @@ def compare(
 
 
 @app.command()
-def compare(
-    runs: Annotated[list[str], typer.Argument(help="folders of runs, or their names in runs/", show_default=False)],
-    metric: Annotated[list[str] | None, typer.Option("--metric", help="a metric to draw too; may be given several times")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print everything as a line of JSON")] = False,
-) -> None:
-    """Print in which settings runs differ, their curves over one another, and what can be said of them."""
-    from rlflow.cli.compare import compare_runs
-
-    raise typer.Exit(compare_runs(runs, metric or [], as_json))
-
-
-@app.command()
 def show(run: Run) -> None:
     """Print a run's story: settings, learning, curves, last numbers, notes and files."""
     from rlflow.cli.watch import show_run
