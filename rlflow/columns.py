@@ -11,6 +11,8 @@ from typing import Any
 FAMILIES = ("float", "uint", "int", "bool")
 FIELD = "data."  # how the names of columns begin that hold fields of the data as JSON, for rewards; no stage can give such a name
 
+SOURCE = "data:source"  # the text column that says from which of several sources of data a row is
+
 
 class Level(StrEnum):
     """The unit that has one value of a column: a token, a row, a group, or the whole batch."""

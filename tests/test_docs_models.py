@@ -77,4 +77,4 @@ def test_the_flags_of_adapters_are_those_of_the_trainer():
 
 
 def test_there_is_a_command_of_each_kind():
-    assert [line.split()[2] for line in COMMANDS] == ["grpo", "sft", "gsm8k/train.jsonl", "ppo", "reward_model", "ppo"]
+    assert [line.split()[2] for line in COMMANDS] == ["grpo", "sft", "grpo", "gsm8k/train.jsonl", "ppo", "reward_model", "ppo"]

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "memory": "errors",
     "memory.sizes": "",
     "plan": "graph trace placement memory",
-    "passes": "graph trace placement plan",
+    "passes": "columns graph trace placement plan",
     "schedule": "graph plan",
     "spans": "",
     "simulate": "errors graph plan passes schedule spans",

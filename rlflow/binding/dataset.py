@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlflow.author.flow import Flow
@@ -12,24 +12,56 @@ from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import FIELDS, Record
 from rlflow.data.json_fields import NOTHING, Wanted
+from rlflow.data.mixed import fifths, mixed
 from rlflow.data.source import open_data
-from rlflow.errors import PlanError, listed
+from rlflow.data.spec import parse_sources
+from rlflow.errors import PlanError, listed, nearest
 
 TEXT_OPTIONS = ("system", "template", "split")
+SHARED = ("system", "template", "chat")  # settings that are one for all sources
 
 
-def open_dataset(flow: Flow, config: RunConfig, wanted: Wanted = NOTHING) -> Dataset:
-    """The data that are named; with the null backend and none named, made-up records. ``wanted``: fields that rewards may ask for."""
-    if config.options.data is None:
+def open_dataset(flow: Flow, config: RunConfig, wanted: Callable[[str], Wanted] = lambda source: NOTHING) -> Dataset:
+    """The data that are named, several sources as one; with the null backend and none named, made-up records. ``wanted``: source → fields
+    that its rewards may ask for. Raises PlanError."""
+    if not config.options.data:
         if config.options.backend == "null":
             return made_up(flow)
         raise PlanError.of("no-data", "there are no data", found="no --data", expected="a file, a folder or a reasoning-gym task",
                            remedy="--data FILE")
     columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
-    data = open_data(config.options.data, tokenizer=config.tokenizer_folder, columns=columns, wanted=wanted,
-                     bad=config.options.bad_records, **data_settings(config.data, flow.data, wanted))
-    holds_responses(flow, data, config.options.data)
-    return data
+    sources = parse_sources(config.options.data)
+    names = [source.name for source in sources]
+    parts: dict[str, Dataset] = {}
+    for source in sources:
+        asked = wanted(source.name)
+        settings = data_settings(own_settings(config.data, source.name, names), flow.data, asked)
+        parts[source.name] = open_data(source.path, tokenizer=config.tokenizer_folder, columns=columns, wanted=asked,
+                                       bad=config.options.bad_records, **settings)
+        holds_responses(flow, parts[source.name], source.path)
+    if len(parts) == 1:
+        return parts[sources[0].name]
+    return mixed(parts, {source.name: source.weight for source in sources if source.weight is not None})  # all have one, or none has
+
+
+def own_settings(values: Mapping[str, Any], source: str, sources: Sequence[str]) -> dict[str, Any]:
+    """The settings of one source: those of ``--data.SOURCE.NAME`` go before those of ``--data.NAME``, which are for all sources. Raises
+    PlanError for a source that is not there, and for settings that all sources share."""
+    common: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for name, value in values.items():
+        head = next((each for each in sorted(sources, key=len, reverse=True) if name.startswith(f"{each}.")), None)
+        if head is None and "." in name:
+            raise PlanError.of("data-setting", f"'--data.{name}' names no source of data", found=name.rpartition(".")[0],
+                               expected=f"one of {listed(sources)}", nearest=nearest(name.rpartition(".")[0], sources))
+        if head is None:
+            common[name] = value
+        elif (rest := name.removeprefix(f"{head}.")) in SHARED:
+            raise PlanError.of("data-setting", f"'{rest}' is the same for all sources", found=f"--data.{name}", expected=f"--data.{rest}",
+                               remedy=f"--data.{rest} {value}, which says it for all sources")
+        elif head == source:
+            own[rest] = value
+    return {**common, **own}
 
 
 def data_settings(values: Mapping[str, Any], declared: Iterable[str], wanted: Wanted = NOTHING) -> dict[str, Any]:
@@ -94,4 +126,6 @@ def made_up(flow: Flow) -> Dataset:
 
 def split_records(data: Dataset, held_out: int) -> tuple[Dataset, Dataset]:
     """Training and held-out data; small data keep most of themselves for training."""
+    if data.parts:
+        return data.split(fifths(data, held_out) if held_out else 0)
     return data.split(min(held_out, len({record.question for record in data.records}) // 5))

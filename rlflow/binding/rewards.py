@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +15,19 @@ from rlflow.author.verbs import MODEL_READS
 from rlflow.batch import Batch
 from rlflow.binding.backends import backend, numbers
 from rlflow.binding.roles import half_class
-from rlflow.columns import field_column
+from rlflow.columns import SOURCE, field_column
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.data.json_fields import Wanted
 from rlflow.data.scorer import Judged
+from rlflow.data.spec import parse_sources
 from rlflow.execution.engine import Engine, Scorer
-from rlflow.execution.tally import PartialMetric, PartialMetrics
+from rlflow.execution.tally import PartialMetric, PartialMetrics, merged
 from rlflow.rewards.confinement import Confinement
 from rlflow.rewards.pool import RewardPool
 from rlflow.rewards.process import Hear
-from rlflow.rewards.reward import Reward, bind, score_all
-from rlflow.rewards.spec import RewardSpec, parse_reward, wanted
+from rlflow.rewards.reward import Reward, bind, same_fields, submit_all, sum_up
+from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, wanted
 from rlflow.rewards.text import reads
 from rlflow.rewards.vocabulary import check_same
 from rlflow.training.protocols import ModelSpec, Trainer
@@ -48,6 +50,14 @@ class ModelReward:
         return torch.as_tensor(self.trainer.forward(batch, ("scores",))["scores"])
 
 
+@dataclass(frozen=True)
+class Asked:
+    """Rows that reward functions are judging."""
+
+    batch: Batch
+    calls: list[tuple[Reward, Any]]
+
+
 @dataclass
 class Weighted:
     """The weighted sum of rewards on one role, in ``dtype``; missing in one is missing in the sum."""
@@ -58,10 +68,19 @@ class Weighted:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
+        return self.answer(self.ask(batch))
+
+    def ask(self, batch: Batch) -> Asked:
+        """Hand rows to the processes of reward functions."""
+        return Asked(batch, submit_all(self.functions, batch))
+
+    def answer(self, asked: Asked) -> tuple[Tensor, PartialMetrics]:
+        """The sum for the rows, when all functions have judged them."""
+        batch = asked.batch
         total = torch.zeros(len(batch), dtype=torch.float64)
         metrics: dict[str, PartialMetric] = {}
         if self.functions:
-            scores = score_all(self.functions, batch, self.dtype)
+            scores = sum_up(asked.calls, len(batch), self.dtype)
             total += scores.values.double()
             self.reasons.update(scores.first)
             metrics |= {f"missing_{cause}": PartialMetric.sum(count) for cause, count in scores.missing.items()}
@@ -73,6 +92,31 @@ class Weighted:
             total += model.spec.weight * part.double()
             metrics[f"{model.spec.name}_mean"] = PartialMetric.of(part)
         return total.to(self.dtype), metrics
+
+
+@dataclass
+class BySource:
+    """The weighted sum of the rewards of each row's source of data."""
+
+    dtype: torch.dtype
+    sums: Mapping[str, Weighted]  # by the source's name
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
+        total = torch.full((len(batch),), torch.nan, dtype=self.dtype)
+        names = batch[SOURCE]
+        rows = {name: torch.tensor([row for row, source in enumerate(names) if source == name]) for name in dict.fromkeys(names)}
+        asked = {name: self.sums[name].ask(batch.rows(index)) for name, index in rows.items()}  # all at once
+        metrics: list[PartialMetrics] = []
+        for name, index in rows.items():
+            scores, numbers = self.sums[name].answer(asked[name])
+            total[index] = scores
+            metrics.append(numbers)
+        return total, merged(metrics)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """The first message of each cause for which scores were missing."""
+        return {cause: message for each in self.sums.values() for cause, message in each.reasons.items()}
 
 
 @dataclass
@@ -92,15 +136,20 @@ class RewardNames:
 
     named: tuple[RewardSpec, ...] = ()  # of --reward, in its order; the data's own scorer where none is named
     own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own (--ROLE.reward)
+    sources: tuple[str, ...] = ()  # names of the sources of data
     made_up: bool = False  # whether scores are the null backend's own, and nothing judges
 
     @staticmethod
     def of(config: RunConfig) -> RewardNames:
-        """Read the names of rewards. Raises PlanError for a reward that is not there."""
+        """Read the names of rewards. Raises PlanError for a reward or a source that is not there, and a source that nothing judges."""
+        sources = tuple(source.name for source in parse_sources(config.options.data))
         if config.judged_by_nothing:
             return RewardNames(made_up=True)
         own = {role: parse_reward(str(values["reward"])) for role, values in config.roles.items() if values.get("reward")}
-        return RewardNames(tuple(map(parse_reward, config.options.reward or ("task",))), own)
+        names = RewardNames(tuple(map(parse_reward, config.options.reward or ("task",))), own, sources)
+        for rewards in (names.named, *((reward,) for reward in own.values())):
+            check_sources(rewards, sources)
+        return names
 
     def of_role(self, role: str) -> tuple[RewardSpec, ...]:
         """The rewards of a role: its own, of those for all of ``*rewards`` the one in its place, or all of them."""
@@ -109,9 +158,9 @@ class RewardNames:
         number = role.rpartition("_")[2]
         return (self.named[int(number)],) if number.isdigit() and len(self.named) > 1 else self.named
 
-    def wanted(self) -> Wanted:
-        """The fields of the data that functions among the rewards may ask for."""
-        return wanted([*self.named, *self.own.values()])
+    def wanted(self, source: str) -> Wanted:
+        """The fields that functions among the rewards of a source may ask for."""
+        return wanted(spec for spec in (*self.named, *self.own.values()) if spec.source in ("", source))
 
     def forms(self) -> Iterator[str]:
         """A line for each reward function that has the form of another project."""
@@ -135,7 +184,7 @@ class Rewards:
         self._pool = RewardPool(options.reward_workers, allowed)
         self._dtype = numbers(options.dtype)
         self._models: dict[str, list[ModelReward]] = {}
-        self._bound: list[Weighted] = []
+        self._bound: list[Weighted | BySource] = []
         self._null: Scorer | None = backend("null").Score() if names.made_up else None
 
     @property
@@ -144,31 +193,50 @@ class Rewards:
         if self._null:
             return ()
         functions = [spec for spec in self.names.named if spec.kind != "model"]
-        bound = self._bind(functions) if self._judged else []
+        bound = [reward for source, data in self._sources.items() if self._judged(data) for reward in self._bind(functions, source)]
         known = self._data.columns
         columns = [name for reward in bound
                    for name in (*reward.reads, *(n for n in reward.optional if n in known or field_column(n) in known))]
         models = MODEL_READS if len(functions) < len(self.names.named) else ()
-        return tuple(dict.fromkeys((*columns, *models)))
+        source = (SOURCE,) if self._data.sources else ()
+        return tuple(dict.fromkeys((*columns, *models, *source)))
 
     @property
-    def _judged(self) -> bool:
-        """Whether the default, the data's own scorer, can judge; a flow without rewards needs none."""
-        return bool(self._options.reward) or self._data.scorer is not None
+    def _sources(self) -> Mapping[str, Judged]:
+        """The sources of data; one alone by an empty name."""
+        return self._data.sources or {"": self._data}
 
-    def _bind(self, specs: Iterable[RewardSpec]) -> list[Reward]:
-        return bind(list(specs), self._pool, self._data, self._options.reward_timeout, self._options.unsafe_scorers)
+    def _judged(self, data: Judged) -> bool:
+        """Whether the default, the data's own scorer, can judge; a flow without rewards needs none."""
+        return bool(self._options.reward) or data.scorer is not None
+
+    def _bind(self, specs: Iterable[RewardSpec], source: str) -> list[Reward]:
+        """The rewards that judge rows of a source. Raises PlanError for one that reads what only other sources have."""
+        own = [spec for spec in specs if not source or spec.source in ("", source)]
+        bound = bind(own, self._pool, self._sources[source], self._options.reward_timeout, self._options.unsafe_scorers)
+        for reward in bound if source else ():
+            same_fields(reward, source, self._sources[source].columns, self._data.columns)
+        return bound
+
+    def _by_source(self, specs: Iterable[RewardSpec], models: Iterable[ModelReward] = ()) -> Weighted | BySource:
+        """The sum of rewards, for each source of its own."""
+        specs, models = list(specs), list(models)
+        sums = {source: Weighted(self._dtype, self._bind(specs, source),
+                                 [model for model in models if not source or model.spec.source in ("", source)])
+                for source in self._sources}  # fmt: skip
+        return BySource(self._dtype, sums) if self._data.sources else sums[""]
 
     def scorer(self, role: str) -> Scorer:
         """The scorer of a reward role's rows: all rewards, its own (--ROLE.reward), or of ``*rewards`` the one in its place."""
         if self._null:
             return self._null
         specs = self.names.of_role(role)
+        check_sources(specs, self.names.sources)
         models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
         for model in models if self._tokenizer else ():
             check_same(Path(model.spec.path), Path(self._tokenizer or ""))
         self._models[role] = models
-        self._bound.append(Weighted(self._dtype, self._bind(spec for spec in specs if spec.kind != "model"), models))
+        self._bound.append(self._by_source((spec for spec in specs if spec.kind != "model"), models))
         return self._bound[-1]
 
     def reasons(self) -> dict[str, str]:
@@ -177,12 +245,18 @@ class Rewards:
 
     def judge(self) -> Scorer | None:
         """The scorer that says whether a held-out answer is right, at weight 1: the reward ``math`` or ``task`` where it is named, else the
-        data's own scorer, else the first reward that is a function or a server. One for style or length does not tell right from wrong."""
-        named = [spec for spec in self.names.named if spec.kind == "math" or (spec.kind == "task" and self._data.scorer)]
-        own = [parse_reward("task")] if self._data.scorer else []
-        functions = [spec for spec in self.names.named if spec.kind in ("function", "remote")]
-        chosen = next(iter([*named, *own, *functions]), None)
-        return Weighted(self._dtype, self._bind([dataclasses.replace(chosen, weight=1.0)])) if chosen else None
+        data's own scorer, else the first reward that is a function or a server. One for style or length does not tell right from wrong.
+        Of several sources each has a judge of its own; None where one has none."""
+        chosen = [self._judge(source, data) for source, data in self._sources.items()]
+        judges = [dataclasses.replace(spec, weight=1.0, source=source) for spec, source in zip(chosen, self._sources, strict=True) if spec]
+        return self._by_source(judges) if len(judges) == len(chosen) else None
+
+    def _judge(self, source: str, data: Judged) -> RewardSpec | None:
+        specs = [spec for spec in self.names.named if not source or spec.source in ("", source)]
+        named = [spec for spec in specs if spec.kind == "math" or (spec.kind == "task" and data.scorer)]
+        own = [parse_reward("task")] if data.scorer else []
+        functions = [spec for spec in specs if spec.kind in ("function", "remote")]
+        return next(iter([*named, *own, *functions]), None)
 
     def load_models(self, device: str, roles: Collection[str] | None = None) -> None:
         """Load the reward models of some roles, or of all."""

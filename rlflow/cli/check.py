@@ -16,10 +16,11 @@ from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read
 from rlflow.config.names import role_types, setting_problems
 from rlflow.data.fields import FIELDS
 from rlflow.data.records import read
+from rlflow.data.spec import SourceSpec, parse_sources
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.rewards.forms import OPENRLHF
-from rlflow.rewards.spec import RewardSpec, parse_reward, readers
+from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
 from rlflow.trace.compile import TraceOptions, role_names
 from rlflow.watch.secrets import remember
@@ -79,20 +80,24 @@ def trace_options(config: RunConfig) -> TraceOptions:
     """Facts of the rewards of ``--reward`` and of ``--ROLE.generate.…`` that shape the graph. Nothing is imported. Raises PlanError for a
     reward that does not exist."""
     specs = [parse_reward(reward) for reward in config.options.reward]
+    sources = parse_sources(config.options.data)
+    check_sources(specs, [source.name for source in sources])
     columns = [name for spec in specs for name in reward_reads(spec)]
     return TraceOptions(max(len(specs), 1), tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,
                         reward_places=readers(specs), sampling=config.sampling,
-                        fields=record_fields(config.options.data, config.data) if set(columns) - set(OPENRLHF.reads) else ())  # fmt: skip
+                        fields=record_fields(sources, config.data) if set(columns) - set(OPENRLHF.reads) else ())  # fmt: skip
 
 
-def record_fields(data: str | None, mapped: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names under which rewards may ask for fields of the data: those of the first record of a file that is named, and those that
-    ``--data.NAME`` maps. Nothing for other data. Raises PlanError for a file that is not there."""
-    path = Path(os.path.expanduser(data or ""))
-    if not path.suffix:
+def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names under which rewards may ask for fields of the data: those of the first record of each file that is named, and those that
+    ``--data.NAME`` and ``--data.SOURCE.NAME`` map. Nothing for other data. Raises PlanError for a file that is not there."""
+    paths = [path for source in sources if (path := Path(os.path.expanduser(source.path))).suffix]
+    if not paths:
         return ()
-    records, _ = read(path)
-    return (*map(str, records[0].fields if records else ()), *(name for name in mapped if name not in FIELDS))
+    firsts = [records[0].fields for path in paths if (records := read(path)[0])]
+    names = [name.removeprefix(f"{source.name}.") for name in mapped for source in sources if name.startswith(f"{source.name}.")]
+    return tuple(dict.fromkeys([*(str(name) for fields in firsts for name in fields),
+                                *(name for name in [*mapped, *names] if name not in FIELDS)]))
 
 
 def reward_reads(reward: RewardSpec) -> tuple[str, ...]:

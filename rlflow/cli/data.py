@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from rlflow.binding.dataset import data_settings
+from rlflow.binding.dataset import data_settings, own_settings
 from rlflow.binding.positions import positions_of
 from rlflow.config.flags import parse_flags
+from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Room
 from rlflow.data.preview import Lengths, Preview, Row, Text, preview
 from rlflow.data.source import open_data
+from rlflow.data.spec import SourceSpec, parse_sources
 from rlflow.errors import PlanError, nearest
 from rlflow.watch.tables import output, plain
 
@@ -20,22 +23,34 @@ IDS = 32  # ids that are shown from the beginning of a text, and as many from it
 
 
 def show_data(file: str, arguments: Sequence[str]) -> int:
-    """Print what the records of a file, folder or task become. ``arguments``: flags. Raises PlanError."""
+    """Print what the records of a file, folder or task become. ``arguments``: further sources as --data, and flags. Raises PlanError."""
     flags = parse_flags(arguments)
+    sources = parse_sources((file, *flags.pop("data", ())))
     as_json, model, rows = bool(flags.pop("json", False)), flags.pop("model", None), _count(flags.pop("rows", "3"))
     given = {name.removeprefix("data."): flags.pop(name) for name in list(flags) if name.startswith("data.")}
     if flags:
         raise _unknown(next(iter(flags)))
     folder = os.path.expanduser(model) if model else None
-    data = open_data(file, tokenizer=folder, bad="skip", **data_settings(given, ()))
-    if folder and (positions := positions_of(Path(folder))):
-        data = data.within(Room(positions, positions, f" ({positions} positions of the model)"))
-    found = preview(data, rows)
+    names = [source.name for source in sources]
+    opened = {name: _opened(source, folder, own_settings(given, name, names)) for name, source in zip(names, sources, strict=True)}
+    previews = {name: preview(data, rows) for name, data in opened.items()}
+    total = sum(shares := [source.weight or len(opened[source.name]) for source in sources])
     if as_json:
-        print(json.dumps(found.as_json(), ensure_ascii=False))
-    else:
-        output(plain(line) for line in lines(found))
+        whole = {name: {"share": float(share / total), **found.as_json()}
+                 for share, (name, found) in zip(shares, previews.items(), strict=True)}  # fmt: skip
+        print(json.dumps(whole if len(whole) > 1 else previews[names[0]].as_json(), ensure_ascii=False))
+        return 0
+    for share, (name, found) in zip(shares, previews.items(), strict=True):
+        head = [f"source {name}: {float(share / total):.1%} of the prompts"] if len(sources) > 1 else []
+        output(plain(line) for line in [*head, *lines(found)])
     return 0
+
+
+def _opened(source: SourceSpec, folder: str | None, settings: Mapping[str, Any]) -> Dataset:
+    """A source as a run of the model in ``folder`` reads it."""
+    data = open_data(source.path, tokenizer=folder, bad="skip", **data_settings(settings, ()))
+    positions = positions_of(Path(folder)) if folder else None
+    return data.within(Room(positions, positions, f" ({positions} positions of the model)")) if positions else data
 
 
 def lines(found: Preview) -> Iterator[str]:
@@ -92,5 +107,6 @@ def _count(text: str) -> int:
 def _unknown(name: str) -> PlanError:
     written = f"--{name.replace('_', '-')}"
     return PlanError.of("unknown-flag", f"`rlflow data` has no flag {written}", found=written,
-                        expected="--model FOLDER, --rows COUNT, --json, or --data.NAME VALUE as `rlflow run` takes it",
+                        expected="--model FOLDER, --rows COUNT, --json, --data FILE for a further source, or --data.NAME VALUE as "
+                                 "`rlflow run` takes it",
                         nearest=nearest(written, ["--model", "--rows", "--json", "--data.prompt", "--data.answer", "--data.chat"]))

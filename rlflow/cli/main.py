@@ -133,11 +133,16 @@ def export(
 
 
 @app.command()
-def runs(folder: Annotated[str, typer.Argument(help="the folder that holds runs")] = "runs") -> None:
-    """List runs with their state and last numbers."""
+def runs(
+    folder: Annotated[str, typer.Argument(help="the folder that holds runs")] = "runs",
+    sort: Annotated[str, typer.Option("--sort", help="a setting, a metric, or run, flow, state, iteration, updated")] = "updated",
+    where: Annotated[list[str] | None, typer.Option("--where", help="a condition, such as hp.samples=8; several must all hold")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the runs as a line of JSON")] = False,
+) -> None:
+    """List runs with their state, their last numbers and the settings in which they differ, the highest of --sort last."""
     from rlflow.cli.watch import list_runs
 
-    raise typer.Exit(list_runs(folder))
+    raise typer.Exit(list_runs(folder, sort, where or [], as_json))
 
 
 @app.command()

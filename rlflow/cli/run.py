@@ -56,7 +56,8 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
         task, beneath = packaged(flow.name)
         model, other = config.options.model, [f"{name} {value}" for name, value in beneath.items()
                                              if name in config.values and name not in ("model", "data") and name not in values]
-        reporter.note(f"task: packaged '{task}': {config.options.data}, model {model} (--model or --data for others); {', '.join(other)}")
+        data = ", ".join(config.options.data)
+        reporter.note(f"task: packaged '{task}': {data}, model {model} (--model or --data for others); {', '.join(other)}")
     context = prepare(flow, hp, config, reporter.note)
     if context.prompts.data.worded:
         reporter.note(context.prompts.data.worded)

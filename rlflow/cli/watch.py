@@ -5,29 +5,41 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from rlflow.errors import PlanError, nearest
+from rlflow.watch import tables
+from rlflow.watch.choosing import chosen, condition, full_name, listed_run
 from rlflow.watch.doctor import sections
 from rlflow.watch.follow import ending, follow, frame
 from rlflow.watch.frame import draw
 from rlflow.watch.history import find_run, is_run, run_folders, summarised
 from rlflow.watch.live import Live, lively
 from rlflow.watch.plain import Plain
-from rlflow.watch.tables import output, plain, runs, story
+from rlflow.watch.tables import output, plain, story
 
 
-def list_runs(text: str) -> int:
-    """Print a table of a folder's runs. Raises PlanError for a folder that is not there."""
+def list_runs(text: str, sort: str = "updated", where: Sequence[str] = (), as_json: bool = False) -> int:
+    """Print a table of a folder's runs, of which all conditions ``where`` hold, by the name ``sort``. Raises PlanError for a folder that is
+    not there, and for a name or a condition that says nothing."""
+    conditions = [condition(each) for each in where]
     base = Path(text)
     if not base.is_dir():
         siblings = [str(path) for path in base.parent.iterdir() if path.is_dir()] if base.parent.is_dir() else []
         raise PlanError.of("no-runs", f"there is no folder '{base}'", found="nothing of that name", expected="a folder that holds runs",
                            nearest=nearest(str(base), siblings), remedy="rlflow runs FOLDER: what --out said, or runs")
     summaries = [summarised(folder) for folder in ([base] if is_run(base) else run_folders(base))]
-    output([runs(summaries, time.time())] if summaries else [plain(f"no runs in {base}")])
+    shown = chosen([listed_run(summary) for summary in summaries], conditions, sort)
+    if as_json:
+        print(tables.as_json(shown))
+    elif not shown:
+        output([plain(f"none of the {len(summaries)} runs in {base} is such" if summaries else f"no runs in {base}")])
+    else:
+        width = Console().width if sys.stdout.isatty() else tables.WIDE
+        output(tables.runs(shown, time.time(), [full_name(sort), *(each.name for each in conditions)], width))
     return 0
 
 

@@ -15,9 +15,8 @@ from ray import cloudpickle
 import rlflow
 from rlflow.author.flow import Flow
 from rlflow.author.load import algorithms_folder, flows_of, load, load_text
-from rlflow.columns import Kind
 from rlflow.config.flags import RunConfig
-from rlflow.data.scorer import ScorerSpec
+from rlflow.data.scorer import DataShape
 from rlflow.errors import PlanError
 from rlflow.graph.wire import identity
 from rlflow.memory.schedule import MemorySchedule
@@ -65,14 +64,6 @@ def by_value(flow: Flow) -> bytes:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     pickled: bytes = cloudpickle.dumps(flow)  # type: ignore[no-untyped-call]
     return pickled
-
-
-@dataclass(frozen=True)
-class DataShape:
-    """Facts of the data set that rewards need, without its records."""
-
-    columns: Mapping[str, Kind]  # name → kind of the columns of its rows
-    scorer: ScorerSpec | None  # of the reward ``task``
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES
 
 SWITCHES = ("json", "quiet")
-REPEATED = ("reward", "reward_env", "reward_write", "track")
+REPEATED = ("data", "reward", "reward_env", "reward_write", "track")
 NULL = "null"  # the backend without models
 ELSEWHERE = {  # what other programs call a flag
     "learning_rate": "lr", "actor_learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule",
@@ -92,7 +92,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             values |= flat(value, f"{name}.")
         elif name in REPEATED:
-            values[name] = tuple(value) if isinstance(value, list | tuple) else (value,)
+            values[name] = tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
         else:
             values[name] = value
     return values
@@ -162,7 +162,7 @@ def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any =
     for name, value in values.items():
         head, dot, rest = name.partition(".")
         if not dot and name in own:
-            options[name] = value
+            options[name] = (value,) if name in REPEATED and isinstance(value, str) else value
         elif not dot:
             every[name] = value
         elif head == "hp":

@@ -14,9 +14,9 @@ class Options:
     """Keywords of `rlflow run`, apart from the algorithm's settings (--hp.NAME) and the backends' (--ROLE.NAME)."""
 
     model: str | None = None  # Hugging Face model folder that model roles start from
-    data: str | None = None  # .jsonl, .parquet, a Hugging Face dataset folder, or a reasoning-gym task
+    data: tuple[str, ...] = ()  # .jsonl, .parquet, a Hugging Face dataset folder, or a reasoning-gym task; [NAME=]FILE[:weight], repeat
     bad_records: Literal["stop", "skip"] = "stop"  # records of the data that no model can be given: stop before the run, or leave them out
-    reward: tuple[str, ...] = ()  # task, math, file.py:function, a model folder or a URL, each with an optional :weight; repeat for several
+    reward: tuple[str, ...] = ()  # task, math, file.py:function, a model folder or a URL, each with an optional @source, :weight
     prompts: Annotated[int, Ge(1)] = 64  # prompts per iteration
     iterations: Annotated[int, Ge(1)] = 100  # iterations of the algorithm
     held_out: Annotated[int, Ge(0)] = 512  # prompts kept out of training for evaluation

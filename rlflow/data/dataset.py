@@ -6,15 +6,16 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlflow.columns import Kind
+from rlflow.columns import SOURCE, Kind
 from rlflow.data import rows
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.faults import Fault, Room, faults
 from rlflow.data.fields import FIELDS, OF_PROJECTS, Record, Shape
-from rlflow.data.scorer import MATCH, ScorerSpec
+from rlflow.data.scorer import MATCH, DataShape, ScorerSpec
 from rlflow.errors import PlanError
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Dataset:
     room: Room = Room()
     alone: int = 0  # prompts of one message that are plain text, since the tokenizer has no chat template
     unread: tuple[str, ...] = ()  # fields of the file that no column is read from
+    parts: Mapping[str, Dataset] = field(default_factory=dict)  # of several sources, each by its name, as it was opened
+    weights: Mapping[str, Fraction] = field(default_factory=dict)  # of several sources: shares of the prompts, of any sum above 0
 
     def __len__(self) -> int:
         return len(self.records)
@@ -63,6 +66,8 @@ class Dataset:
     @property
     def recognised(self) -> str:
         """A text that says which project's records these are, and what they are read as; empty where they are rlflow's own."""
+        if self.parts:
+            return "\n".join(filter(None, (part.recognised for part in self.parts.values())))
         project = next((OF_PROJECTS[field] for field in self.fields.values() if field in OF_PROJECTS), "")
         columns = ", ".join(f"{name} from '{field}'" for name, field in self.fields.items() if name in FIELDS)
         return f"{self.name} has records as {project} has them: {columns} (--data.NAME FIELD for others)" if project else ""
@@ -74,8 +79,9 @@ class Dataset:
 
     @property
     def _like(self) -> Record:
-        """A record that stands for all, since they are of one shape."""
-        return self.records[0] if self.records else Record("")
+        """A record that stands for all, since they are of one shape; with an answer where one of several sources has answers."""
+        like = self.records[0] if self.records else Record("")
+        return replace(like, answer="") if any("answer" in part.columns for part in self.parts.values()) else like
 
     @property
     def columns(self) -> dict[str, Kind]:
@@ -85,8 +91,15 @@ class Dataset:
     @property
     def scorer(self) -> ScorerSpec | None:
         """The scorer of the reward ``task``: the reasoning-gym task's own, else a comparison with the answer; None where there is
-        neither."""
+        neither, and where there are several sources, each of which has its own."""
+        if self.parts:
+            return None
         return self.task or (MATCH if "answer" in self.columns else None)
+
+    @property
+    def sources(self) -> dict[str, DataShape]:
+        """Facts that rewards need of each of several sources, by its name."""
+        return {name: DataShape(part.columns, part.scorer) for name, part in self.parts.items()}
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -121,24 +134,39 @@ class Dataset:
 
     def prompts(self, seed: int = 0) -> Prompts:
         """A cursor over the records. Each epoch has an order of its own, drawn by ``seed``."""
+        from rlflow.data.mixed import MixedPrompts
         from rlflow.data.prompts import Prompts
 
-        return Prompts(self, seed)
+        return MixedPrompts(self, seed) if self.parts else Prompts(self, seed)
 
-    def split(self, held_out: int | float, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """(training, held-out) data sets, disjoint by the text of the question. ``held_out``: a share below 1, or a count of questions.
+    def split(self, held_out: int | float | Mapping[str, int], seed: int = 0) -> tuple[Dataset, Dataset]:
+        """(training, held-out) data sets, disjoint by the text of the question. ``held_out``: a share below 1, a count of questions, or
+        such a count for each of several sources; a question that one source holds out is held out of all.
 
         Records of one question go to one side, decided by a hash of its text and ``seed``. With a share (0.05) a question is on the same
         side in any data set; with a count, the questions of lowest hash are held out, and a few more records than asked for where the
         last question has several. Repeated questions are kept. Raises PlanError where one side would be empty.
         """
-        if held_out == 0 or not self.records:
+        if not held_out or not self.records:
             return self, replace(self, records=(), dropped=0, doubles=0, faults=())
-        is_held_out = _held_out([_place(record.question, seed) for record in self.records], held_out)
-        if all(is_held_out) or held_out < 0:
+        places = [_place(record.question, seed) for record in self.records]
+        if isinstance(held_out, Mapping):
+            questions = self._held_out_by_source(places, held_out)
+            is_held_out = [place in questions for place in places]
+        else:
+            is_held_out = _held_out(places, held_out)
+        if all(is_held_out) or (not isinstance(held_out, Mapping) and held_out < 0):
             raise _bad_split(self, held_out)
         sides = [[record for record, out in zip(self.records, is_held_out, strict=True) if out is side] for side in (False, True)]
         return replace(self, records=sides[0]), replace(self, records=sides[1], dropped=0, doubles=0, faults=())
+
+    def _held_out_by_source(self, places: Sequence[int], counts: Mapping[str, int]) -> set[int]:
+        """The places of questions that are held out, so many of each source."""
+        held_out: set[int] = set()
+        for name, count in counts.items():
+            own = [place for place, record in zip(places, self.records, strict=True) if record.more[SOURCE] == name]
+            held_out |= {place for place, out in zip(own, _held_out(own, count), strict=True) if out} if count else set()
+        return held_out
 
 
 def _place(question: str, seed: int) -> int:
@@ -155,7 +183,7 @@ def _held_out(places: Sequence[int], held_out: int | float) -> list[bool]:
     return [place <= limit for place in places]
 
 
-def _bad_split(data: Dataset, held_out: int | float) -> PlanError:
+def _bad_split(data: Dataset, held_out: int | float | Mapping[str, int]) -> PlanError:
     questions = len({record.question for record in data.records})
     return PlanError.of("held-out", "nothing would be left to train on, or nothing held out",
                         found=f"{held_out} held out of {questions} questions in {data.name}",

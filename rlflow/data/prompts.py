@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class Prompts:
         while self._untold:
             yield self._untold.popleft()
 
-    def left_out(self, since: Mapping[str, int | str]) -> dict[str, float]:
+    def left_out(self, since: Mapping[str, Any]) -> dict[str, float]:
         """Metrics: cause → how many records were passed over since a ``state``."""
         if not self.faults:
             return {}
@@ -80,26 +80,29 @@ class Prompts:
         causes = Counter(fault.cause for place in range(first, self.position) if (fault := self.faults.get(self._record(place))))
         return {f"data/left_out_{cause}": float(count) for cause, count in sorted(causes.items())}
 
-    def state(self) -> dict[str, int | str]:
+    def state(self) -> dict[str, Any]:
         """The cursor's state, from which ``load`` goes on."""
         return {"epoch": self.epoch, "cursor": self.position % len(self), "seed": self.seed, "digest": self.data.digest}
 
-    def load(self, state: Mapping[str, int | str]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a ``state``. Raises PlanError where the data or the seed differ from those of the state."""
+        self._check_same(state)
+        self.position = self._position(state)
+
+    def _check_same(self, state: Mapping[str, Any]) -> None:
         now = self.state()
         for name in ("digest", "seed"):
             if state[name] != now[name]:
                 raise PlanError.of("data-changed", f"the {name} of {self.data.name} is not that of the saved run", found=str(now[name]),
                                    expected=str(state[name]), remedy="resume with the same data and seed")
-        self.position = self._position(state)
 
-    def _position(self, state: Mapping[str, int | str]) -> int:
+    def _position(self, state: Mapping[str, Any]) -> int:
         return int(state["epoch"]) * len(self) + int(state["cursor"])
 
     def _record(self, position: int) -> int:
         epoch, place = divmod(position, len(self))
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, _order(len(self), self.seed, epoch))
+            self._order = (epoch, order(len(self), self.seed, epoch))
         return int(self._order[1][place])
 
     def _judge(self, index: Iterable[int]) -> list[Fault]:
@@ -112,7 +115,8 @@ class Prompts:
         return list(faults.values())
 
 
-def _order(count: int, seed: int, epoch: int) -> np.ndarray:
-    """A shuffle of 0 … count-1, int64 [count]. It sorts raw bits, the one stream that numpy promises never to change."""
-    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(count)
+def order(count: int, seed: int, epoch: int, *source: int) -> np.ndarray:
+    """A shuffle of 0 … count-1, int64 [count]. It sorts raw bits, the one stream that numpy promises never to change. ``source``: a number
+    of the source, where there are several."""
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch, *source])).random_raw(count)
     return np.argsort(bits, kind="stable")

@@ -47,3 +47,16 @@ class Judged(Protocol):
     @property
     def scorer(self) -> ScorerSpec | None:
         """The scorer of the reward ``task``; None where the data has none."""
+
+    @property
+    def sources(self) -> Mapping[str, DataShape]:
+        """Columns and scorer of each of several sources, by its name; empty where there is one."""
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """Facts of a data set that rewards need, without its records."""
+
+    columns: Mapping[str, Kind]  # name → kind of the columns of its rows
+    scorer: ScorerSpec | None  # of the reward ``task``
+    sources: Mapping[str, DataShape] = field(default_factory=dict)  # of several sources, each by its name

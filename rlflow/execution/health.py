@@ -7,6 +7,7 @@
     policy/entropy           mean entropy, nats; without an `entropy` column the mean of -logprobs, which estimates it
     critic/explained_variance  1 - Var(returns - values) / Var(returns)
     reward/missing_rate      share of rows without a score
+    scores/NAME              mean score of the rows of a source of data, where there are several
     reward/flat_groups       share of groups whose scores are all equal: they carry no signal
     response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
 """
@@ -19,10 +20,11 @@ import torch
 from torch import Tensor
 
 from rlflow.batch import Batch
+from rlflow.columns import SOURCE
 from rlflow.maths import kl
 
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
-READ = (*TOKENS, "tokens", "scores", "finish")
+READ = (*TOKENS, "tokens", "scores", "finish", SOURCE)
 
 
 def health(records: Mapping[str, Batch]) -> dict[str, float]:
@@ -67,12 +69,23 @@ def _scores(records: Mapping[str, Batch]) -> dict[str, float]:
         return {}
     batch = records["scores"]
     scores, slots, groups = batch["scores"].double(), batch.axis.slots, batch.axis.groups
-    metrics = {"reward/missing_rate": float(scores.isnan().double().mean())}
+    metrics = {**_by_source(records, scores), "reward/missing_rate": float(scores.isnan().double().mean())}
     if batch.axis.grouped and groups < len(batch):
         high = torch.full((groups,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(-torch.inf), "amax")
         low = torch.full((groups,), torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(torch.inf), "amin")
         metrics["reward/flat_groups"] = float((high <= low).double().mean())
     return metrics
+
+
+def _by_source(records: Mapping[str, Batch], scores: Tensor) -> dict[str, float]:
+    """The mean score of the rows of each source of data, where there are several."""
+    index = records[SOURCE].axis.rows_of(records["scores"].axis) if SOURCE in records else None
+    if index is None or bool((index < 0).any()):
+        return {}
+    names = records[SOURCE][SOURCE]
+    sources = [names[row] for row in index.tolist()]
+    rows = {name: torch.tensor([source == name for source in sources]) for name in sorted(set(sources))}
+    return {f"scores/{name}": _mean(scores[where]) for name, where in rows.items()}
 
 
 def _responses(records: Mapping[str, Batch]) -> dict[str, float]:

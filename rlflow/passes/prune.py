@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rlflow.columns import SOURCE
 from rlflow.graph.model import Column, Graph, Input, Node, Op
 from rlflow.plan import FORWARDS, PassNote, Plan
 
-RECORDED = ("prompt", "answer", "completion", "finish", "scores", "tokens", "mask")
+RECORDED = (SOURCE, "prompt", "answer", "completion", "finish", "scores", "tokens", "mask")
 WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")  # recorded where something reads them anyway
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlflow.columns import Kind, Level, field_column
+from rlflow.columns import SOURCE, Kind, Level, field_column
 from rlflow.data.json_fields import names_of
 from rlflow.data.scorer import Judged, ScorerSpec
 from rlflow.errors import PlanError, listed, nearest
@@ -112,15 +112,35 @@ def _scores(results: Results, dtype: Dtype) -> Scores:
 
 def score_all(rewards: Sequence[Reward], batch: Batch, dtype: Dtype) -> Scores:
     """The weighted sum of several rewards, float32 or float64 [rows], NaN where any of them has no score. The rewards score in parallel."""
+    return sum_up(submit_all(rewards, batch), len(batch), dtype)
+
+
+def submit_all(rewards: Sequence[Reward], batch: Batch) -> list[tuple[Reward, Any]]:
+    """Hand rows to several rewards, which score them in parallel; the calls, for ``sum_up``."""
+    return [(reward, reward._submit(batch)) for reward in rewards]
+
+
+def sum_up(calls: Sequence[tuple[Reward, Any]], rows: int, dtype: Dtype) -> Scores:
+    """The weighted sum of rewards that rows were handed to, when all have scored them."""
     import torch
 
-    calls = [(reward, reward._submit(batch)) for reward in rewards]
     scored = {reward.name: (reward.weight, _scores(reward.judged(call), dtype)) for reward, call in calls}
-    total = sum((weight * part.values.double() for weight, part in scored.values()), torch.zeros(len(batch), dtype=torch.float64))
+    total = sum((weight * part.values.double() for weight, part in scored.values()), torch.zeros(rows, dtype=torch.float64))
     missing = Counter({f"{name}/{cause}": count for name, (_, part) in scored.items() for cause, count in part.missing.items()})
     first = {f"{name}/{cause}": message for name, (_, part) in scored.items() for cause, message in part.first.items()}
     others = {f"{name}_{key}": numbers for name, (_, part) in scored.items() for key, numbers in part.others.items()}
     return Scores(total.to(dtype), dict(missing), first, {name: part.values for name, (_, part) in scored.items()}, others)
+
+
+def same_fields(reward: Reward, source: str, own: Mapping[str, Kind], every: Mapping[str, Kind]) -> None:
+    """Raises PlanError where a reward reads of one source's rows what only other sources have. ``own``: columns of the source; ``every``:
+    of all of them."""
+    for name in reward.reads:
+        if not {name, field_column(name)} & own.keys() and {name, field_column(name)} & every.keys():
+            raise PlanError.of("source-field", f"the reward '{reward.name}' reads '{name}', which the source '{source}' has not",
+                               found=listed(column for column in own if column != SOURCE), expected=f"a field '{name}' in '{source}' too",
+                               nearest=nearest(name, [*own, *names_of(own)]),
+                               remedy=f"map it: --data.{source}.{name} FIELD, or a reward for each source: --reward REWARD@{source}")
 
 
 def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = None, timeout: float = 60.0,

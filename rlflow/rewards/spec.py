@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -18,7 +19,8 @@ from rlflow.rewards import text
 from rlflow.rewards.forms import OPENRLHF
 
 BUILT_IN = ("task", "math")
-FORMS = "task, math, file.py:function, a model folder, or http://HOST/PATH; each may end in :weight"
+SOURCE = re.compile(r"\w[\w.-]*")  # the name of a source of data
+FORMS = "task, math, file.py:function, a model folder, or http://HOST/PATH; each may end in @source and :weight"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class RewardSpec:
     path: str = ""  # the function's file, the model's folder or the server's URL
     function: str = ""
     module: str = ""  # dotted name of the function's file where that is part of an importable package
+    source: str = ""  # of several sources of data the one whose rows it judges; of all where it names none
 
 
 def parse_reward(written: str) -> RewardSpec:
@@ -39,13 +42,29 @@ def parse_reward(written: str) -> RewardSpec:
     if written.startswith(("http://", "https://")):
         return _remote(written)
     body, weight = _split_weight(os.path.expanduser(written))
+    body, source = _split_source(body)
     if body in ("task", "math"):
-        return RewardSpec("task" if body == "task" else "math", body, weight)
+        return RewardSpec("task" if body == "task" else "math", body, weight, source=source)
     if ".py" in body:
-        return _function(written, body, weight)
+        return replace(_function(written, body, weight), source=source)
     if body and Path(body).is_dir():
-        return RewardSpec("model", Path(body).name, weight, path=_model(body))
+        return RewardSpec("model", Path(body).name, weight, path=_model(body), source=source)
     raise _unknown(written, body)
+
+
+def check_sources(rewards: Sequence[RewardSpec], sources: Sequence[str]) -> None:
+    """Raises PlanError for a reward that names no source that there is, and for a source that no reward judges. ``rewards``: those of one
+    role, or of all of them."""
+    for reward in rewards:
+        if reward.source and reward.source not in sources:
+            raise PlanError.of("reward-source", f"the reward '{reward.name}@{reward.source}' names no source of the data",
+                               found=reward.source, expected=f"one of {listed(sources)}" if sources else "data that are named with --data",
+                               nearest=nearest(reward.source, sources), remedy="name the source with --data NAME=FILE, or its file's stem")
+    lacking = [name for name in sources if not any(reward.source in ("", name) for reward in rewards)]
+    if lacking and rewards:
+        raise PlanError.of("source-reward", f"no reward judges the source '{lacking[0]}'",
+                           found=", ".join(f"{reward.name}@{reward.source}" for reward in rewards), expected="a reward for each source",
+                           remedy=f"--reward task@{lacking[0]}, or a reward that names no source, which judges all")
 
 
 def readers(specs: Iterable[RewardSpec]) -> dict[str, Place]:
@@ -110,11 +129,18 @@ def _split_weight(text: str) -> tuple[str, float]:
     return body, weight
 
 
+def _split_source(text: str) -> tuple[str, str]:
+    """(the text without its source, the source), which is empty where the text names none. A path as a whole names none."""
+    body, at, source = text.rpartition("@")
+    return (body, source) if at and body and SOURCE.fullmatch(source) and not Path(text).exists() else (text, "")
+
+
 def _remote(written: str) -> RewardSpec:
     """The reward of a server. A number after the path is a weight; after the host it is a port."""
     scheme, _, rest = written.partition("://")
     host, slash, path = rest.partition("/")
     path, weight = _split_weight(path) if path else (path, 1.0)
+    path, source = _split_source(path) if path else (path, "")
     url = f"{scheme}://{host}{slash}{path}"
     try:
         parts = urlsplit(url)
@@ -124,7 +150,7 @@ def _remote(written: str) -> RewardSpec:
     if not usable:
         raise PlanError.of("reward-url", "the reward's URL cannot be asked", found=f"{scheme}://…@…" if "@" in host else url,
                            expected="http://HOST:PORT/PATH, without a user's name")
-    return RewardSpec("remote", path.rstrip("/").rpartition("/")[2] or str(parts.hostname), weight, path=url)
+    return RewardSpec("remote", path.rstrip("/").rpartition("/")[2] or str(parts.hostname), weight, path=url, source=source)
 
 
 def _function(written: str, body: str, weight: float) -> RewardSpec:

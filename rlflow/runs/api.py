@@ -72,7 +72,7 @@ def named_reward(reward: Any) -> Any:
 
 def uses_packaged(values: Mapping[str, Any]) -> bool:
     """Whether a run takes the packaged task: where neither a model nor data are named."""
-    return values.get("model") is None and values.get("data") is None and values.get("backend") != "null"
+    return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
 def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from rlflow.config.names import SHIPPED, source_files
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
+from rlflow.data.spec import parse_source
 from rlflow.errors import PlanError
 from rlflow.rewards.spec import RewardSpec
 from rlflow.runs.identity import Identity, WeightFile
@@ -55,7 +56,7 @@ def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, Rewar
     are rewards."""
     specs = [*rewards.named, *(rewards.own[role] for role in roles if role in rewards.own)]
     named: dict[str, RewardSpec] = {}
-    for spec in dict.fromkeys(replace(spec, weight=1.0) for spec in specs):
+    for spec in dict.fromkeys(replace(spec, weight=1.0, source="") for spec in specs):
         name = f"{Path(spec.path).name}:{spec.function}" if spec.kind == "function" else spec.name
         named[name if name not in named else f"{name} ({len(named) + 1})"] = spec
     return named
@@ -176,7 +177,7 @@ def _imported(name: str, file: Path, module: str, modules: Imports) -> Iterator[
 def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, str]:
     """Versions of packages, and what the machine computes with."""
     packages = [*ALWAYS, *(name for spec in sources.rewards.values() for name in OF_SCORERS.get(spec.kind, ()))]
-    packages += ["reasoning-gym"] if str(options.data).startswith(PREFIX) else []
+    packages += ["reasoning-gym"] if any(parse_source(data).path.startswith(PREFIX) for data in options.data) else []
     packages += ["ray"] if options.pools else []
     packages += ["peft"] if any(role.config.values.get("lora") for role in sources.roles.values()) else []
     packages += sorted({half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rlflow.batch import Batch
+from rlflow.columns import SOURCE
 from rlflow.execution.engine import JUDGE, Engine
 from rlflow.seeds import derived
 from rlflow.training.protocols import Sampling
@@ -19,7 +20,8 @@ class Accuracy:
 
     sampled: float
     greedy: float
-    roles: dict[str, dict[str, float]] = field(default_factory=dict)  # where several roles are evaluated, both shares of each
+    roles: dict[str, dict[str, float]] = field(default_factory=dict)  # where several roles are evaluated, all shares of each
+    sources: dict[str, float] = field(default_factory=dict)  # where data have several sources, shares as sampled/NAME and greedy/NAME
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,10 @@ class Evaluation:
 
     def __call__(self) -> Accuracy:
         """The accuracy of the role, and by name of each where there are several."""
-        shares = {each.role: {"sampled": each._share(1.0), "greedy": each._share(0.0)} for each in (self, *self.others)}
-        return Accuracy(**shares[self.role], roles=shares if self.others else {})
+        shares = {each.role: each._shares("sampled", 1.0) | each._shares("greedy", 0.0) for each in (self, *self.others)}
+        own = shares[self.role]
+        sources = {name: share for name, share in own.items() if "/" in name}
+        return Accuracy(own["sampled"], own["greedy"], shares if self.others else {}, sources)
 
     def answers(self, count: int) -> list[dict[str, str]]:
         """The first ``count`` prompts, the right answers where the data have them, and what the model samples."""
@@ -46,14 +50,26 @@ class Evaluation:
         role = {"role": self.role} if self.others else {}
         return [role | dict(zip(names, values, strict=True)) for values in zip(*(rows[name] for name in names), strict=True)]
 
-    def _share(self, temperature: float) -> float:
-        right = 0
+    def _shares(self, name: str, temperature: float) -> dict[str, float]:
+        """The share of all prompts, as ``name``, and of those of each source, as ``name/SOURCE``."""
+        right = self._right(temperature)
+        shares = {name: sum(right) / len(right)}
+        if SOURCE in self.prompts:
+            by_source: dict[str, list[bool]] = {}
+            for source, hit in zip(self.prompts[SOURCE], right, strict=True):
+                by_source.setdefault(source, []).append(hit)
+            shares |= {f"{name}/{source}": sum(hits) / len(hits) for source, hits in by_source.items()}
+        return shares
+
+    def _right(self, temperature: float) -> list[bool]:
+        """Whether each prompt is answered right."""
+        right: list[bool] = []
         for start in range(0, len(self.prompts), CHUNK):
             part = self.prompts.rows(range(start, min(start + CHUNK, len(self.prompts))))
             scores = self.engine.reward(JUDGE, self._sampled(part, temperature))[0]
-            right += int((self.engine.fetch(scores)["scores"] == 1.0).sum())
+            right += (self.engine.fetch(scores)["scores"] == 1.0).tolist()
             self.engine.finished()
-        return right / len(self.prompts)
+        return right
 
     def _sampled(self, prompts: Batch, temperature: float) -> Batch:
         """The prompts' rows with completions: one each, from seeds that are the same at every evaluation."""
@@ -65,6 +81,8 @@ class Evaluation:
 
 
 def shown(accuracy: Accuracy) -> Mapping[str, float]:
-    """An accuracy as metrics: that of the first role, and where there are several that of each by name."""
-    named = {f"evaluation/{role}/{name}": share for role, shares in accuracy.roles.items() for name, share in shares.items()}
+    """An accuracy as metrics: that of the first role, by source of data where there are several, and where there are several roles that of
+    each by name."""
+    named = {f"evaluation/{name}": share for name, share in accuracy.sources.items()}
+    named |= {f"evaluation/{role}/{name}": share for role, shares in accuracy.roles.items() for name, share in shares.items()}
     return {"evaluation/sampled": accuracy.sampled, "evaluation/greedy": accuracy.greedy, **named}

@@ -16,7 +16,8 @@ def packaged(flow: str) -> tuple[str, dict[str, Any]]:
     path = path if path.is_file() else folder / "default.toml"
     values = read_toml(path)
     for name, value in values.items():
-        if (name in ("model", "data") or name.endswith(".model")) and (folder / str(value)).exists():
+        if (name == "model" or name.endswith(".model")) and (folder / str(value)).exists():
             values[name] = str(folder / value)
+    values["data"] = tuple(str(folder / source) if (folder / source).exists() else source for source in values.get("data", ()))
     values["reward"] = [str(folder / reward) if ".py:" in reward else reward for reward in values.get("reward", [])]
     return path.stem, values

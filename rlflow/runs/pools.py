@@ -21,14 +21,14 @@ from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.rpc.pool import Pool
-from rlflow.cluster.setup import DataShape, FlowSource, Setup
+from rlflow.cluster.setup import FlowSource, Setup
 from rlflow.cluster.weights.models import RemoteModel, RemoteTrainer
 from rlflow.cluster.weights.transfer import WeightTransfer
 from rlflow.cluster.worker import Worker
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.data.prompts import Prompts
-from rlflow.data.scorer import Judged
+from rlflow.data.scorer import DataShape, Judged
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.lookahead import Ahead
 from rlflow.graph.wire import identity
@@ -60,7 +60,7 @@ class WorkerSetups:
     ) -> dict[str, list[Setup]]:
         """The setup of each rank of each pool. ``rendezvous_points``: pool → where its ranks meet."""
         program, schedules = self.program, {schedule.pool: schedule for schedule in residency}
-        source, shape = FlowSource.of(program.flow), DataShape(self.data.columns, self.data.scorer)
+        source, shape = FlowSource.of(program.flow), DataShape(self.data.columns, self.data.scorer, self.data.sources)
         hp = {field.name: getattr(program.hp, field.name) for field in dataclasses.fields(program.hp)} if program.hp is not None else None
         return {
             pool: [

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rlflow.binding.roles import bind_roles, folders
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
+from rlflow.columns import SOURCE
 from rlflow.config.flags import RunConfig
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
@@ -93,7 +95,7 @@ def prepare(
         note(str(warning))
     if options.pools:
         ask("ray", "cluster")
-    data = open_dataset(flow, config, placed.rewards.wanted())
+    data = open_dataset(flow, config, placed.rewards.wanted)
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
@@ -102,9 +104,8 @@ def prepare(
         program = compile_with_data(flow, hp, traced_with, note)
         note_warnings(report.of_functions, note)
         prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
-        if 0 < (there := len(prompts.data)) < (taken := options.prompts):
-            note(f"{data.name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken}: each stands in it "
-                 f"{taken / there:.3g} times (--prompts)")
+        for line in amounts(prompts.data, options.prompts):
+            note(line)
         return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge)
     except BaseException:
         rewards.close()
@@ -120,6 +121,20 @@ def compile_with_data(flow: Flow, hp: Any, options: TraceOptions, note: Callable
         raise FlowError(*errors)
     note_warnings(traced.problems, note)
     return traced.program
+
+
+def amounts(training: Dataset, prompts: int) -> Iterator[str]:
+    """Lines about the share of each of several sources, and about data that have fewer records than an iteration takes prompts."""
+    total = sum(training.weights.values())
+    records = Counter(record.more[SOURCE] for record in training.records) if training.parts else {training.name: len(training)}
+    for name, there in records.items():
+        taken = float(training.weights[name] / total * prompts) if training.parts else prompts
+        if training.parts:
+            by = " (--data NAME=FILE:WEIGHT for another share)" if training.weights[name] == len(training.parts[name]) else ""
+            yield f"source {name}: {float(training.weights[name] / total):.1%} of the prompts, from {there} records{by}"
+        if 0 < there < taken:
+            yield (f"{name} has {there} record{'s' * (there != 1)} to train on, and an iteration takes {taken:.4g}: each stands in it "
+                   f"{taken / there:.3g} times (--prompts)")
 
 
 def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -15,6 +15,8 @@ from rlflow.runs.context import RunResult
 from rlflow.runs.evaluate import shown
 from rlflow.runs.fates import fates_text, run_account
 from rlflow.watch.names import accuracies
+from rlflow.watch.recorded import recorded
+from rlflow.watch.tables import curves
 
 SHOWN = 0.01  # of an iteration: what takes less is left out of the words
 WIDTHS = {"prompt": 40, "answer": 14, "before": 14, "after": 14}
@@ -25,6 +27,7 @@ def summary(result: RunResult) -> str:
     parts = []
     if result.before and result.after:
         parts += [_rendered(_learning(result)), _rendered(_answers(result))]
+    parts += [_rendered(part) for part in curves(recorded(result.folder))]
     parts.append(bounds_text(result.totals))
     if fates := fates_text(run_account(result.folder)):
         parts.append(fates)
@@ -89,7 +92,7 @@ def _stages(totals: RunTotals) -> Table:
     return table
 
 
-def _rendered(table: Table) -> str:
+def _rendered(table: RenderableType) -> str:
     out = io.StringIO()
     Console(file=out, width=100, no_color=True).print(table)
     return out.getvalue().rstrip()

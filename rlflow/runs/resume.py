@@ -14,6 +14,7 @@ from rlflow import durable
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
+from rlflow.data.spec import parse_source
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.graph import wire
 from rlflow.graph.diff import diff
@@ -135,8 +136,17 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
     if not isinstance(start, str):
         return dict(recorded)
     paths = {name for name in recorded if name.rpartition(".")[2] in PATHS and not name.startswith(("hp.", "data."))}
-    return {name: value if name not in paths else tuple(_anchored(each, start) for each in value) if isinstance(value, list)
-            else _anchored(value, start) for name, value in recorded.items()}  # fmt: skip
+    anchored = {name: _anchored_data if name == "data" else _anchored for name in paths}
+    return {name: value if name not in paths else tuple(anchored[name](each, start) for each in value) if isinstance(value, list)
+            else anchored[name](value, start) for name, value in recorded.items()}  # fmt: skip
+
+
+def _anchored_data(value: Any, start: str) -> Any:
+    """A source of data, whose path may have a name before it and a weight after it."""
+    if not isinstance(value, str) or os.path.exists(os.path.join(start, value)):
+        return _anchored(value, start)
+    source = parse_source(value)
+    return source.at(_anchored(source.path, start))
 
 
 def _anchored(value: Any, start: str) -> Any:

@@ -74,8 +74,9 @@ def questions() -> Dataset:
     """A data set of questions like those of the packaged task, without its held-out ones."""
     values = packaged("default")[1]
     task = {name.removeprefix("data."): value for name, value in values.items() if name.startswith("data.")}
-    held_out = {record.question for record in open_data(values["data"], task=task).split(values["held_out"])[1].records}
-    candidates = open_data(values["data"], task={**task, "size": DRAWN})
+    source = values["data"][0]
+    held_out = {record.question for record in open_data(source, task=task).split(values["held_out"])[1].records}
+    candidates = open_data(source, task={**task, "size": DRAWN})
     return replace(candidates, records=[record for record in candidates.records if record.question not in held_out])
 
 

@@ -116,8 +116,8 @@ def compared(runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[s
 
 
 def verdict(comparison: Comparison) -> str:
-    """The conclusion that the runs allow, in a sentence. Nothing is ranked on fewer than ENOUGH seeds of each arm; with as many it says how
-    the last values lie, which is no test."""
+    """The conclusion that the runs allow, in a sentence. Nothing is ranked on fewer than ENOUGH seeds of each arm; with as many it says
+    how the last values lie, which is no test."""
     arms, metric = comparison.arms, next(iter(comparison.metrics), "")
     if len(arms) == 1:
         return f"the same settings in all {len(arms[0].runs)} runs: there is nothing to rank"

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlflow.watch import status
 from rlflow.watch.frame import RECENT, Frame
 from rlflow.watch.history import Growing, History, RunSummary, stage_seconds, summarised
+from rlflow.watch.recorded import HELD_OUT, recorded
 from rlflow.watch.reporter import Reporter, RunInfo
 
 EVERY_SECONDS = 0.5
@@ -45,13 +46,13 @@ def info(summary: RunSummary) -> RunInfo:
 
 def frame(folder: Path) -> Frame:
     """The frame of a run as its files show it now."""
-    history, summary = History(), summarised(folder)
-    for line in Growing(folder / "metrics.jsonl").lines():
-        history.add(line)
+    run = recorded(folder)
+    history, summary = run.history, run.summary
     recent = tuple(values["seconds"] for _, values in history.iterations[-RECENT:] if "seconds" in values)
     evaluated, evaluation = history.evaluations[-1] if history.evaluations else (0, dict(summary.evaluation))
     return Frame(summary.flow, str(folder), summary.state, summary.iteration, summary.iterations, summary.metrics, evaluation, evaluated,
-                 stage_seconds(folder), recent, max(time.time() - summary.updated, 0.0))
+                 stage_seconds(folder), recent, run.curve(HELD_OUT), run.costs.trained or 0,
+                 max(time.time() - summary.updated, 0.0))
 
 
 def ending(summary: RunSummary) -> str:

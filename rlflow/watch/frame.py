@@ -12,10 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from rlflow.errors import printable
-from rlflow.watch.names import accuracies, renamed, reward_roles
+from rlflow.watch.chart import ALONE, chart
+from rlflow.watch.names import accuracies, own_metrics, renamed, reward_roles
+from rlflow.watch.recorded import Curve
 
 STAGES = 8  # nodes with a bar of their own, the slowest
 RECENT = 20  # last iterations, from whose mean time the remaining time is estimated
+CHART, LINES = 72, 4  # most columns of the learning curve, and its lines
+OWN = 6  # most metrics of the author's own stages that are shown
 KL = {"objective/kl": "KL", "actor/ppo_kl": "KL (old)", "rollout_corr/kl": "KL (sampler)"}
 
 
@@ -33,12 +37,17 @@ class Frame:
     evaluated: int = 0  # iterations before the last evaluation
     stages: Mapping[str, float] = field(default_factory=dict)  # node → seconds in the last iteration
     recent: tuple[float, ...] = ()  # seconds of the last iterations
+    curve: Curve = ()  # the held-out accuracy by finished iterations
+    trained: int = 0  # rows that updates were made of, as far as this view has seen the run
     running: float = 0.0  # seconds since the last iteration has ended
 
 
 def draw(frame: Frame, width: int) -> RenderableType:
     """The drawing of a frame for a terminal of ``width`` columns."""
-    return Group(_head(frame, width), _numbers(frame), _stages(frame, width))
+    parts = [_head(frame, width), _numbers(frame), _stages(frame, width)]
+    if len(frame.curve) > 1:
+        parts += [Text("held-out accuracy", style="dim"), chart({ALONE: frame.curve}, min(width, CHART), LINES)]
+    return Group(*parts)
 
 
 def _head(frame: Frame, width: int) -> RenderableType:
@@ -83,7 +92,10 @@ def figures(frame: Frame) -> list[tuple[str, str]]:
     labels = {"actor/entropy": ("entropy", "{:.3f}"), "response_length/mean": ("length", "{:.1f}"),
              "response_length/clip_ratio": ("truncated", "{:.1%}"), "perf/tokens_per_second": ("tokens/s", "{:,.0f}"),
              "actor/pg_clipfrac": ("clipped", "{:.1%}"), "actor/grad_norm": ("gradient", "{:.3g}")}
-    return numbers + [(label, form.format(metrics[name])) for name, (label, form) in labels.items() if name in metrics]
+    numbers += [(label, form.format(metrics[name])) for name, (label, form) in labels.items() if name in metrics]
+    numbers += [("rows trained", f"{frame.trained:,}")] if frame.trained else []
+    own = [name for name in own_metrics(frame.metrics) if frame.metrics[name] is not None]
+    return numbers + [(name, f"{frame.metrics[name]:.4g}") for name in own[:OWN]]
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:

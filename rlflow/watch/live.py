@@ -17,6 +17,7 @@ from rich.text import Text
 from rlflow.errors import printable
 from rlflow.watch.frame import RECENT, Frame, draw
 from rlflow.watch.plain import accuracy
+from rlflow.watch.recorded import HELD_OUT
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 from rlflow.watch.secrets import masked
 
@@ -59,13 +60,15 @@ class Live:
         """Show the numbers of an iteration in the frame."""
         self._check()
         recent = (*self.frame.recent[1 - RECENT :], metrics.get("seconds", 0.0))
-        self.frame = replace(self.frame, done=number + 1, metrics=metrics, stages=stages or self.frame.stages, recent=recent)
+        self.frame = replace(self.frame, done=number + 1, metrics=metrics, stages=stages or self.frame.stages, recent=recent,
+                             trained=self.frame.trained + int(metrics.get("fates/trained") or 0))
         self._since = self._clock()
 
     def evaluation(self, number: int, metrics: Metrics) -> None:
         """Show the result of an evaluation in the frame, and print it as a note."""
         self._check()
-        self.frame = replace(self.frame, evaluation=metrics, evaluated=number)
+        points = dict(self.frame.curve) | ({number: metrics[HELD_OUT]} if HELD_OUT in metrics else {})
+        self.frame = replace(self.frame, evaluation=metrics, evaluated=number, curve=sorted(points.items()))
         self.note(accuracy(number, metrics, self._held_out))
 
     def note(self, text: str) -> None:

@@ -36,6 +36,7 @@ TABLE = {
     "policy/entropy": "actor/entropy",
     "critic/explained_variance": "critic/vf_explained_var",
 }
+COMPUTED = ("evaluation", "fates", "policy", "response", "reward", "canary")  # heads of metrics that any run may have
 UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
 VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}
@@ -71,9 +72,20 @@ def tracked(name: str, rewards: Iterable[str] = ()) -> str:
 
 def accuracies(evaluation: Mapping[str, float]) -> dict[str, float]:
     """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles are evaluated ``ROLE sampled``
-    and so on."""
-    named = [name for name in evaluation if name.count("/") > 1] or list(evaluation)
+    and so on; after these the shares by source of data, ``sampled SOURCE``."""
+    first = {name: name.removeprefix("evaluation/").partition("/")[0] for name in evaluation if name.count("/") > 1}
+    by_source = [name for name, part in first.items() if part in ("sampled", "greedy")]
+    by_role = [name for name in first if name not in by_source]
+    named = [*(by_role or (name for name in evaluation if name not in by_source)), *(() if by_role else by_source)]
     return {name.removeprefix("evaluation/").replace("/", " "): evaluation[name] for name in named}
+
+
+def own_metrics(metrics: Iterable[str]) -> list[str]:
+    """The names of metrics that stages of the algorithm's author give, as ``node/name``, sorted: those that are of no model, of no reward,
+    and not computed of every run."""
+    heads = {*COMPUTED, *reward_roles(metrics := set(metrics))}
+    pairs = ((name, *name.partition("/")[::2]) for name in metrics - set(TABLE))
+    return sorted(name for name, head, last in pairs if last and head not in heads and "." not in head)
 
 
 def reward_roles(metrics: Iterable[str]) -> list[str]:

@@ -13,14 +13,22 @@ from rich.text import Text
 
 from rlflow import durable
 from rlflow.errors import listed, printable
-from rlflow.watch.frame import Frame, figures, spoken
-from rlflow.watch.history import Growing, History, RunSummary, read_object, reward, stage_seconds, summarised
-from rlflow.watch.names import accuracies
+from rlflow.watch.chart import ALONE, chart
+from rlflow.watch.choosing import ListedRun
+from rlflow.watch.frame import OWN, Frame, figures, spoken
+from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
+from rlflow.watch.names import accuracies, own_metrics, reward_roles
+from rlflow.watch.recorded import HELD_OUT, Recorded, as_text, differing, recorded
 from rlflow.watch.recorder import NOTES
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
 BARS = "▁▂▃▄▅▆▇█"
+COLUMNS = ("run", "flow", "state", "iteration", "accuracy", "reward", "age")  # of the list of runs
+SETTINGS = 6  # most settings that are columns of it
+FIXED, EACH = 62, 13  # characters of its other columns, and of one with a setting, about
+WIDE = 160  # columns of what is printed where there is no terminal
 CURVE = 60  # characters of a curve
+LINES = 6  # lines of the learning curve
 PARTS = 4  # most files of a model folder that are listed
 WORDS = 3  # last lines of bounds.txt, which say in words what bounded the run
 FILES = {
@@ -33,16 +41,35 @@ FILES = {
 TELLING = ("model", "data", "reward", "backend", "device", "dtype", "prompts", "seed")
 
 
-def runs(summaries: Sequence[RunSummary], now: float) -> Table:
-    """A table with a line for each run, the latest last. ``now``: seconds since the epoch."""
-    table = Table("run", "flow", "state", "iteration", "accuracy", "reward", "age", box=None, padding=(0, 2, 0, 0))
-    for summary in sorted(summaries, key=lambda run: run.updated):
+def runs(chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), width: int = WIDE) -> list[RenderableType]:
+    """A table with a line for each run, in their order. Settings that differ between them are columns, as are the ``names`` that were
+    asked for, and lines below name those for which there is no column. ``now``: seconds since the epoch; ``width``: columns of the
+    terminal, which limits how many settings are shown."""
+    different = {name: values for name, values in differing([run.settings for run in chosen]).items() if name not in ("flow", "graph")}
+    different = {name: different[name] for name in sorted(different, key=lambda name: (name not in names, not name.startswith("hp.")))}
+    asked = [name for name in dict.fromkeys(names) if name not in {*different, *COLUMNS, "updated"}]
+    most = min(max((width - FIXED) // EACH, 1), SETTINGS)
+    shown = list(different)[:most]
+    table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0))
+    for name in (*shown, *asked):
+        table.add_column(plain(name))
+    for position, run in enumerate(chosen):
+        summary = run.summary
         accuracy, score = summary.evaluation.get("evaluation/sampled"), reward(summary.metrics)
-        cells = (summary.folder.name, summary.flow)
-        table.add_row(*(plain(cell) for cell in cells), state(summary), f"{summary.iteration}/{summary.iterations}",
+        own = [different[name][position] for name in shown] + [as_text(run.values[name]) if name in run.values else "-" for name in asked]
+        table.add_row(plain(summary.folder.name), plain(summary.flow), state(summary), f"{summary.iteration}/{summary.iterations}",
                       "" if accuracy is None else f"{accuracy:.1%}", "" if score is None else f"{score:.3f}",
-                      spoken(max(now - summary.updated, 0.0)))
-    return table
+                      spoken(max(now - summary.updated, 0.0)), *map(plain, own))
+    more = list(different)[most:]
+    return [table, plain(f"these settings differ too: {listed(more)}")] if more else [table]
+
+
+def as_json(runs: Sequence[ListedRun]) -> str:
+    """The runs as a line of JSON: each with its folder, its state, its settings and its last numbers."""
+    return json.dumps([{"folder": str(run.summary.folder.absolute()), "flow": run.summary.flow, "state": run.summary.state,
+                        "iteration": run.summary.iteration, "iterations": run.summary.iterations, "updated": run.summary.updated,
+                        "error": run.summary.error, "settings": dict(run.settings), "metrics": dict(run.summary.metrics),
+                        "evaluation": dict(run.summary.evaluation)} for run in runs])
 
 
 def state(summary: RunSummary) -> Text:
@@ -52,16 +79,15 @@ def state(summary: RunSummary) -> Text:
 
 def story(folder: Path) -> list[RenderableType]:
     """The text of `rlflow show`: a run from its settings to its files."""
-    summary, history = summarised(folder), History()
-    for line in Growing(folder / "metrics.jsonl").lines():
-        history.add(line)
+    run = recorded(folder)
+    summary, history = run.summary, run.history
     age = spoken(max(time.time() - summary.updated, 0.0))
     head = Text.assemble((printable(str(folder)), "bold"), "  ", plain(summary.flow), "  ", state(summary),
                          f"  {summary.iteration}/{summary.iterations} iterations, last written {age} ago")
     problems = [f"error: {summary.error}"] if summary.error else []
     problems += [summary.problem] if summary.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
-    parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), curves(history), last(summary, folder)]
+    parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), *curves(run), last(summary, folder)]
     return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), files(folder)] if part is not None]
 
 
@@ -96,13 +122,22 @@ def learning(history: History) -> RenderableType | None:
     return table
 
 
-def curves(history: History) -> RenderableType | None:
-    """Curves of reward and accuracy over the run."""
-    scores = [score for _, values in sorted(dict(history.iterations).items()) if (score := reward(values)) is not None]
-    shares = [values.get("evaluation/sampled", 0.0) for _, values in sorted(dict(history.evaluations).items())]
-    lines = [f"{name:<9} {sparkline(values)}  {values[0]:.3f} → {values[-1]:.3f}" for name, values in
-             (("reward", scores), ("accuracy", shares)) if len(values) > 1]
-    return Text("\n".join(lines)) if lines else None
+def curves(run: Recorded) -> list[RenderableType]:
+    """The learning curve, a line for the reward and each metric of the author's own stages, and how many rows were trained on."""
+    shares = run.curve(HELD_OUT)
+    parts: list[RenderableType] = []
+    if len(shares) > 1:
+        parts += [plain("held-out accuracy after iterations"), chart({ALONE: shares}, CURVE, LINES)]
+    rewards = next((name for name in (*(f"{role}/mean" for role in reward_roles(run.metrics)), "reward/mean") if name in run.metrics), None)
+    named = {"reward": rewards} if rewards else {}
+    named |= {name: name for name in own_metrics(run.metrics)[:OWN]}
+    drawn = {label: [value for _, value in curve] for label, name in named.items() if len(curve := run.curve(name)) > 1}
+    margin = max(map(len, drawn), default=0)
+    parts += [plain(f"{label:<{margin}}  {sparkline(values)}  {values[0]:.4g} → {values[-1]:.4g}") for label, values in drawn.items()]
+    costs = run.costs
+    if costs.trained is not None:
+        parts.append(plain(f"trained on {costs.trained:,} of {costs.sampled:,} sampled rows"))
+    return parts
 
 
 def sparkline(values: Sequence[float], width: int = CURVE) -> str:
@@ -178,9 +213,9 @@ def plain(text: str) -> Text:
 
 
 def output(parts: Iterable[RenderableType]) -> None:
-    """Print to standard output, as wide as the terminal, or 160 columns where it is none."""
+    """Print to standard output, as wide as the terminal, or WIDE where it is none."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+        console = Console(highlight=False, width=WIDE)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, Text))

@@ -47,6 +47,19 @@ def test_json_holds_the_same(called):
     assert (json.loads(out)["records"], json.loads(out)["rows"]) == (2, [])
 
 
+def test_several_sources_are_shown_one_after_another_with_their_shares(called, tmp_path):
+    (tmp_path / "e.jsonl").write_text('{"ask": "how?", "answer": "so"}\n')
+    sources = ["d.jsonl:3", "--data", "other=e.jsonl:1", "--data.other.prompt", "ask", "--rows", "0"]
+    code, out, err = called(*sources)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    heads = ["source d: 75.0% of the prompts", "source other: 25.0% of the prompts"]
+    assert [line for line in lines if line.startswith("source ")] == heads
+    assert "  prompt       read from the field 'ask'" in lines
+    code, out, _ = called(*sources, "--json")
+    assert {name: (found["share"], found["records"]) for name, found in json.loads(out).items()} == {"d": (0.75, 2), "other": (0.25, 1)}
+
+
 @pytest.mark.parametrize(("words", "says"), [
     (["d.jsonl", "--row", "1"], "nearest:  --rows"),
     (["d.jsonl", "--rows", "few"], "a number of records"),

@@ -9,7 +9,8 @@ import pytest
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.cluster.setup import DataShape, FlowSource, Setup
+from rlflow.cluster.setup import FlowSource, Setup
+from rlflow.data.scorer import DataShape
 from rlflow.errors import PlanError
 from rlflow.graph.wire import identity
 from rlflow.placement import Placement

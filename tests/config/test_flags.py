@@ -53,7 +53,7 @@ def test_a_value_out_of_range_names_the_flag_and_what_was_expected():
 def test_a_table_is_the_same_as_dotted_names(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('seed = 1\nreward = "task"\n[data]\nsource = "sums.jsonl"\nchat = true\n[actor]\nlr = 1e-5\n')
-    assert read_toml(path) == {"seed": 1, "reward": ("task",), "data": "sums.jsonl", "data.chat": True, "actor.lr": 1e-5}
+    assert read_toml(path) == {"seed": 1, "reward": ("task",), "data": ("sums.jsonl",), "data.chat": True, "actor.lr": 1e-5}
     assert flat({"actor": {"lr": 1}}) == {"actor.lr": 1}
 
 

@@ -19,7 +19,7 @@ def drawn(name):
     """What decides which questions there are, and which are held out."""
     values = packaged(name)[1]
     task = {key.removeprefix("data."): value for key, value in values.items() if key.startswith("data.")}
-    return values["data"], task, values["held_out"]
+    return values["data"][0], task, values["held_out"]
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,9 @@ def test_show_tells_a_run_from_its_settings_to_its_files(called, runs):
     code, out, _ = called("show", "ppo-1")
     assert code == 0
     for part in ("runs/ppo-1  ppo  done  3/3 iterations", "max_tokens 4", "backend null", "seed 0", "+50.0 points",
-                 "accuracy  ▁█  0.250 → 0.750", "reward    ", "last iteration: reward 0.",
+                 "held-out accuracy after iterations", "0.75 ┤",
+                 "reward  ", "trained on ",
+                 "last iteration: reward 0.",
                  "slowest nodes: ", "… 5 more in notes.txt", "last \\x1b[2J note",
                  "metrics.jsonl (all numbers)", "final (trained models)"):  # fmt: skip
         assert part in out, part

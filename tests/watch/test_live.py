@@ -46,6 +46,18 @@ def test_the_view_shows_the_numbers_and_gives_the_cursor_back(terminal, info, me
     assert "live view" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_the_view_draws_the_learning_curve_and_says_how_many_rows_trained_and_what_own_stages_give(terminal, info, metrics, stages):
+    view = Live(terminal.stream)
+    view.start(info)
+    for number in range(3):
+        view.evaluation(number, {"evaluation/sampled": 0.25 * number, "evaluation/greedy": 0.5})
+        view.iteration(number, {**metrics, "fates/trained": 700.0}, [], stages)
+    view.close("done")
+    seen = bare(terminal.end())
+    for part in ("rows trained 2,100", "own/number 7", "0.5 ┤", "  0 ┤•", "└─────"):
+        assert part in seen, part
+
+
 def test_the_last_frame_says_how_the_run_ended(terminal, info, metrics, stages):
     view = Live(terminal.stream)
     view.start(info)
@@ -228,13 +240,22 @@ def test_the_bar_is_as_long_as_the_share_of_iterations_that_are_done(done, itera
     assert bar.partition("\x1b[38;5;237m")[0].count("━") == length  # the color of what is not done
 
 
+@pytest.mark.parametrize(("place", "shown"), [
+    ("runs/ppo-1", "runs/ppo-1"), ("a" * 35, "a" * 35), ("ab" + "c" * 30 + "/run", "…" + "c" * 30 + "/run"),
+])  # fmt: skip
+def test_the_title_takes_the_width_that_there_is_and_ends_with_the_runs_name(place, shown):
+    console = Console(file=io.StringIO(), width=40, color_system=None)
+    console.print(draw(Frame(flow="ppo", place=place, iterations=3), 40))
+    assert console.file.getvalue().splitlines()[0].rstrip() == f"ppo  {shown}"
+
+
 def test_figures_leave_out_what_is_not_there():
     assert figures(Frame()) == []
     shares = {"evaluation/sampled": 0.25, "evaluation/one/sampled": 0.25, "evaluation/two/sampled": 0.5}
     assert figures(Frame(evaluation={"evaluation/sampled": 0.25}, evaluated=3)) == [("accuracy", "25.0% (after 3)")]
     told = [("accuracy of one", "25.0% (after 3)"), ("accuracy of two", "50.0% (after 3)")]
     assert figures(Frame(evaluation=shares, evaluated=3)) == told
-    assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500")]
+    assert figures(Frame(metrics={"judge/mean": 0.5, "judge/missing": 0.0, "stage/mean": 3.0})) == [("judge", "0.500"), ("stage/mean", "3")]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0123, "12 ms"), (1.0, "1.0 s"), (89, "89.0 s"), (90, "1.5 min"), (7200, "2.0 h"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlflow.watch.names import TABLE, accuracies, renamed
+from rlflow.watch.names import TABLE, accuracies, own_metrics, renamed
 
 
 @pytest.mark.parametrize(("name", "known"), [
@@ -45,3 +45,9 @@ def test_an_evaluation_of_several_roles_is_read_by_role_and_that_of_one_without(
     assert accuracies(one) == {"sampled": 0.25, "greedy": 0.5}
     assert accuracies({**one, "evaluation/solver/sampled": 0.25, "evaluation/verifier/sampled": 0.75}) == {
         "solver sampled": 0.25, "verifier sampled": 0.75}
+
+
+def test_own_metrics_are_those_of_the_authors_stages():
+    computed = {"judge/mean", "judge/missing", "judge/missing_none", "actor.update/loss", "actor.sync/bytes", "fates/trained", "seconds",
+                "policy/entropy", "response/length", "critic/explained_variance", "evaluation/sampled", "canary/actor_max"}  # fmt: skip
+    assert own_metrics([*computed, "compare/spread", "gae/clipped_max"]) == ["compare/spread", "gae/clipped_max"]

@@ -1,5 +1,6 @@
 """Where a stack that is shown ends is known by names of files and functions; these are the names that the files and functions have."""
 
+import subprocess
 import sys
 
 import pytest
@@ -34,3 +35,29 @@ def test_the_methods_within_which_a_workers_own_code_runs_are_methods_of_its_act
     host = actor.Host.__ray_metadata__.modified_class
     assert {name for name in actor.CALLS if callable(getattr(host, name, None))} == actor.CALLS
     assert sys.modules[host.__module__].__file__.endswith(postmortem.HOST)
+
+
+READING = """
+import ctypes, os, signal, threading
+from rlflow.watchdog import stacks
+
+file, main, (reading, writing) = stacks.show_stacks(), threading.get_native_id(), os.pipe()
+
+def signals():
+    "Each while the main thread waits, and the next one when its stacks are written; then what it waits for."
+    for _ in range(5):
+        before = os.fstat(file).st_size
+        while open(f"/proc/self/task/{main}/stat").read().rpartition(")")[2].split()[0] != "S": pass
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
+        while os.fstat(file).st_size == before: pass
+    os.write(writing, b"x")
+
+threading.Thread(target=signals).start()
+print(ctypes.CDLL(None).read(reading, ctypes.create_string_buffer(1), 1))  # Python's own would go on by itself
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stacks are written on Linux alone")
+def test_a_system_call_goes_on_after_stacks_were_written():
+    done = subprocess.run([sys.executable, "-c", READING], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

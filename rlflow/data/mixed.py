@@ -1,0 +1,171 @@
+"""Several sources of data as one: their records in one data set, and a cursor that serves them by weight."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from rlflow.columns import SOURCE, Kind, text
+from rlflow.data.dataset import Dataset
+from rlflow.data.faults import refused
+from rlflow.data.json_fields import ABSENT
+from rlflow.data.prompts import Prompts, order
+from rlflow.data.shares import turns
+from rlflow.errors import PlanError
+
+if TYPE_CHECKING:
+    from rlflow.batch import Batch
+
+
+def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None = None) -> Dataset:
+    """One data set of several, by the name of each. Its rows have the column SOURCE; text columns that a source has not are empty there.
+    ``weights``: shares of the prompts, which need not add up to 1; without them each source counts by its records. Raises PlanError for
+    sources that cannot stand side by side."""
+    first = next(iter(parts.values()))
+    declared = {name: kind for part in parts.values() for name, kind in part.declared.items()} | {SOURCE: text}
+    _same_shape(parts)
+    _same_kinds(parts, declared)
+    absent = dict.fromkeys((name for name, kind in declared.items() if kind == text), ABSENT)
+    records = [replace(record, more={**absent, **record.more, SOURCE: name}) for name, part in parts.items() for record in part.records]
+    shares = dict(weights) if weights else {name: Fraction(len(part)) for name, part in parts.items()}
+    return Dataset(
+        ", ".join(parts), records, first.encoder, first.wording, declared,
+        fields={column: field for part in parts.values() for column, field in part.fields.items()},
+        dropped=sum(part.dropped for part in parts.values()), doubles=sum(part.doubles for part in parts.values()),
+        faults=tuple(fault for part in parts.values() for fault in part.faults), room=first.room,
+        alone=sum(part.alone for part in parts.values()), unread=tuple(name for part in parts.values() for name in part.unread),
+        parts=dict(parts), weights=shares)  # fmt: skip
+
+
+def _same_shape(parts: Mapping[str, Dataset]) -> None:
+    for name, part in parts.items():
+        if not len(part):
+            raise PlanError.of("data-empty", f"the source '{name}' has no records", found=part.name, expected="one record or more")
+    shapes = {name: part.shape for name, part in parts.items()}
+    if len(set(shapes.values())) > 1:
+        raise PlanError.of("source-shape", "the sources of data are of different shapes",
+                           found=", ".join(f"{name}: {shape}" for name, shape in shapes.items()),
+                           expected="prompts alone, prompts with completions, or pairs in all of them",
+                           remedy="map the fields of a source: --data.NAME.completion FIELD")
+
+
+def _same_kinds(parts: Mapping[str, Dataset], declared: Mapping[str, Kind]) -> None:
+    """Raises PlanError for a source without a column that cannot be left empty: one of numbers."""
+    for name, part in parts.items():
+        for column, kind in declared.items():
+            if column not in part.declared and kind != text:
+                raise PlanError.of("source-field", f"the source '{name}' has no '{column}'", found=part.name,
+                                   expected=f"a field for the column '{column}' of kind {kind} in every source",
+                                   remedy=f"--data.{name}.{column} FIELD")
+
+
+class MixedPrompts(Prompts):
+    """Serves the records of several sources without end. Whose turn it is follows from the weights alone (``shares.turns``); each source
+    has an order of its own in each epoch of its own. A record that cannot be used is passed over for the next one of its source, so the
+    shares are those of usable records. A row's position in the stream is how many rows came before it."""
+
+    def __init__(self, data: Dataset, seed: int = 0) -> None:
+        super().__init__(data, seed)
+        self._names = tuple(data.parts)
+        self._weights = [data.weights[name] for name in self._names]
+        self._counts = [0] * len(self._names)  # turns that each has had at these weights
+        self._cursors = [0] * len(self._names)  # places in the orders of all epochs
+        by_name: dict[str, list[int]] = {name: [] for name in self._names}
+        for index, record in enumerate(data.records):
+            by_name[record.more[SOURCE]].append(index)
+        self._records = list(by_name.values())
+        self._orders: dict[int, tuple[int, Any]] = {}
+        for name, records in by_name.items():
+            if not records:
+                raise PlanError.of("data-empty", f"nothing of the source '{name}' is left to train on", found="all of it is held out",
+                                   expected="one record or more", remedy="a smaller --held-out, or more records")
+
+    @property
+    def epoch(self) -> int:
+        """How many times all sources were gone through."""
+        return min(cursor // len(records) for cursor, records in zip(self._cursors, self._records, strict=True))
+
+    def take(self, count: int) -> Batch:
+        """The next ``count`` records that can be used, as rows (two for a pair). Raises PlanError where a source has no usable record."""
+        sources = list(itertools.islice(turns(self._weights, self._counts), count))
+        found = {source: self._usable(source, number) for source, number in Counter(sources).items()}
+        for source, (cursor, records) in found.items():
+            self._cursors[source] = cursor
+            self._counts[source] += len(records)
+        waiting = {source: iter(records) for source, (_, records) in found.items()}
+        batch = self.data.batch([next(waiting[source]) for source in sources], start=self.position)
+        self.position += count
+        return batch
+
+    def _usable(self, source: int, count: int) -> tuple[int, list[int]]:
+        """(where the source's cursor then is, its next ``count`` usable records)."""
+        cursor = since = self._cursors[source]
+        records: list[int] = []
+        while len(records) < count:
+            ahead = [self._at(source, place) for place in range(cursor, cursor + count - len(records))]
+            self._untold += self._judge(ahead)
+            cursor += len(ahead)
+            if usable := [record for record in ahead if record not in self.faults]:
+                records, since = records + usable, cursor
+            elif cursor - since >= 2 * len(self._records[source]):  # as many as may stand between two draws of one record
+                own = [self.faults[record] for record in self._records[source] if record in self.faults]
+                raise refused(self._names[source], own, len(own), self.data.room)
+        return cursor, records
+
+    def _at(self, source: int, place: int) -> int:
+        """The record at a place of a source's orders."""
+        own = self._records[source]
+        epoch, within = divmod(place, len(own))
+        if self._orders.get(source, (-1, None))[0] != epoch:
+            self._orders[source] = (epoch, order(len(own), self.seed, epoch, _number(self._names[source])))
+        return own[int(self._orders[source][1][within])]
+
+    def left_out(self, since: Mapping[str, Any]) -> dict[str, float]:
+        """Metrics: cause → how many records were passed over since a ``state``."""
+        if not self.faults:
+            return {}
+        causes: Counter[str] = Counter()
+        for source, first in enumerate(self._places(since)):
+            passed = (self.faults.get(self._at(source, place)) for place in range(first, self._cursors[source]))
+            causes.update(fault.cause for fault in passed if fault)
+        return {f"data/left_out_{cause}": float(count) for cause, count in sorted(causes.items())}
+
+    def state(self) -> dict[str, Any]:
+        """The state of all cursors, from which ``load`` goes on."""
+        each = {name: {"epoch": cursor // len(records), "cursor": cursor % len(records), "turns": count}
+                for name, cursor, records, count in zip(self._names, self._cursors, self._records, self._counts, strict=True)}
+        return {"position": self.position, "sources": each, "weights": [str(weight) for weight in self._weights], "seed": self.seed,
+                "digest": self.data.digest}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a ``state``. With other weights than it has, turns are counted anew. Raises PlanError where the data or the seed
+        differ from those of the state."""
+        self._check_same(state)
+        self.position, self._cursors = int(state["position"]), self._places(state)
+        same = state["weights"] == [str(weight) for weight in self._weights]
+        self._counts = [int(state["sources"][name]["turns"]) if same else 0 for name in self._names]
+
+    def _places(self, state: Mapping[str, Any]) -> list[int]:
+        return [int(state["sources"][name]["epoch"]) * len(records) + int(state["sources"][name]["cursor"])
+                for name, records in zip(self._names, self._records, strict=True)]
+
+
+def _number(name: str) -> int:
+    """The number of a source among the seeds of orders, the same beside any other sources."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
+
+
+def fifths(data: Dataset, held_out: int) -> dict[str, int]:
+    """Source → how many of its questions to hold out: its share of ``held_out`` by weight, one or more, at most a fifth of them."""
+    total = sum(data.weights.values())
+    questions: dict[str, set[str]] = {name: set() for name in data.parts}
+    for record in data.records:
+        questions[record.more[SOURCE]].add(record.question)
+    return {name: min(max(round(held_out * data.weights[name] / total), 1), len(own) // 5) for name, own in questions.items()}
+
+

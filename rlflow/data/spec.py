@@ -1,0 +1,93 @@
+"""Sources of data as a user names them: ``[NAME=]FILE[:WEIGHT]``, where FILE may be a folder or a reasoning-gym task too."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from rlflow.data.gym import PREFIX
+from rlflow.errors import PlanError
+
+NAME = re.compile(r"\w[\w.-]*")
+FILES = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A source of data as the user names it, not opened yet."""
+
+    name: str  # in metrics, and after the @ of a reward
+    path: str  # the file or folder, or the task with the prefix it was written with
+    weight: Fraction | None = None  # as written; None where none is
+    before: str = ""  # what is written before the path
+    after: str = ""  # what is written after it
+
+    def at(self, path: str) -> str:
+        """The text that names the same source at another path."""
+        return f"{self.before}{path}{self.after}"
+
+
+def parse_source(written: str) -> SourceSpec:
+    """The source that the text names. A path that is there is taken whole, whatever it has in it. Raises PlanError for a weight that is
+    none."""
+    body, weight = _split_weight(written)
+    head, equals, path = body.partition("=")
+    if not equals or not NAME.fullmatch(head) or _exists(body):
+        return SourceSpec(_name(body), body, weight, "", written.removeprefix(body))
+    path, weight = _split_weight(written.removeprefix(f"{head}="))
+    return SourceSpec(head, path, weight, f"{head}=", written.removeprefix(f"{head}={path}"))
+
+
+def parse_sources(written: Sequence[str]) -> tuple[SourceSpec, ...]:
+    """The sources of a run. Raises PlanError for two of one name, a name that no metric can have, and weights that only some have."""
+    sources = tuple(map(parse_source, written))
+    names = [source.name for source in sources]
+    for source in sources if len(sources) > 1 else ():
+        if names.count(source.name) > 1 or not NAME.fullmatch(source.name):
+            twice = names.count(source.name) > 1
+            raise PlanError.of("source-name", f"two sources of data are called '{source.name}'" if twice else
+                               f"'{source.name}' is no name for a source of data", found=", ".join(each.path for each in sources),
+                               expected="a name of its own for each, of letters, digits, _, - and .",
+                               remedy=f"--data NAME={source.path}{source.after}")  # fmt: skip
+    lacking = [source for source in sources if source.weight is None]
+    if 0 < len(lacking) < len(sources):
+        raise PlanError.of("source-weight", f"the source '{lacking[0].name}' has no weight, but others have",
+                           found=f"--data {lacking[0].at(lacking[0].path)}", expected="a weight for each source, or for none",
+                           remedy=f"--data {lacking[0].at(lacking[0].path)}:1.0, or leave all out: each then counts by its records")
+    return sources
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(os.path.expanduser(path))
+
+
+def _name(path: str) -> str:
+    """The stem of a file, the name of a folder or of a task."""
+    last = Path(path.removeprefix(PREFIX)).name
+    return Path(last).stem if Path(last).suffix in FILES else last
+
+
+def _split_weight(text: str) -> tuple[str, Fraction | None]:
+    """(the text without its weight, the weight), which is None where the text has none."""
+    body, colon, last = text.rpartition(":")
+    if not colon or f"{body}:" == PREFIX or _exists(text):
+        return text, None
+    try:
+        weight = float(last)
+    except ValueError:
+        if _exists(body) or Path(body).suffix in FILES or body.startswith(PREFIX):
+            raise _no_weight(body, last) from None
+        return text, None
+    if not math.isfinite(weight) or weight <= 0:
+        raise _no_weight(body, last)
+    return body, Fraction(last)
+
+
+def _no_weight(body: str, found: str) -> PlanError:
+    return PlanError.of("source-weight", f"the weight of the data '{body}' is none", found=found or "nothing after the colon",
+                        expected="a number above 0", remedy=f"--data {body}:0.5, or leave the weights of all sources out")
