@@ -49,7 +49,7 @@ class Gate:
         if self.corridor is None:
             return f"{self.metric}: {self.value:.6g}, passes without history ({self.runs} trusted runs of at least {LEAST_RUNS})"
         low, high = self.corridor
-        where = "inside" if self.state == "inside" else f"{self.state}, outside"
+        where = "inside" if self.state == "inside" else f"{'an' if self.state == 'improvement' else 'a'} {self.state}, outside"
         return f"{self.metric}: {self.value:.6g} is {where} of {low:.6g} … {high:.6g}, the corridor of {self.runs} trusted runs"
 
 
