@@ -89,11 +89,14 @@ def diff(first: File, second: File) -> None:
 
 
 @app.command()
-def new(name: Annotated[str, typer.Argument(help="the file to write, or its name without .py", show_default=False)]) -> None:
-    """Write a commented algorithm to start from."""
+def new(
+    name: Annotated[str, typer.Argument(help="the file to write, or its name without .py", show_default=False)],
+    source: Annotated[str | None, typer.Option("--from", help="a shipped algorithm to copy under the new name", show_default=False)] = None,
+) -> None:
+    """Write a commented algorithm to start from, or with --from a copy of a shipped one."""
     from rlflow.cli.new import write_new
 
-    raise typer.Exit(write_new(Path(name)))
+    raise typer.Exit(write_new(Path(name), source))
 
 
 @app.command(context_settings=WITH_FLAGS, add_help_option=False)
@@ -143,18 +146,6 @@ def runs(
     from rlflow.cli.watch import list_runs
 
     raise typer.Exit(list_runs(folder, sort, where or [], as_json))
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[str], typer.Argument(help="folders of runs, or their names in runs/", show_default=False)],
-    metric: Annotated[list[str] | None, typer.Option("--metric", help="a metric to draw too; may be given several times")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print everything as a line of JSON")] = False,
-) -> None:
-    """Print in which settings runs differ, their curves over one another, and what can be said of them."""
-    from rlflow.cli.compare import compare_runs
-
-    raise typer.Exit(compare_runs(runs, metric or [], as_json))
 
 
 @app.command()
