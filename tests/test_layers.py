@@ -62,7 +62,7 @@ MAY_IMPORT = {
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
-           "durable memory memory.sizes watchdog",
+           "durable algorithms memory memory.sizes watchdog",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",
