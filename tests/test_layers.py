@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "bench.peers": "",
     "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
-           "memory memory.sizes watchdog bench durable",
+           "memory memory.sizes watchdog bench durable algorithms",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",

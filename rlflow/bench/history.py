@@ -59,8 +59,8 @@ def trust(folder: Path) -> str:
                            expected="a folder that `rlflow bench` wrote", remedy="name what --out said, or bench/SUITE") from error
     missing = [name for name, value in result["values"].items() if value is None]
     if not result["whole"] or missing or not result["values"]:
-        found = "no gates" if not result["values"] else f"no number of {missing[0]}" if missing else "a comparison that was not finished"
-        raise PlanError.of("bench-trust", f"the comparison in '{folder}' cannot be trusted", found=found,
+        lacking = "no gates" if not result["values"] else f"no number of {missing[0]}" if missing else "a comparison that was not finished"
+        raise PlanError.of("bench-trust", f"the comparison in '{folder}' cannot be trusted", found=lacking,
                            expected="a finished comparison with a number for every gate", remedy="finish it with the same command; "
                            "[[gate]] tables of the suite say which numbers are kept")
     path = folder.parent / FILE

@@ -85,23 +85,23 @@ def interquartile(strata: Sequence[Sequence[float]], *, level: float = 0.95, res
 
 
 def difference(
-    ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+    ours: Sequence[float], reference: Sequence[float], *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate:
-    """Interquartile mean of ``ours`` minus that of ``theirs``, each resampled by itself."""
-    arrays = [np.asarray(values, dtype=np.float64) for values in (ours, theirs)]
+    """Interquartile mean of ``ours`` minus that of ``reference``, each resampled by itself."""
+    arrays = [np.asarray(values, dtype=np.float64) for values in (ours, reference)]
     means = [interquartile_mean(array) for array in arrays]
     sampled = [interquartile_mean(array[draws(len(array), resamples, seed + number)]) for number, array in enumerate(arrays)]
     return Estimate(float(means[0] - means[1]), expanded_percentile(sampled[0] - sampled[1], list(map(len, arrays)), level))
 
 
-def probability_of_improvement(ours: Sequence[float], theirs: Sequence[float], *, level: float = 0.95) -> Estimate:
-    """P(X > Y) of an observation of ``ours`` and one of ``theirs``, ties counted half.
+def probability_of_improvement(ours: Sequence[float], reference: Sequence[float], *, level: float = 0.95) -> Estimate:
+    """P(X > Y) of an observation of ``ours`` and one of ``reference``, ties counted half.
 
     The interval is method 5 of Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic", Statistics
     in Medicine 25, 2006: the probabilities that lie within z of their own standard errors. A bootstrap has no width where all of one side
     are above the other, which happens with few seeds.
     """
-    first, second = np.asarray(ours, dtype=np.float64)[:, None], np.asarray(theirs, dtype=np.float64)[None, :]
+    first, second = np.asarray(ours, dtype=np.float64)[:, None], np.asarray(reference, dtype=np.float64)[None, :]
     value = float(((first > second) + 0.5 * (first == second)).mean())
     z = NORMAL.inv_cdf((1 + level) / 2)
     low, high = (_reach(value, end, z, first.size, second.size) for end in (0.0, 1.0))
@@ -124,18 +124,18 @@ def _variance(theta: float, first: int, second: int) -> float:
     return theta * (1 - theta) * (1 + mixed * ((1 - theta) / (2 - theta) + theta / (1 + theta))) / (first * second)
 
 
-def equivalence(ours: Sequence[float], theirs: Sequence[float], margin: float) -> float:
+def equivalence(ours: Sequence[float], reference: Sequence[float], margin: float) -> float:
     """The p of two one-sided tests (TOST) that means differ by less than ``margin``, with Welch's t (Schuirmann, J. Pharmacokinetics and
     Biopharmaceutics 15, 1987): below 0.05 they are equivalent. Each side has two or more observations."""
-    mean, error, freedom = _welch(ours, theirs)
+    mean, error, freedom = _welch(ours, reference)
     if error == 0:
         return 0.0 if abs(mean) < margin else 1.0
     return t_tail((margin - abs(mean)) / error, freedom)
 
 
-def _welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+def _welch(ours: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
     """Difference of means, its standard error, and Welch's degrees of freedom."""
-    arrays = [np.asarray(values, dtype=np.float64) for values in (ours, theirs)]
+    arrays = [np.asarray(values, dtype=np.float64) for values in (ours, reference)]
     squares = [float(array.var(ddof=1)) / len(array) for array in arrays]
     top = max(squares)
     weights = [square / top if top else 0.0 for square in squares]  # scaled, so that no square overflows or vanishes
@@ -152,17 +152,17 @@ def ranked(
     Equivalent where the two one-sided tests reject at 5 %, even where the interval leaves out 0; otherwise better or worse where the 95 %
     interval of the difference of interquartile means leaves out 0.
     """
-    ours, theirs = cell.final, base.final
-    seeds = (len(ours), len(theirs))
+    ours, reference = cell.final, base.final
+    seeds = (len(ours), len(reference))
     reason = cell.unusable or base.unusable
     if reason or min(seeds) < LEAST_SEEDS:
         outcome: Outcome = "not comparable" if reason else "not enough to rank"
         return Ranking(cell.name, base.name, outcome, seeds, None, None, math.nan, margin, None, reason)
-    gain = difference(ours, theirs, resamples=resamples, seed=seed)
-    p = equivalence(ours, theirs, margin) if margin > 0 else math.nan
+    gain = difference(ours, reference, resamples=resamples, seed=seed)
+    p = equivalence(ours, reference, margin) if margin > 0 else math.nan
     outcome = "equivalent within the margin" if p < 0.05 else _direction(gain, higher)
-    more = _more(ours, theirs, margin) if outcome == "undecided" else None
-    chance = probability_of_improvement(*((ours, theirs) if higher else (theirs, ours)))
+    more = _more(ours, reference, margin) if outcome == "undecided" else None
+    chance = probability_of_improvement(*((ours, reference) if higher else (reference, ours)))
     return Ranking(cell.name, base.name, outcome, seeds, gain, chance, p, margin, more)
 
 
@@ -173,13 +173,13 @@ def _direction(gain: Estimate, higher: bool) -> Outcome:
     return "better" if (gain.value > 0) == higher else "worse"
 
 
-def _more(ours: Sequence[float], theirs: Sequence[float], margin: float) -> int | None:
+def _more(ours: Sequence[float], reference: Sequence[float], margin: float) -> int | None:
     """About how many more seeds each cell needs: until the margin, or the difference of means less its standard error where that is
     larger, is found with a chance of 0.8. None where neither is above 0."""
-    mean, error, freedom = _welch(ours, theirs)
+    mean, error, freedom = _welch(ours, reference)
     effect = max(margin, abs(mean) - error)
     if effect <= 0:
         return None
-    seeds = min(len(ours), len(theirs))
+    seeds = min(len(ours), len(reference))
     needed = t_quantile(0.975, min(freedom, seeds - 1)) + NORMAL.inv_cdf(0.8)
     return max(1, math.ceil(seeds * min(needed * error / effect, 1e4) ** 2) - seeds)

@@ -49,9 +49,9 @@ def decided(suite: Suite, cells: Cells) -> bool:
     alive = [(name, measured) for name, measured in cells if not measured.failed]
     if len(alive) < 2 or alive[0][0] != cells[0][0]:
         return False
-    found = speeds(suite, alive)
+    pairs = speeds(suite, alive)
     rounds = min(len(block_seconds(measured)) for _, measured in alive)
-    return finished(found, rounds, looks(suite))
+    return finished(pairs, rounds, looks(suite))
 
 
 def other_work(base: Measured, measured: Measured) -> str:
@@ -91,7 +91,7 @@ def learning(suite: Suite, name: str, measured: Measured) -> Cell:
 
 
 def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Of each cell beside the base: the last values, the areas under the curves, and the time to the goal where the suite names one.
+    """Judge how each cell learns beside the base: the last values, the areas under the curves, and the time to the goal where the suite names one.
     Nothing where no seed has a value of the goal's metric."""
     series = [learning(suite, name, measured) for name, measured in cells]
     base, goal = series[0], suite.goal

@@ -54,16 +54,16 @@ def bench(name: str, out: str | None, budget: str | None, json: bool, markdown_f
         rows = [row(cell.cell.name, cell.key, measured[cell.cell.name], suite.goal) for cell in cells]
         values = gate_values(suite, [(one, measured[one.name]) for one in rows])
         write_result(suite, folder, values, whole)
-    found, gates = verdicts(suite, list(measured.items())), judge_gates(suite, folder, values)
+    sentences, gates = verdicts(suite, list(measured.items())), judge_gates(suite, folder, values)
     notes = [gate.text for gate in gates.gates]
     notes += [] if against is None else [*beside(rows, Path(against))]
     notes += [] if whole else [f"the budget of {budget} is used up: the same command goes on where this one ended"]
     if markdown_file is not None:
-        durable.replace(Path(markdown_file), markdown(suite, rows, found, notes).encode())
+        durable.replace(Path(markdown_file), markdown(suite, rows, sentences, notes).encode())
     if json:
-        print(as_json(suite, cells, rows, found, notes))
+        print(as_json(suite, cells, rows, sentences, notes))
     else:
-        output(printed(suite, rows, found, notes))
+        output(printed(suite, rows, sentences, notes))
     return int(any(one.failed or not one.closes for one in rows) or (whole and gates.exit_code == 1))
 
 

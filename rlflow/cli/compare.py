@@ -49,12 +49,12 @@ def columns() -> int:
 def graph_differences(runs: Sequence[Recorded]) -> Mapping[str, list[str]]:
     """Run → lines that say how its graph differs from the first run's, settings left out, for each run whose graph does."""
     first, *others = runs
-    found = {}
+    differences = {}
     for run in others:
         if run.settings.get("graph") != first.settings.get("graph") and (lines := _lines(first.folder, run.folder)):
             more = [f"… {len(lines) - LINES} more"] if len(lines) > LINES else []
-            found[run.name] = [*lines[:LINES], *more]
-    return found
+            differences[run.name] = [*lines[:LINES], *more]
+    return differences
 
 
 def _lines(first: Path, other: Path) -> list[str]:

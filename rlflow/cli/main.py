@@ -89,11 +89,14 @@ def diff(first: File, second: File) -> None:
 
 
 @app.command()
-def new(name: Annotated[str, typer.Argument(help="the file to write, or its name without .py", show_default=False)]) -> None:
-    """Write a commented algorithm to start from."""
+def new(
+    name: Annotated[str, typer.Argument(help="the file to write, or its name without .py", show_default=False)],
+    source: Annotated[str | None, typer.Option("--from", help="a shipped algorithm to copy under the new name", show_default=False)] = None,
+) -> None:
+    """Write a commented algorithm to start from, or with --from a copy of a shipped one."""
     from rlflow.cli.new import write_new
 
-    raise typer.Exit(write_new(Path(name)))
+    raise typer.Exit(write_new(Path(name), source))
 
 
 @app.command(context_settings=WITH_FLAGS, add_help_option=False)

@@ -31,7 +31,7 @@ from rlflow.cluster.sharding.steps import numbered, rank_steps
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, first_ranks, teams
 from rlflow.cluster.weights.models import RemoteModel
 from rlflow.cluster.worker import Worker
-from rlflow.columns import Level
+from rlflow.columns import SOURCE, Level
 from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
@@ -367,12 +367,14 @@ def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
 
 
 def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
-    """Recorded columns by their rows; texts of the prompts over the rows of the completions, beside which they are shown."""
-    main = records["completion"].axis if "completion" in records else None
+    """Recorded columns by their rows; texts of the prompts over the rows of the completions, beside which they are shown, and sources of
+    the data over those of the scores, which are averaged by source."""
+    beside = {"prompt": "completion", "answer": "completion", SOURCE: "scores"}
     batches: dict[int, Batch] = {}
     for name, batch in records.items():
         data, axis = batch.data[name], batch.axis
-        index = axis.rows_of(main) if main is not None and axis is not main and name in ("prompt", "answer") else None
+        main = records[beside[name]].axis if beside.get(name) in records else None
+        index = axis.rows_of(main) if main is not None and axis is not main else None
         if index is not None and main is not None:
             data, axis = data.take(index, axis), main
         shared = batches.get(id(axis), Batch(axis, {}))

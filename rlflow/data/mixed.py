@@ -93,11 +93,11 @@ class MixedPrompts(Prompts):
     def take(self, count: int) -> Batch:
         """The next ``count`` records that can be used, as rows (two for a pair). Raises PlanError where a source has no usable record."""
         sources = list(itertools.islice(turns(self._weights, self._counts), count))
-        found = {source: self._usable(source, number) for source, number in Counter(sources).items()}
-        for source, (cursor, records) in found.items():
+        usable = {source: self._usable(source, number) for source, number in Counter(sources).items()}
+        for source, (cursor, records) in usable.items():
             self._cursors[source] = cursor
             self._counts[source] += len(records)
-        waiting = {source: iter(records) for source, (_, records) in found.items()}
+        waiting = {source: iter(records) for source, (_, records) in usable.items()}
         batch = self.data.batch([next(waiting[source]) for source in sources], start=self.position)
         self.position += count
         return batch

@@ -88,8 +88,8 @@ class Comparison:
     @property
     def settings(self) -> dict[str, list[str]]:
         """The settings in which the arms differ, with the value of each arm."""
-        found = differing([arm.runs[0].settings for arm in self.arms])
-        return {name: values for name, values in found.items() if name not in {GRAPH, *NO_ARM}}
+        settings = differing([arm.runs[0].settings for arm in self.arms])
+        return {name: values for name, values in settings.items() if name not in {GRAPH, *NO_ARM}}
 
     def as_json(self) -> dict[str, Any]:
         """Everything that is printed, as plain values."""

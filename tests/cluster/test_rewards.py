@@ -12,14 +12,19 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 import rlflow
 import rlflow.tasks
 from rlflow.author.load import load_flow
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
 from rlflow.binding.dataset import open_dataset
 from rlflow.binding.rewards import ModelReward, RewardNames, Rewards
 from rlflow.binding.roles import bind_roles
 from rlflow.cluster.calls import Calls, Ledger
+from rlflow.cluster.engine import _on_common_axes
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.worker import Worker
+from rlflow.columns import SOURCE, row, text
 from rlflow.config.flags import flat
 from rlflow.execution.engine import HERE
+from rlflow.execution.health import health
 from rlflow.runs.api import resolve_config
 from rlflow.runs.planning import place_roles
 from rlflow.runs.pools import worker_setups
@@ -97,3 +102,13 @@ def test_what_a_reward_prints_on_a_worker_is_found_in_the_folder(tmp_path, ray_a
                       threads=1, ray_address=ray_address, pools="all=2", **{"hp.samples": 2})
     rows = map(json.loads, (done.folder / "samples.jsonl").read_text().splitlines())
     assert sorted((done.folder / FILE).read_text().splitlines()) == sorted(f"judging {row['completion']}" for row in rows)
+
+
+def test_sources_of_the_data_stand_beside_scores_where_a_worker_summarises():
+    prompts = Axis.fresh(2)
+    rows = prompts.repeat(2)
+    scores = Data(row("float32"), torch.arange(4.0))
+    records = {SOURCE: Batch(prompts, {SOURCE: Data(text, ("a", "b"))}), "scores": Batch(rows, {"scores": scores})}
+    (together,) = _on_common_axes(records)
+    found = health({name: together.select(name) for name in together.columns})
+    assert {name: found[name] for name in found if name.startswith("scores/")} == {"scores/a": 0.5, "scores/b": 2.5}
