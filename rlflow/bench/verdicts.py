@@ -91,8 +91,8 @@ def learning(suite: Suite, name: str, measured: Measured) -> Cell:
 
 
 def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
-    """Judge how each cell learns beside the base: the last values, the areas under the curves, and the time to the goal where the suite names one.
-    Nothing where no seed has a value of the goal's metric."""
+    """Judge how each cell learns beside the base: the last values, the areas under the curves, and the time to the goal where the suite
+    names one. Nothing where no seed has a value of the goal's metric."""
     series = [learning(suite, name, measured) for name, measured in cells]
     base, goal = series[0], suite.goal
     result = []

@@ -129,7 +129,7 @@ def test_trust_and_gates_from_the_command_line(bench):
         assert exit_code(["bench", "trust", f"kept/{number}"]) == 0
     code, out, _ = bench(TWO.replace("seconds = 0.5", "seconds = 0.9") + gate, "--out", "kept/slow")
     assert code == 1
-    assert "one: seconds: 0.9 is regression, outside of" in out
+    assert "one: seconds: 0.9 is a regression, outside of" in out
     assert exit_code(["bench", "trust"]) == 2
 
 
