@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,7 @@ SILENT_SECONDS = 1.5  # without a heartbeat, after which C code is taken to keep
 GRACE_SECONDS = 1.5  # after a deadline, in which the run ends by itself if its interpreter runs
 ASKED_SECONDS = 5.0  # how long a run that was asked to stop may keep its interpreter's lock
 AGAIN_SECONDS = 1.0  # the same where it was asked twice
-GONE_SECONDS = 5.0  # how long a killed process may take to be gone
+GONE_SECONDS = 5.0  # how long a killed process may take to be gone, and its forked children to tell of themselves
 SHOWN = 4  # most nodes under way that a message names
 RUNNER = "/rlflow/execution/"  # in the paths of the files that call nodes: what a stack shows ends there
 STEP = re.compile(r"step-([0-9]{8,18})(?:-([0-9]{1,6}))?")
@@ -63,6 +64,7 @@ class Dog:
     ended: bool = False  # whether the process has said that all is over
     folders: list[str] = field(default_factory=list)  # private folders, removed in the end
     forks: list[kin.Known] = field(default_factory=list)  # children that stages have forked
+    listen: Callable[[], bool] = lambda: False  # takes in the messages that are there; whether anybody is left who may send more
     silent: float = 0.0  # seconds without a heartbeat
     beats: int = -1  # heartbeats at the last look
     ran: dict[int, float] = field(default_factory=dict)  # number of a node under way → seconds in which the process could run
@@ -152,12 +154,19 @@ class Dog:
 
     def clear(self) -> list[int]:
         """End the processes that the run has started and remove its private folders. Gives the processes that could not be ended."""
-        left = kin.end_all(lambda: kin.marked(self.name) + kin.still(self.forks))
+        left = self._end_all()
+        limit = time.monotonic() + GONE_SECONDS  # a child that was forked as its parent vanished has its message to send yet
+        while not kin.lives(self.pid, self.started) and self.listen() and time.monotonic() < limit:
+            left = self._end_all()
+            time.sleep(kin.PAUSE)
         for folder in self.folders:
             private.remove(folder)
         for path in glob.glob(f"{glob.escape(tempfile.gettempdir())}/rlflow-{self.name}-*.reward"):  # folders of rewards
             shutil.rmtree(path, ignore_errors=True)
         return left
+
+    def _end_all(self) -> list[int]:
+        return kin.end_all(lambda: kin.marked(self.name) + kin.still(self.forks))
 
     def _signal(self, number: int) -> None:
         if kin.lives(self.pid, self.started):
@@ -244,17 +253,15 @@ def watch(dog: Dog, commands: int, signals: int) -> int | None:
     """Watch until the run is over or its process has ended. Gives the exit code of a run that the watchdog has ended, else None.
 
     ``commands`` and ``signals``: descriptors from which messages and signal numbers are read."""
-    poll, lines, last = select.poll(), b"", time.monotonic()
+    poll, last = select.poll(), time.monotonic()
     for file in (commands, signals):
         os.set_blocking(file, False)
         poll.register(file, select.POLLIN)
+    dog.listen = Messages(dog, commands, poll).listen
     while True:
         poll.poll(TICK * 1000)
-        *whole, lines = (lines + _read(commands, poll)).split(b"\n")
-        for line in whole:
-            with contextlib.suppress(ValueError):
-                dog.hear(json.loads(line))
-        dog.signalled(_read(signals, poll))
+        dog.listen()
+        dog.signalled(_read(signals, poll) or b"")
         if dog.ended:
             dog.clear()
             return None
@@ -268,12 +275,28 @@ def watch(dog: Dog, commands: int, signals: int) -> int | None:
         last = now
 
 
-def _read(file: int, poll: select.poll) -> bytes:
-    """The bytes that can be read now. A pipe whose other end is closed is taken out of ``poll``."""
+class Messages:
+    """The messages to a watchdog: lines of JSON that come by a pipe."""
+
+    def __init__(self, dog: Dog, file: int, poll: select.poll) -> None:
+        self.dog, self.file, self.poll, self.torn = dog, file, poll, b""
+
+    def listen(self) -> bool:
+        """Take in the messages that are there. Whether the pipe's other end is open, in the process or in a child that it has forked."""
+        while data := _read(self.file, self.poll):
+            *lines, self.torn = (self.torn + data).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    self.dog.hear(json.loads(line))
+        return data is None
+
+
+def _read(file: int, poll: select.poll) -> bytes | None:
+    """The bytes that can be read now; None for none. A pipe whose other end is closed gives no bytes, and is taken out of ``poll``."""
     try:
         data = os.read(file, 1 << 16)
     except BlockingIOError:
-        return b""
+        return None
     if not data:
         with contextlib.suppress(KeyError):
             poll.unregister(file)

@@ -3,7 +3,9 @@
 import faulthandler
 import json
 import os
+import select
 import signal
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from rlflow.checkpoints import names
 from rlflow.watchdog import dog as dogs
 from rlflow.watchdog import kin
 from rlflow.watchdog.board import Board
-from rlflow.watchdog.dog import ASKED_SECONDS, FAILED, GRACE_SECONDS, INTERRUPTED, SILENT_SECONDS, TICK, Dog, WatchedRun
+from rlflow.watchdog.dog import ASKED_SECONDS, FAILED, GRACE_SECONDS, INTERRUPTED, SILENT_SECONDS, TICK, Dog, Messages, WatchedRun
 
 
 @pytest.fixture
@@ -174,3 +176,39 @@ def test_of_a_process_that_vanishes_is_said_how_and_what_it_did(dog, tmp_path, e
     assert json.loads((tmp_path / "status.json").read_text())["state"] == state
     assert says in said[-1]
     assert said[-1].endswith("start the run again")
+
+
+def test_a_forked_child_that_tells_of_itself_after_its_parent_vanished_is_ended_too(monkeypatch):
+    """It may first be scheduled when its parent is gone: as long as it lives the pipe of messages is open."""
+    receiving, sending = os.pipe()
+    os.set_blocking(receiving, False)
+    with subprocess.Popen(["sleep", "600"], pass_fds=[sending]) as fork, subprocess.Popen(["true"]) as parent:
+        gone = parent.pid, kin.started(parent.pid)
+        parent.wait()
+        dog = Dog(*gone, "name", Board.new())
+        messages, listened = Messages(dog, receiving, select.poll()), []
+
+        def listen():
+            if listened:  # at the first look nothing has come yet
+                os.write(sending, json.dumps({"fork": fork.pid}).encode() + b"\n")
+                os.close(sending)
+                monkeypatch.setattr(dog, "listen", messages.listen)
+            listened.append(messages.listen())
+            return listened[-1]
+
+        dog.listen = listen
+        assert dog.clear() == []
+        assert listened == [True, True]
+        assert fork.wait(20) == -signal.SIGKILL
+    os.close(receiving)
+
+
+def test_nobody_waits_for_messages_where_no_child_is_left():
+    receiving, sending = os.pipe()
+    os.set_blocking(receiving, False)
+    os.write(sending, b'{"folder": "/nowhere"}\n{"torn"')
+    os.close(sending)
+    dog = Dog(os.getpid(), "", "name", Board.new())
+    assert Messages(dog, receiving, select.poll()).listen() is False
+    assert dog.folders == ["/nowhere"]
+    os.close(receiving)
