@@ -264,7 +264,7 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
     """Log-probs after top-p or top-k meet full ones: their ratio is biased."""
     nodes = list(all_nodes(graph.nodes))
-    cut = [n for n in nodes if n.op is Op.GENERATE and (dict(n.settings)["top_p"] != 1 or dict(n.settings)["top_k"] != 0)]
+    cut = [n for n in nodes if n.op is Op.GENERATE and (dict(n.settings).get("top_p") != 1 or dict(n.settings)["top_k"] != 0)]
     for node in nodes if cut else ():
         names = {item.parameter for item in node.inputs}
         loss = functions.get(node.name)
