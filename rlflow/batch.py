@@ -181,7 +181,10 @@ class Batch:
     def __getitem__(self, name: str) -> Any:
         """The padded tensor, or list[str] for text; in a flow also a scalar that every batch of it has. Raises FlowError for a column that
         is not there."""
-        scalar = number(name)
+        data = self.data.get(name)
+        if data is not None and data.kind.level is not Level.SCALAR:
+            return data.padded(self.axis)
+        scalar = number(name)  # a state may have been set since this batch was made
         return self._data(name).padded(self.axis) if scalar is None else scalar
 
     def _data(self, name: str) -> Data:

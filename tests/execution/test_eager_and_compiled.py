@@ -265,3 +265,33 @@ def test_a_flag_takes_the_place_of_a_computed_setting():
     generate = compile_flow(EMA.ema, options=TraceOptions(sampling={"actor.generate": {"top_k": 3}})).graph.by_name["actor.generate"]
     assert [item.parameter for item in generate.inputs] == ["prompt_tokens", "setting.temperature"]
     assert "temperature" not in dict(generate.settings)
+
+
+@stage(gives={"level": scalar("float32")}, dispatch=RANK0)
+def raised(level):
+    return level + 1
+
+
+@stage(gives={"seen": scalar("float32")}, dispatch=RANK0)
+def seen(scores, *, value):
+    return scores.sum() * 0 + value, {"value": value}
+
+
+@flow(state=lambda hp: {"level": 0.0})
+def stepwise(prompts, actor, reward):
+    batch = actor.generate(prompts, max_tokens=3)
+    batch |= reward(batch)
+    batch |= raised(batch)
+    raised(batch)
+    batch |= seen(batch, value=batch["level"])
+    batch |= scaled(batch, factor=batch["iteration"])
+    actor.update(batch, scaled_loss, factor=batch["seen"])
+
+
+def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eager_metrics):
+    compiled, eager = world(stepwise), world(stepwise)
+    for iteration in range(2):
+        metrics = compiled.compiled(3).metrics
+        eager.eager(3)
+        assert metrics["seen/value"] == eager_metrics["seen/value"] == 2 * iteration + 2
+    assert compiled.learned == eager.learned
