@@ -282,8 +282,8 @@ class ClusterEngine(Engine):
         self._ledger.hear = hear
 
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
-        """Summarise the recorded columns on one worker. The driver gets the summary alone."""
-        whole_records = _on_common_axes(records)
+        """Summarise the recorded columns on one worker. The driver gets the summary alone. Scalars, such as state, are no part of it."""
+        whole_records = _on_common_axes({name: batch for name, batch in records.items() if batch.data[name].kind.level is not Level.SCALAR})
         if not whole_records:
             return IterationSummary()
         largest = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))

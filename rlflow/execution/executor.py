@@ -19,6 +19,7 @@ from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import SkipIteration, StageError, Stopped
 from rlflow.execution.account import Account, Ledger, sampler_of, source_of
 from rlflow.execution.apply import failing, shapes
+from rlflow.execution.computed import with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
@@ -330,15 +331,15 @@ class _Run:
         return self.plan.program.settings[node.name]
 
     def generate(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+        settings, batch = with_numbers(self._settings(node), batch, None)
         if node.id in self.plan.chunks:
-            return self._streamed(node, batch), {}
-        rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
-        return rows, {}
+            return self._streamed(node, batch, settings), {}
+        return self.engine.generate(node.role or "", batch, settings, node.call, self._terms(node)), {}
 
-    def _streamed(self, node: Node, batch: Batch) -> Batch:
+    def _streamed(self, node: Node, batch: Batch, settings: Mapping[str, Any]) -> Batch:
         """All rows; chunks are let go as they are there."""
         into = self._pieces.into(node)
-        rows = self.engine.chunks(node.role or "", batch, self._settings(node), node.call, into, self._terms(node))
+        rows = self.engine.chunks(node.role or "", batch, settings, node.call, into, self._terms(node))
         for number, released in enumerate(self.plan.chunks[node.id]):
             self._pieces.add(node, number, next(rows))
             self._span(node.id)
@@ -355,14 +356,16 @@ class _Run:
     def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
-        metrics, rows = self.engine.update(node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
+        settings, batch = with_numbers(self._settings(node), batch, loss.signature)
+        metrics, rows = self.engine.update(node.role or "", batch, loss, settings, node.call, self._terms(node))
         self.ledger.updates[node.id] = rows
         return None, {**metrics, **rows.metrics}
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         stage = self.plan.program.functions[node.name]
         assert isinstance(stage, Stage)
-        result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call, self._terms(node))
+        settings, batch = with_numbers(self._settings(node), batch, stage.signature)
+        result, metrics = self.engine.stage(stage, batch, settings, node.call, self._terms(node))
         self._keep_state(node, result)
         return result, metrics
 
@@ -389,7 +392,7 @@ class _Run:
     def repeat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         body = self.plan.bodies[node.id]
         names = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
-        state = {name: batch.data[name] for name in names}
+        state = self.engine.clock() | {name: batch.data[name] for name in names if name in batch.data}
 
         def run_body(prompts: Batch) -> Batch:
             return self.executor.run_body(body, prompts, self.outcome, state)

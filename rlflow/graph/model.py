@@ -44,9 +44,12 @@ class Column:
     name: str
 
 
+SETTING = "setting."  # how the parameter of an input begins that is a setting of the call
+
+
 @dataclass(frozen=True)
 class Input:
-    """The column that a parameter reads."""
+    """The column that a parameter reads; of a setting that is a scalar column the parameter is its name after SETTING."""
 
     parameter: str
     column: Column

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlflow.author.source import call_place
 from rlflow.author.verbs import VERBS
-from rlflow.columns import Kind
+from rlflow.columns import PROMPT_ID, Kind
 from rlflow.errors import FlowError, Problem, nearest
 from rlflow.graph.model import Column
 
@@ -98,10 +98,13 @@ for _name in ("lt", "le", "gt", "ge"):
 
 
 class SymbolicColumn(Symbol):
-    """A column of a traced batch, as ``batch["name"]`` gives it."""
+    """A column of a traced batch, as ``batch["name"]`` gives it: a setting of a call may be one that is a scalar. ``source``: None where
+    the batch has no such column, which is reported."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, source: ColumnSource | None = None, recorded: Recorded | None = None) -> None:
         self.name = name
+        self.source = source
+        self.recorded = recorded
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -127,13 +130,13 @@ class SymbolicBatch(Symbol):
         return {name: held.kind for name, held in self.held.items()}
 
     def __contains__(self, name: object) -> bool:
+        self.tracer.reads_prompt_id |= name == PROMPT_ID
         return name in self.held
 
     def __getitem__(self, name: str) -> SymbolicColumn:
         if not isinstance(name, str):
             refuse("with an index", INTO_STAGE)
-        self.tracer.find(self, name, "batch[…]")
-        return SymbolicColumn(name)
+        return SymbolicColumn(name, self.tracer.scalar(name) or self.tracer.find(self, name, "batch[…]"), self.recorded)
 
     def select(self, *names: str) -> SymbolicBatch:
         """The batch with these columns alone."""

@@ -19,11 +19,12 @@ from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place, digest
 from rlflow.author.stage import Stage
 from rlflow.author.verbs import Setting, missing_setting, unknown_setting
-from rlflow.columns import Kind, Level, field_column, fits, row, scalar, standard_kind, text
+from rlflow.columns import CLOCK, PROMPT_ID, Kind, Level, field_column, fits, row, scalar, standard_kind, text
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.lineage import Merge, line, merge
-from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
+from rlflow.graph.model import SETTING, Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
+from rlflow.trace.computed import CallSettings, call_settings
 from rlflow.trace.symbols import ColumnSource, SymbolicBatch
 
 STATE = scalar("float32")  # the kind of what lives across iterations
@@ -43,11 +44,13 @@ class Context:
 
 @dataclass
 class Recorded:
-    """Nodes of the flow, or of a `repeat` body, in program order; and columns that were replaced by others of their name, where."""
+    """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of their name, where; and what
+    iteration it is, once something reads that."""
 
     nodes: list[Node] = field(default_factory=list)
     axes: list[RowAxis] = field(default_factory=list)
     replaced: list[tuple[Column, Place | None]] = field(default_factory=list)
+    clock: dict[str, ColumnSource] = field(default_factory=dict)
 
 
 class Tracer:
@@ -61,6 +64,7 @@ class Tracer:
         self.bound: dict[str, dict[str, Any]] = {}
         self.state: dict[str, ColumnSource] = {}
         self.calls = 0
+        self.reads_prompt_id = False  # whether anything asked for the column, which the data give only then
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
         self.depth = 0
@@ -115,14 +119,23 @@ class Tracer:
         self.mine(batch, what)
         held = batch.held.get(name)
         if held is None:
-            place = call_place()
-            self._missing(batch, name, what, place, None, rules.state_as_column(what, name, place) if name in self.state else None)
+            place, number = call_place(), name in self.state or name in CLOCK
+            self._missing(batch, name, what, place, None, rules.state_as_column(what, name, place) if number else None)
         return held
+
+    def scalar(self, name: str) -> ColumnSource | None:
+        """The scalar of this name that every batch has: a state, or what iteration it is."""
+        if name in self.state or name not in CLOCK:
+            return self.state.get(name)
+        if not self.recorded.clock:
+            self.recorded.clock = self._scalars("clock", {name: standard_kind(name) for name in CLOCK})
+        return self.recorded.clock[name]
 
     def _missing(
         self, batch: SymbolicBatch, name: str, what: str, place: Place | None, definition: Place | None, said: Problem | None = None
     ) -> None:
         """Report a column once per axis, by what is ``said`` of it; from then on it is taken as given."""
+        self.reads_prompt_id |= name == PROMPT_ID
         if (batch.axis, name) not in self._poisoned:
             self._poisoned.add((batch.axis, name))
             self.report(said or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
@@ -135,7 +148,7 @@ class Tracer:
         """The columns of a call, with what is wrong about them reported."""
         found, place = [], call_place()
         for parameter in parameters:
-            held = self.state.get(parameter.name) or batch.held.get(parameter.name)
+            held = self.scalar(parameter.name) or batch.held.get(parameter.name)
             if held is None:
                 self._absent(batch, parameter, what, place, definition)
                 continue
@@ -145,6 +158,7 @@ class Tracer:
         return tuple(found)
 
     def _absent(self, batch: SymbolicBatch, parameter: ColumnParameter, what: str, place: Place | None, definition: Place | None) -> None:
+        self.reads_prompt_id |= parameter.name == PROMPT_ID
         if parameter.optional:
             self.report(rules.optional_absent(what, parameter.name, place, definition))
         else:
@@ -158,7 +172,7 @@ class Tracer:
         batch = self.mine(batch, what)
         outputs = self._outputs(what, stage.gives, gives, place, stage.place)
         axis = self.recorded.axes[batch.axis]
-        bound = self._settings(what, stage.signature, settings, place, stage.place, ("generator",))
+        bound, edges = self._settings(what, stage.signature, settings, place, stage.place, ("generator",))
         inputs = self.inputs(batch, stage.signature.columns, what, stage.place)
         sound = [output for output in outputs if stage.gives[output.source] in (None, output.kind)]
         self.report(*rules.stage_rules(stage, sound, axis, place), *rules.role_rules(stage, self.context.roles, place),
@@ -166,8 +180,9 @@ class Tracer:
         if len(inputs) == len(stage.signature.columns):
             self.report(*rules.length_rules(stage, sound, [batch.columns.get(item.parameter) for item in inputs], place))
         node = self.add(
-            Op.STAGE, stage.name, batch.axis, inputs=inputs, outputs=outputs, settings=bound, role=stage.on, dispatch=str(stage.dispatch),
-            rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place, definition=stage.place,
+            Op.STAGE, stage.name, batch.axis, inputs=inputs + edges, outputs=outputs, settings=bound, role=stage.on,
+            dispatch=str(stage.dispatch), rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place,
+            definition=stage.place,
         )
         self.functions[node.name] = stage
         result = self.symbols(node)
@@ -189,6 +204,9 @@ class Tracer:
             if name in rules.OF_THE_DATA:
                 self.report(rules.gives_prompt(what, name, place, definition))
                 continue  # later readers see the data's
+            if name in rules.OF_THE_RUN:
+                self.report(rules.gives_run(what, name, place, definition))
+                continue
             if kind is not None and table is not None and not fits(kind, table):
                 other = rules.state_rows if name in self.state else rules.table_kind
                 self.report(other(what, name, kind, table, place, definition))
@@ -201,8 +219,9 @@ class Tracer:
     def _settings(
         self, what: str, signature: Signature, given: Mapping[str, Any], place: Place | None, definition: Place | None,
         skip: tuple[str, ...] = (), also: tuple[str, ...] = (),
-    ) -> dict[str, Any]:
-        """Settings of a stage or loss; ``also`` are names that the same call takes for itself."""
+    ) -> tuple[dict[str, Any], tuple[Input, ...]]:
+        """Settings of a stage or loss, and inputs for those that are scalar columns; ``also`` are names that the same call takes for
+        itself."""
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in given:
             if name not in known and not signature.open_settings:
@@ -210,13 +229,26 @@ class Tracer:
         for name, default in known.items():
             if default is REQUIRED and name not in given:
                 self.report(missing_setting(what, name, "a value", place, definition))
-        return {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
+        call = self._call_settings(what, given, known, signature.takes_float)
+        bound = {name: default for name, default in known.items() if default is not REQUIRED} | call.values
+        return call.without_edges(bound), call.edges
+
+    def _call_settings(
+        self, what: str, settings: Mapping[str, Any], defaults: Mapping[str, Any], takes: Callable[[str], bool]
+    ) -> CallSettings:
+        """The settings of a call, those that are scalar columns apart; what is wrong is reported."""
+        call = call_settings(what, settings, defaults, takes, self.recorded, call_place())
+        self.report(*call.problems)
+        return call
 
     def _bound(self, what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None) -> dict[str, Any]:
         """Settings of a verb; what is wrong with them is reported and the trace goes on."""
         bound, problems = verbs.judged(what, specification, given, place)
         self.report(*problems)
         return bound
+
+    def number(self, name: str) -> None:
+        """Real batches do not belong to a trace."""
 
     def no_settings(self, what: str, given: Iterable[str]) -> None:
         """The settings of a verb that has none of its own."""
@@ -226,8 +258,11 @@ class Tracer:
         """Record a `generate`."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
-        bound = self._bound(what, verbs.GENERATE, settings, place)
-        bound = verbs.resampled(bound, self.context.sampling, what, self._unique(what))
+        own = verbs.sampling_of(self.context.sampling, what, self._unique(what))
+        call = self._call_settings(what, settings, _defaults(verbs.GENERATE), verbs.COMPUTED.__contains__)
+        call = replace(call, edges=tuple(item for item in call.edges if item.parameter.removeprefix(SETTING) not in own))
+        bound = verbs.resampled(self._bound(what, verbs.GENERATE, call.values, place), own)
+        self.report(*verbs.too_short(bound, self.context.sampling, what, self._unique(what), place))
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
         reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.held))
@@ -235,8 +270,8 @@ class Tracer:
         self._asked_by(role, prompts.axis)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
-        node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs, outputs=outputs, settings=bound, role=role,
-                        makes=makes, timeout=verbs.DEADLINES["generate"], place=place)
+        node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs + call.edges, outputs=outputs,
+                        settings=call.without_edges(bound), role=role, makes=makes, timeout=verbs.DEADLINES["generate"], place=place)
         return self.batch(makes, prompts.held | self.symbols(node).held)
 
     def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
@@ -284,20 +319,23 @@ class Tracer:
         batch = self.mine(batch, what)
         if wrong := rules.no_losses(loss):
             return self.report(rules.not_a_loss(what, wrong[0], place))
+        specified = specification(loss)
+        settings = self._call_settings(what, {name: value for name, value in settings.items() if name in specified}, _defaults(specified),
+                                lambda name: False).values | {name: value for name, value in settings.items() if name not in specified}
         if isinstance(loss, tuple | list):
             loss, problems = joined(what, loss, settings, place)
             self.report(*problems)
-        specified = specification(loss)
         bound = self._bound(what, specified, {name: value for name, value in settings.items() if name in specified}, place)
         if isinstance(loss, JointLoss):
             bound |= {"losses": tuple(part.name for part in loss.losses), "scale": loss.scale, "where": loss.where}
         rest = {name: value for name, value in settings.items() if name not in specified}
-        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified))
+        bound_loss, edges = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place,
+                                           also=tuple(specified))
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
             if item.parameter not in {known.parameter for known in inputs}
-        )
+        ) + edges
         self.report(*rules.update_rules(loss, self.recorded.axes[batch.axis], what, place))
         node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings={**bound, **bound_loss},
                         role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
@@ -313,6 +351,9 @@ class Tracer:
             held, table = self.find(batch, old, "rename"), standard_kind(new)
             if held and new in rules.OF_THE_DATA and held.column.name != new:  # a prompt that gets its own name back is the data's
                 self.report(rules.gives_prompt("rename", new, call_place(), None))
+                continue
+            if held and new in rules.OF_THE_RUN:
+                self.report(rules.gives_run("rename", new, call_place(), None))
                 continue
             if held and not fits(held.kind, table):
                 self.report(rules.table_kind("rename", new, held.kind, table, call_place(), None))
@@ -470,12 +511,18 @@ class Tracer:
 
     def held_state(self, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
         """A node that gives the state's scalars, if there are any, and its columns."""
-        if not kinds:
-            return {}
-        outputs = tuple(Output(name, kind, name) for name, kind in kinds.items())
-        node = Node(len(self.recorded.nodes), Op.STATE, "state", 0, outputs=outputs)
+        return self._scalars("state", kinds) if kinds else {}
+
+    def _scalars(self, name: str, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
+        """A node that gives scalars which are there when an iteration begins, and its columns."""
+        outputs = tuple(Output(column, kind, column) for column, kind in kinds.items())
+        node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
         return self.symbols(node).held
+
+
+def _defaults(specification: Mapping[str, Setting]) -> dict[str, Any]:
+    return {name: setting.default for name, setting in specification.items()}
 
 
 LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", *rules.OF_THE_DATA)  # columns that asked rows do not take along
