@@ -22,7 +22,8 @@ from rlflow.extras import missing
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
-from rlflow.trace.compile import TraceOptions, role_names
+from rlflow.trace.arguments import role_names
+from rlflow.trace.compile import TraceOptions
 from rlflow.watch.secrets import remember
 
 

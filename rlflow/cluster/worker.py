@@ -38,7 +38,7 @@ from rlflow.execution.threads import others_alone
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
 from rlflow.placement import reward_pools
-from rlflow.trace.compile import all_nodes
+from rlflow.trace.compile import used_nodes
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
@@ -73,7 +73,7 @@ class Worker:
     def _engine(self) -> Engine:
         """The engine with the models of this pool. A role has only the half that is placed on it."""
         setup, graph = self.setup, self.program.graph
-        used = {node.role for node in all_nodes(graph.nodes)}
+        used = {node.role for node in used_nodes(graph)}
         roles = bind_roles(graph, setup.config)
         device = device_of(setup.config.options.device)
         dims = {name: setup.placement.parallelism(name, "trainer").dims for name in roles}

@@ -112,6 +112,12 @@ class Executor:
             raise
         return run.taken
 
+    def evaluating(self) -> Executor:
+        """An executor on the same lanes for an evaluation. A request to stop does not end it: what was trained before is saved after it."""
+        beside = Executor(self.engine.evaluating(), self.lanes)
+        beside.board = self.board
+        return beside
+
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
         """The body of a repeat, once; what it returns."""
         run = _Run(self, plan, prompts, outcome, state, body=True)

@@ -152,7 +152,7 @@ class StateSlot:
 @dataclass(frozen=True)
 class Graph:
     """One iteration of an algorithm at given settings. ``results`` are the columns that the flow, or a `repeat` body, returns, over
-    the axis ``rows``."""
+    the axis ``rows``. ``evaluation``: what the flow runs on held-out prompts, where it says so itself; its first node gives these."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -162,6 +162,7 @@ class Graph:
     state: tuple[StateSlot, ...] = ()
     results: tuple[Input, ...] = ()
     rows: int = 0
+    evaluation: Graph | None = None
 
     def __str__(self) -> str:
         from rlflow.graph.draw import text

@@ -19,7 +19,7 @@ from rlflow.runs.directory import check_free
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
-from rlflow.trace.compile import role_names
+from rlflow.trace.arguments import role_names
 from rlflow.watch.reporter import make_reporter
 from rlflow.watch.secrets import remember
 

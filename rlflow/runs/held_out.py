@@ -12,13 +12,15 @@ from rlflow.binding.roles import BoundRole, Halves, Roles
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.execution.engine import JUDGE, Engine, Scorer
+from rlflow.execution.executor import Executor
+from rlflow.execution.lanes import Lanes
 from rlflow.graph.model import Graph, Op
-from rlflow.runs.evaluate import Evaluation
-from rlflow.runs.planning import evaluation_role, evaluation_roles
+from rlflow.plan import Plan
+from rlflow.runs.evaluate import Evaluation, FlowEvaluation
+from rlflow.runs.planning import evaluation_role, evaluation_roles, policies
 from rlflow.trace.compile import all_nodes
+from rlflow.trace.evaluation import RESPONSES
 from rlflow.training.protocols import Sampling
-
-RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")  # columns of the data that are no part of a prompt
 
 
 def evaluated_role(graph: Graph, roles: Roles, held_out: Dataset, rewards: Rewards, options: Options) -> str | None:
@@ -27,14 +29,29 @@ def evaluated_role(graph: Graph, roles: Roles, held_out: Dataset, rewards: Rewar
     return name if name and len(held_out) and rewards.judge() is not None else None
 
 
-def evaluations(graph: Graph, roles: Roles, first: str, engine: Engine, held_out: Dataset, scorer: Scorer, options: Options) -> Evaluation:
-    """Measure the accuracy of the role ``first``, and of each other role that samples from the prompts of the data."""
-    others = [name for name in evaluation_roles(graph, roles, options) if name != first]
-    return replace(evaluation(graph, roles[first], engine, held_out, scorer, options),
-                   others=tuple(evaluation(graph, roles[name], engine, held_out, scorer, options) for name in others))
+def evaluations(
+    graph: Graph, roles: Roles, first: str, engine: Engine, lanes: Lanes, held_out: Dataset, scorer: Scorer, options: Options
+) -> Evaluation:
+    """Measure the accuracy of the role ``first``, and of each other role that samples from the prompts of the data. Figures name the role
+    where the flow trains several."""
+    names = [first, *(name for name in evaluation_roles(graph, roles, options) if name != first)]
+    own, *others = (evaluation(graph, roles[name], engine, lanes, held_out, scorer, options) for name in names)
+    return replace(own, others=tuple(others), named=len(policies(roles)) > 1)
 
 
-def evaluation(graph: Graph, role: BoundRole, engine: Engine, held_out: Dataset, scorer: Scorer, options: Options) -> Evaluation:
+def flow_evaluation(executor: Executor, plan: Plan, held_out: Dataset) -> FlowEvaluation | None:
+    """The flow's own evaluation; None where it has none, or no prompts are held out."""
+    if plan.evaluation is None or not len(held_out):
+        return None
+    prompts = held_out.batch(range(len(held_out)))
+    if prompts.axis.grouped:  # pairs: a prompt stands in two rows
+        prompts = prompts.rows(prompts.axis.heads)
+    return FlowEvaluation(executor, plan.evaluation, prompts.select(*(name for name in prompts.columns if name not in RESPONSES)))
+
+
+def evaluation(
+    graph: Graph, role: BoundRole, engine: Engine, lanes: Lanes, held_out: Dataset, scorer: Scorer, options: Options
+) -> Evaluation:
     """Measure the accuracy of a role's answers to held-out prompts. ``scorer`` says which of them are right."""
     model = engine.models[role.name]
     if model.generator is None:
@@ -47,7 +64,7 @@ def evaluation(graph: Graph, role: BoundRole, engine: Engine, held_out: Dataset,
     sampling = Sampling(1, int(str(settings.get("max_tokens", longest + 1))), **sampled)
     questions = prompts.select(*(name for name in prompts.columns if name not in RESPONSES))
     engine.scorers = {**engine.scorers, JUDGE: scorer}
-    return Evaluation(engine, role.name, questions, sampling)
+    return Evaluation(lanes, engine, role.name, questions, sampling)
 
 
 def _generator_for_evaluation(role: BoundRole, options: Options, loaded: Loaded) -> Any:

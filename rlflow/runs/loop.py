@@ -213,7 +213,7 @@ class Loop:
         if self.context.evaluation is None:
             return None
         if iteration not in self.evaluated:
-            accuracy = self.compute(self.context.evaluation)
+            accuracy = self.context.evaluation()
             self.records.metrics(iteration, shown(accuracy))
             self.reporter.evaluation(iteration, shown(accuracy))
             self.evaluated[iteration] = accuracy
@@ -221,7 +221,7 @@ class Loop:
 
     def answers(self) -> list[dict[str, str]]:
         """The model's sampled answers to the first ten held-out prompts."""
-        return self.compute(partial(self.context.evaluation.answers, 10)) if self.context.evaluation else []
+        return self.context.evaluation.answers(10) if self.context.evaluation else []
 
 
 def stage_seconds(outcome: Outcome, plan: Plan) -> dict[str, float]:

@@ -47,8 +47,8 @@ from rlflow.rewards.spec import readers
 from rlflow.runs.canary import canary
 from rlflow.runs.context import RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
-from rlflow.runs.evaluate import Evaluation
-from rlflow.runs.held_out import evaluated_role, evaluations
+from rlflow.runs.evaluate import Evaluation, FlowEvaluation
+from rlflow.runs.held_out import evaluated_role, evaluations, flow_evaluation
 from rlflow.runs.planning import (
     PlacedRoles,
     crowd_warnings,
@@ -59,7 +59,7 @@ from rlflow.runs.planning import (
 )
 from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
-from rlflow.trace.compile import Program, TraceOptions, all_nodes, reads_prompt_id, trace
+from rlflow.trace.compile import Program, TraceOptions, reads_prompt_id, trace, used_nodes
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
 from rlflow.watchdog.beside import Watchdog
@@ -186,18 +186,23 @@ def _assemble(
         runtime.close()
 
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
-    return RunContext(runtime.plan, runtime.engine, Executor(runtime.engine, runtime.lanes), prompts, options,
-                      _evaluation(graph, placed, runtime.engine, held_out, rewards), recorded_settings(program, config), files, inputs,
+    executor = Executor(runtime.engine, runtime.lanes)
+    return RunContext(runtime.plan, runtime.engine, executor, prompts, options,
+                      _evaluation(runtime.plan, placed, executor, held_out, rewards), recorded_settings(program, config), files, inputs,
                       runtime.reasons, stop, watchdog, runtime.ahead, runtime.workers,
                       canary(roles, runtime.engine, training, options), heard_by)  # fmt: skip
 
 
-def _evaluation(graph: Graph, placed: PlacedRoles, engine: Engine, held_out: Dataset, rewards: bound.Rewards) -> Evaluation | None:
+def _evaluation(
+    plan: Plan, placed: PlacedRoles, executor: Executor, held_out: Dataset, rewards: bound.Rewards
+) -> Evaluation | FlowEvaluation | None:
     """None where there are no held-out prompts, or nothing can judge them."""
+    if plan.evaluation is not None:
+        return flow_evaluation(executor, plan, held_out)
     scorer = rewards.judge() if placed.evaluated else None
     if placed.evaluated is None or scorer is None:
         return None
-    return evaluations(graph, placed.roles, placed.evaluated, engine, held_out, scorer, placed.options)
+    return evaluations(plan.graph, placed.roles, placed.evaluated, executor.engine, executor.lanes, held_out, scorer, placed.options)
 
 
 def depends_on(
@@ -223,7 +228,7 @@ def _in_process(
 ) -> Runtime:
     """Make the models of a run in this process."""
     graph, options, roles = plan.graph, placed.options, placed.roles
-    used = {node.role for node in all_nodes(graph.nodes)}
+    used = {node.role for node in used_nodes(graph)}
     judges = [use.name for use in graph.roles if use.name not in roles and use.name in used]
     scorers: dict[str, Scorer] = {name: rewards.scorer(name) for name in judges}
     device = device_of(options.device)

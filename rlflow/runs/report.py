@@ -46,6 +46,9 @@ def _learning(result: RunResult) -> Table:
     for name, after in last.items():
         before = first.get(name, math.nan)
         table.add_row(name, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
+    one, two = result.before.score, result.after.score
+    if one is not None and two is not None:
+        table.add_row("mean score", f"{one:.3f}", f"{two:.3f}", f"{two - one:+.3f}")
     return table
 
 

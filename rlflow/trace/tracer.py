@@ -68,6 +68,8 @@ class Tracer:
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
         self.depth = 0
+        self.prefix = ""  # of the names of nodes
+        self.temperatures = True  # whether the run's settings may replace the flow's temperatures
 
     # -- nodes ---------------------------------------------------------------------------------------------------------------
 
@@ -78,8 +80,8 @@ class Tracer:
 
     def add(self, op: Op, name: str, axis: int, settings: Mapping[str, Any] | None = None, **fields: Any) -> Node:
         """Append a node under a name that no other node has; its settings as they are go into ``bound``, as text into the node."""
-        unique = self._unique(name)
-        self._names[name] = self._names.get(name, 0) + 1
+        unique, counted = self._unique(name), self.prefix + name
+        self._names[counted] = self._names.get(counted, 0) + 1
         self.bound[unique] = dict(settings or {})
         shown = tuple((key, rules.plain(value)) for key, value in self.bound[unique].items())
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=shown, **fields)
@@ -89,8 +91,9 @@ class Tracer:
 
     def _unique(self, name: str) -> str:
         """The name that the next node of this name gets."""
-        count = self._names.get(name, 0) + 1
-        return name if count == 1 else f"{name}#{count}"
+        counted = self.prefix + name
+        count = self._names.get(counted, 0) + 1
+        return counted if count == 1 else f"{counted}#{count}"
 
     def symbols(self, node: Node) -> SymbolicBatch:
         """The columns that a node gives, over their axis."""
@@ -259,6 +262,7 @@ class Tracer:
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
         own = verbs.sampling_of(self.context.sampling, what, self._unique(what))
+        own = {name: value for name, value in own.items() if name != "temperature" or self.temperatures}
         call = self._call_settings(what, settings, _defaults(verbs.GENERATE), verbs.COMPUTED.__contains__)
         call = replace(call, edges=tuple(item for item in call.edges if item.parameter.removeprefix(SETTING) not in own))
         bound = verbs.resampled(self._bound(what, verbs.GENERATE, call.values, place), own)

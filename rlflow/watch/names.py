@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 TABLE = {
     "evaluation/sampled": "val/accuracy",
     "evaluation/greedy": "val/accuracy_greedy",
+    "evaluation/score": "val/score",
     "reward/mean": "critic/score/mean",
     "response/length": "response_length/mean",
     "response/length_max": "response_length/max",
@@ -36,6 +37,7 @@ TABLE = {
     "policy/entropy": "actor/entropy",
     "critic/explained_variance": "critic/vf_explained_var",
 }
+SCORE = "evaluation/score"  # the mean score of the rows that a flow's own evaluation returns
 COMPUTED = ("evaluation", "fates", "policy", "response", "reward", "canary")  # heads of metrics that any run may have
 UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
@@ -72,7 +74,8 @@ def tracked(name: str, rewards: Iterable[str] = ()) -> str:
 
 def accuracies(evaluation: Mapping[str, float]) -> dict[str, float]:
     """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles are evaluated ``ROLE sampled``
-    and so on; after these the shares by source of data, ``sampled SOURCE``."""
+    and so on; after these the shares by source of data, ``sampled SOURCE``. Without the mean score of a flow's own evaluation."""
+    evaluation = {name: value for name, value in evaluation.items() if name != SCORE}
     first = {name: name.removeprefix("evaluation/").partition("/")[0] for name in evaluation if name.count("/") > 1}
     by_source = [name for name, part in first.items() if part in ("sampled", "greedy")]
     by_role = [name for name in first if name not in by_source]

@@ -17,7 +17,7 @@ from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
 from rlflow.watch.frame import OWN, Frame, figures, spoken
 from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
-from rlflow.watch.names import accuracies, own_metrics, reward_roles
+from rlflow.watch.names import SCORE, accuracies, own_metrics, reward_roles
 from rlflow.watch.recorded import HELD_OUT, Recorded, as_text, differing, recorded
 from rlflow.watch.recorder import NOTES
 
@@ -119,6 +119,9 @@ def learning(history: History) -> RenderableType | None:
         if name in after:
             change = 100 * (after[name] - before[name])
             table.add_row(plain(name), f"{before[name]:.1%}", f"{after[name]:.1%}", f"{change:+.1f} points")
+    one, two = (values.get(SCORE) for _, values in (history.evaluations[0], history.evaluations[-1]))
+    if one is not None and two is not None:
+        table.add_row("mean score", f"{one:.3f}", f"{two:.3f}", f"{two - one:+.3f}")
     return table
 
 

@@ -14,7 +14,7 @@ from rlflow.watch.reporter import Quiet
 
 FLOWS = Path(__file__).parents[1] / "execution" / "lineage.py"
 EMA = f"{FLOWS.with_name('ema.py')}::ema"
-SMALL = {"prompts": 6, "iterations": 3, "threads": 1, "backend": "null", "save_every": 0}
+SMALL = {"prompts": 6, "iterations": 3, "threads": 1, "backend": "null", "save_every": 0, "held_out": 40}
 DYING = Path(__file__).with_name("dying.py")
 TIMES = ("seconds", "response/tokens_per_second")
 
