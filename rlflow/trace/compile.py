@@ -235,17 +235,32 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Log-probs after top-p or top-k meet full ones: their ratio is biased."""
-    nodes = list(all_nodes(graph.nodes))
-    cut = [n for n in nodes if n.op is Op.GENERATE and (dict(n.settings).get("top_p") != 1 or dict(n.settings)["top_k"] != 0)]
-    for node in nodes if cut else ():
-        names = {item.parameter for item in node.inputs}
-        loss = functions.get(node.name)
-        if "sampled_logprobs" in names and ("logprobs" in names or (isinstance(loss, Loss) and "logprobs" in loss.new)):
-            yield Problem("truncated-ratio", f"'{node.name}' compares log-probs with sampled ones that top-p or top-k renormalised",
-                          node.place, found=f"sampled_logprobs truncated by '{cut[0].name}' at {cut[0].place}, logprobs without",
-                          expected="top_p=1 and top_k=0 where they meet in a ratio", remedy="sample without truncation",
-                          severity="warning")
+    """Log-probs after top-p or top-k, or without the tokens that min_tokens bars, meet full ones: their ratio is biased."""
+    every = [node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
+    for part in (graph, *(node.body for node in all_nodes(graph.nodes) if node.body is not None)):
+        for node in part.nodes:
+            givers = {item.parameter: part.nodes[item.column.node] for item in node.inputs}
+            loss = functions.get(node.name)
+            if "sampled_logprobs" not in givers or not ("logprobs" in givers or (isinstance(loss, Loss) and "logprobs" in loss.new)):
+                continue
+            direct = givers["sampled_logprobs"].op is Op.GENERATE  # else they were joined, or come from a repeat
+            cut = next((one for one in ([givers["sampled_logprobs"]] if direct else every) if _truncates(one)), None)
+            if cut is not None:
+                yield _biased(node, cut)
+
+
+def _biased(node: Node, cut: Node) -> Problem:
+    """A ratio of log-probs of all tokens with those of some, as the sampling ``cut`` drew them."""
+    return Problem("truncated-ratio", f"'{node.name}' compares log-probs with sampled ones that {_truncates(cut)} renormalised", node.place,
+                   found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs without",
+                   expected="top_p=1, top_k=0 and min_tokens=0 where they meet in a ratio", remedy="sample without truncation",
+                   severity="warning")
+
+
+def _truncates(node: Node) -> str:
+    """The settings by which a `generate` samples from some tokens alone; empty where it does not."""
+    settings = {"min_tokens": 0, **dict(node.settings)}  # a top_p that is computed is absent
+    return ", ".join(name for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0)) if settings.get(name) != off)
 
 
 def _distinct(problems: list[Problem]) -> list[Problem]:

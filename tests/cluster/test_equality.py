@@ -66,9 +66,12 @@ def test_several_ranks_take_the_same_steps(tmp_path, ray_address, alone):
 
 @pytest.mark.slow
 def test_several_losses_of_one_step_are_those_of_one_process_on_two_ranks(tmp_path, ray_address):
-    here, weights = run(flows.two_losses, tmp_path / "here", dtype="float64", held_out=0)
-    there, others = run(flows.two_losses, tmp_path / "there", dtype="float64", held_out=0, pools="all=2", ray_address=ray_address)
+    settings = {"dtype": "float64", "held_out": 0, "actor.generate.temperature": 0.7, "actor.generate.min_tokens": 5}
+    here, weights = run(flows.two_losses, tmp_path / "here", **settings)
+    there, others = run(flows.two_losses, tmp_path / "there", pools="all=2", ray_address=ray_address, **settings)
     assert steps(there) == steps(here)
+    assert all(line["response/length"] >= 6 for line in there)  # the flags have reached the ranks: answers end within five tokens
+    assert [line["centred/heat"] for line in there] == pytest.approx([0.7] * len(there))
     for one, other in zip(here, there, strict=True):
         for name in ("actor.update/likelihood/right", "actor.update/loss", "actor.update/rows"):
             assert other[name] == pytest.approx(one[name], rel=1e-6)

@@ -59,3 +59,12 @@ def test_log_probs_are_at_the_temperature_that_was_computed_for_sampling(task, c
     assert [line["above/temperature"] for line in lines] == pytest.approx(heats)
     assert len(set(heats)) == 3
     assert all(line["policy/mismatch_max"] < 1e-3 for line in lines)
+
+
+def test_a_reward_reads_the_number_of_the_record_in_evaluation_too(task, tmp_path):
+    right = "str(20 + prompt_id // 10 + prompt_id % 10)"
+    (tmp_path / "place.py").write_text(f"def place(prompt_id, answer):\n    return float(answer == {right})\n")
+    reward = (f"{tmp_path / 'place.py'}:place",)
+    result = rlflow.run("grpo", **task | {"iterations": 1, "save_every": 0, "threads": 1, "reward": reward, "hp.max_tokens": 3})
+    (line,) = [line for line in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines()) if "reward/mean" in line]
+    assert (line["reward/mean"], result.before.greedy, result.before.sampled) == (1.0, 1.0, 1.0)
