@@ -13,6 +13,9 @@ FIELD = "data."  # how the names of columns begin that hold fields of the data a
 
 SOURCE = "data:source"  # the text column that says from which of several sources of data a row is
 
+CLOCK = ("iteration", "progress")  # scalars of every batch that the run gives
+PROMPT_ID = "prompt_id"  # the row column that says which record of the data a row is from
+
 
 class Level(StrEnum):
     """The unit that has one value of a column: a token, a row, a group, or the whole batch."""
@@ -93,6 +96,9 @@ TABLE: dict[str, Standard] = {
     "group": Standard(row("int64"), "rows of one prompt share it; they are adjacent"),
     "chosen": Standard(row("bool"), "True for the preferred response of a pair"),
     "keep": Standard(group("bool"), "whether `repeat` keeps the group"),
+    "prompt_id": Standard(row("int64"), "place of the row's record in the data, from 0, before anything is held out or left out"),
+    "iteration": Standard(scalar("int64"), "number of the iteration, from 0; a scalar of every batch"),
+    "progress": Standard(scalar("float32"), "iteration divided by the iterations of the run; a scalar of every batch"),
     "policy_version": Standard(token("int64"), "number of updates behind the weights that sampled the token; -1 at holes"),
 }
 

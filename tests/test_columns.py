@@ -13,7 +13,9 @@ CONTRACT = {
     "token bool": "mask",
     "token float32": "sampled_logprobs logprobs ref_logprobs entropy values rewards advantages returns weights",
     "row float32": "scores temperature",
-    "row int64": "group prefix_length",
+    "row int64": "group prefix_length prompt_id",
+    "scalar int64": "iteration",
+    "scalar float32": "progress",
     "row bool": "chosen",
     "group bool": "keep",
 }

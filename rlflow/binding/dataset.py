@@ -120,7 +120,7 @@ def made_up(flow: Flow) -> Dataset:
     """Records for the null backend, of the shape that the flow declares."""
     responses = ("good", "bad") if "chosen" in flow.data else ("good",) if "completion" in flow.data else ()
     filler = {name: "x" if kind.level is Level.TEXT else 0 for name, kind in flow.data.items() if name not in FIELDS}
-    records = [Record(f"question {i}", str(i), responses, filler) for i in range(4096)]
+    records = [Record(f"question {i}", str(i), responses, filler, number=i) for i in range(4096)]
     return Dataset("made-up records", records, ByteEncoder(), declared={n: k for n, k in flow.data.items() if n not in FIELDS})
 
 

@@ -46,6 +46,7 @@ class Dataset:
     alone: int = 0  # prompts of one message that are plain text, since the tokenizer has no chat template
     unread: tuple[str, ...] = ()  # fields of the file that no column is read from
     parts: Mapping[str, Dataset] = field(default_factory=dict)  # of several sources, each by its name, as it was opened
+    numbered: bool = False  # whether rows have the column prompt_id
     weights: Mapping[str, Fraction] = field(default_factory=dict)  # of several sources: shares of the prompts, of any sum above 0
 
     def __len__(self) -> int:
@@ -118,7 +119,8 @@ class Dataset:
         """The records at ``index`` as rows. ``at``: the position of each in the data stream; without it they are consecutive from
         ``start``."""
         positions = range(start, start + len(index)) if at is None else at
-        return rows.batch([self.records[i] for i in index], self._like, positions, self.encoder, self.wording, self.declared)
+        return rows.batch([self.records[i] for i in index], self._like, positions, self.encoder, self.wording, self.declared,
+                          self.numbered)
 
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
         """Record → what is wrong with it, for those of the records at ``index`` that cannot be given to a model."""

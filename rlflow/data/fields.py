@@ -32,6 +32,7 @@ class Record:
     responses: tuple[Response, ...] = ()  # a completion, or (chosen, rejected); messages begin and end with the assistant's
     more: Mapping[str, Any] = field(default_factory=dict)  # declared column → value; column of a field that rewards read → its JSON
     place: Place | None = field(default=None, compare=False)  # where the record stands in a file
+    number: int = field(default=0, compare=False)  # its place among all records of the data, from 0, those that cannot be read included
 
     @property
     def question(self) -> str:
@@ -74,7 +75,7 @@ class Mapped:
         for column in self.json_fields.required:
             _value(raw, self.json_fields.columns[column])
         texts = {column: packed(raw.fields, source) for column, source in self.json_fields.columns.items()}
-        return Record(self._prompt(raw), answer, responses, declared | texts, raw.place)
+        return Record(self._prompt(raw), answer, responses, declared | texts, raw.place, raw.number)
 
     def _prompt(self, raw: Raw) -> str | tuple[Message, ...]:
         if "prompt" in self.fields:

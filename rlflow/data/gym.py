@@ -31,14 +31,15 @@ def draw(task: str, parameters: Mapping[str, Any], seed: int) -> tuple[list[Reco
     entries = _make(task, {"size": SIZE, "seed": seed, **parameters})
     records: dict[str, Record] = {}
     for index in range(len(entries)):
-        record = _record(entries[index])
+        record = _record(entries[index], index)
         records.setdefault(record.question, record)
     return list(records.values()), len(entries) - len(records)
 
 
-def _record(entry: Mapping[str, Any]) -> Record:
+def _record(entry: Mapping[str, Any], number: int) -> Record:
     answer = entry["answer"]  # None where many answers are right
-    return Record(entry["question"], "" if answer is None else str(answer), (), {"entry": json.dumps(frozen(entry), ensure_ascii=False)})
+    more = {"entry": json.dumps(frozen(entry), ensure_ascii=False)}
+    return Record(entry["question"], "" if answer is None else str(answer), (), more, number=number)
 
 
 def _make(task: str, parameters: Mapping[str, Any]) -> Any:

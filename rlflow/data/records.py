@@ -21,6 +21,7 @@ class Raw:
 
     fields: Mapping[str, Any]
     place: Place
+    number: int = 0  # its place among all records, from 0, those that are none included
 
 
 def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]:
@@ -31,7 +32,8 @@ def read(path: Path, part: str | None = None) -> tuple[list[Raw], list[Problem]]
     items = list(_folder(path, part) if path.is_dir() else _file(path))
     if not items:
         raise PlanError.of("data-empty", f"{path} holds no records", expected="one record or more")
-    return [item for item in items if isinstance(item, Raw)], [item for item in items if isinstance(item, Problem)]
+    raw = [Raw(item.fields, item.place, number) for number, item in enumerate(items) if isinstance(item, Raw)]
+    return raw, [item for item in items if isinstance(item, Problem)]
 
 
 def _file(path: Path) -> Iterator[Raw | Problem]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlflow.axis import Axis
 from rlflow.batch import DTYPES, Batch, Data
-from rlflow.columns import TABLE, Kind, Level
+from rlflow.columns import PROMPT_ID, TABLE, Kind, Level
 from rlflow.data.encode import Encoder, Wording
 from rlflow.data.fields import Message, Record, as_text
 from rlflow.data.turns import joined
@@ -25,10 +25,11 @@ def kinds(like: Record, declared: Mapping[str, Kind]) -> dict[str, Kind]:
 
 
 def batch(
-    records: Sequence[Record], like: Record, positions: Sequence[int], encoder: Encoder, wording: Wording, declared: Mapping[str, Kind]
+    records: Sequence[Record], like: Record, positions: Sequence[int], encoder: Encoder, wording: Wording, declared: Mapping[str, Kind],
+    numbered: bool = False,
 ) -> Batch:
     """The records as rows, each at its position of the data stream. ``like``: a record of the same shape, which gives the columns where
-    there are no records."""
+    there are no records. ``numbered``: whether rows say which record they are from, as ``prompt_id``."""
     copies = max(len(like.responses), 1)
     repeated = [record for record in records for _ in range(copies)]
     wordings = [wording.of(record) for record in records]
@@ -38,6 +39,8 @@ def batch(
         data["answer"] = _text([record.answer or "" for record in repeated])
     data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids in prompts for _ in range(copies)])
     data |= {name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()}
+    if numbered:
+        data[PROMPT_ID] = _declared(TABLE[PROMPT_ID].kind, [record.number for record in repeated])
     axis = _axis(positions, pairs=copies == 2)
     return Batch(axis, data | dict(_responses(records, wordings, encoder, axis) if like.responses else ()))
 

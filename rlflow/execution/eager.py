@@ -111,6 +111,8 @@ def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
     """The result of a call with its columns under the names of ``gives``. Raises FlowError where these do not fit."""
     if forbidden := [name for name in gives or batch.data if name in rules.OF_THE_DATA]:
         raise FlowError(*(rules.gives_prompt(what, name, call_place(), None) for name in forbidden))
+    if forbidden := [name for name in gives or batch.data if name in rules.OF_THE_RUN]:
+        raise FlowError(*(rules.gives_run(what, name, call_place(), None) for name in forbidden))
     if gives is None:
         return batch
     if len(gives) != len(batch.data) or len(set(gives)) != len(gives):
@@ -141,8 +143,7 @@ class Session:
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
         """Run a stage on a batch."""
         call, node = self.next_call(stage.name)
-        state = self.engine.state_batch(batch).data if self.engine.state else {}
-        inputs, settings = prepared(stage, batch, state, settings)
+        inputs, settings = prepared(stage, batch, self.engine.state_batch(real(stage.name, batch)).data, settings)
         with failing(node, self.engine.iteration, inputs, call_place()), nullcontext() if stage.on else alone():
             result, metrics = self.engine.stage(stage, inputs, settings, call)
         self.log(node, metrics)
@@ -274,8 +275,7 @@ class Role:
         batch, specified = real(node, batch), specification(loss)
         own = verbs.bind(node, specified, {k: v for k, v in settings.items() if k in specified}, call_place())
         rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified})
-        if self._engine.state:
-            batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
+        batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):

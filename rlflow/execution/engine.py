@@ -19,7 +19,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.axis import Axis, Cut
 from rlflow.batch import Batch, Data
-from rlflow.columns import Kind, Level
+from rlflow.columns import CLOCK, Kind, Level
 from rlflow.errors import SkipIteration, listed
 from rlflow.execution.account import Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
@@ -130,6 +130,7 @@ class Engine:
     fresh: Callable[[int], Batch]
     state: dict[str, float] = field(default_factory=dict)
     iteration: int = 0
+    iterations: int = 1  # of the run
     reward_timeout: float = 60.0  # seconds for each row of a reward
     grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
     weights: Mapping[str, Any] = field(default_factory=dict)
@@ -304,8 +305,13 @@ class Engine:
         """An iteration has ended, well or not: nothing of it is needed any more."""
 
     def state_batch(self, batch: Batch) -> Batch:
-        """The state's scalars as columns over the batch's rows."""
-        return Batch(batch.axis, {name: self.state_data(value) for name, value in self.state.items()})
+        """The state's scalars, and what iteration it is, as columns over the batch's rows."""
+        return Batch(batch.axis, self.clock() | {name: self.state_data(value) for name, value in self.state.items()})
+
+    def clock(self) -> dict[str, Data]:
+        """The columns that say what iteration it is."""
+        number = Data(Kind(Level.SCALAR, "int64"), torch.tensor(self.iteration))
+        return dict(zip(CLOCK, (number, self.state_data(self.iteration / self.iterations)), strict=True))
 
     def state_data(self, value: float) -> Data:
         """A number of the state as a column."""

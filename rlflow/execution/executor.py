@@ -389,7 +389,7 @@ class _Run:
     def repeat(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         body = self.plan.bodies[node.id]
         names = {output.name for inner in body.graph.nodes if inner.op is Op.STATE for output in inner.outputs}
-        state = {name: batch.data[name] for name in names}
+        state = self.engine.clock() | {name: batch.data[name] for name in names if name in batch.data}
 
         def run_body(prompts: Batch) -> Batch:
             return self.executor.run_body(body, prompts, self.outcome, state)

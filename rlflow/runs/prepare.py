@@ -7,6 +7,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ from rlflow.runs.planning import (
 )
 from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
-from rlflow.trace.compile import Program, TraceOptions, all_nodes, trace
+from rlflow.trace.compile import Program, TraceOptions, all_nodes, reads_prompt_id, trace
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
 from rlflow.watchdog.beside import Watchdog
@@ -103,6 +104,7 @@ def prepare(
         traced_with = trace_options(options, config.sampling, data, rewards)
         program = compile_with_data(flow, hp, traced_with, note)
         note_warnings(report.of_functions, note)
+        data = replace(data, numbered=reads_prompt_id(program.graph))
         prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         for line in amounts(prompts.data, options.prompts):
             note(line)
@@ -183,7 +185,7 @@ def _assemble(
         rewards.close()  # first: a lane may be waiting for a score
         runtime.close()
 
-    runtime.engine.sampling = config.sampling
+    runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
     return RunContext(runtime.plan, runtime.engine, Executor(runtime.engine, runtime.lanes), prompts, options,
                       _evaluation(graph, placed, runtime.engine, held_out, rewards), recorded_settings(program, config), files, inputs,
                       runtime.reasons, stop, watchdog, runtime.ahead, runtime.workers,

@@ -13,7 +13,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
 from rlflow.author.scope import entered
 from rlflow.author.stage import Stage
-from rlflow.columns import Kind, field_column, fits, standard_kind, text
+from rlflow.columns import PROMPT_ID, Kind, field_column, fits, standard_kind, text
 from rlflow.errors import FlowError, Place, Problem, listed
 from rlflow.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
 from rlflow.trace import rules
@@ -66,23 +66,31 @@ def compile_flow(flow: Flow, hp: Any = None, options: TraceOptions | None = None
 
 
 def trace(flow: Flow, hp: Any = None, options: TraceOptions | None = None) -> TraceResult:
-    """Trace a flow at given settings (None: its own defaults), collecting problems instead of stopping at the first."""
-    options = options or TraceOptions()
+    """Trace a flow at given settings (None: its own defaults), collecting problems instead of stopping at the first. A flow that reads
+    ``prompt_id`` is traced again with that column, which no other flow has to carry along."""
+    first, reads_prompt_id = _traced(flow, hp, options or TraceOptions(), numbered=False)
+    return _traced(flow, hp, options or TraceOptions(), numbered=True)[0] if reads_prompt_id else first
+
+
+def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple[TraceResult, bool]:
+    """The result of a trace, and whether the flow asked for the prompt_id that it had not. ``numbered``: whether the data give it."""
     try:
         parameters = flow.parameters
     except FlowError as error:
-        return TraceResult(None, error.problems)
+        return TraceResult(None, error.problems), False
     hp = hp if hp is not None else parameters.hp
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
     tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound),
                             options.reward_places, options.sampling, options.fields))  # fmt: skip
     initial = _initial(tracer, flow, hp)
-    result, stopped = _call(tracer, flow, hp, roles, initial, options)
+    columns = _data_columns(flow, options, numbered)
+    result, stopped = _call(tracer, flow, hp, roles, initial, columns)
     tracer.problems += stopped
     graph = _graph(tracer, flow, hp, roles, initial, result)
     problems = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
-    return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), tuple(_distinct([*tracer.problems, *problems])))
+    found = tuple(_distinct([*tracer.problems, *problems]))
+    return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), found), tracer.reads_prompt_id and not numbered
 
 
 def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
@@ -92,10 +100,13 @@ def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
     except (Exception, SystemExit) as error:
         tracer.report(rules.state_raised(flow.name, error, flow.place))
         return {}
-    tracer.report(*(rules.table_kind(f"the state of flow '{flow.name}'", name, STATE, standard_kind(name), flow.place, None)
-                    for name in initial if standard_kind(name)),
-                  *(rules.table_kind(f"flow '{flow.name}': its data", name, kind, standard_kind(name), flow.place, None)
-                    for name, kind in flow.data.items() if name not in PAIR and not fits(kind, standard_kind(name))))
+    state, data = f"the state of flow '{flow.name}'", f"flow '{flow.name}': its data"
+    own = [(state, name) for name in initial] + [(data, name) for name in flow.data]
+    tracer.report(*(rules.gives_run(what, name, flow.place, None) for what, name in own if name in rules.OF_THE_RUN))
+    tracer.report(*(rules.table_kind(state, name, STATE, standard_kind(name), flow.place, None)
+                    for name in initial if standard_kind(name) and name not in rules.OF_THE_RUN),
+                  *(rules.table_kind(data, name, kind, standard_kind(name), flow.place, None) for name, kind in flow.data.items()
+                    if name not in (*PAIR, *rules.OF_THE_RUN) and not fits(kind, standard_kind(name))))
     return initial
 
 
@@ -130,11 +141,11 @@ def _before_rest(flow: Flow) -> list[str]:
 
 
 def _call(
-    tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], options: TraceOptions
+    tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], columns: Mapping[str, Kind | None]
 ) -> tuple[Any, list[Problem]]:
     """Run the flow's function on symbols; the problems that stopped it, if any."""
     axis = tracer.axis(RowAxis(grouped="chosen" in flow.data))
-    prompts = tracer.batch(axis, _data(tracer, flow, axis, options))
+    prompts = tracer.batch(axis, _data(tracer, flow, axis, columns))
     tracer.state = tracer.held_state(dict.fromkeys(initial, STATE))
     rewards = len(roles.get(flow.parameters.rest or "", []))
     positional, named = arguments(flow, lambda name: SymbolicRole(tracer, name), hp, rewards)
@@ -147,15 +158,25 @@ def _call(
         return None, [_raised(flow, error)]
 
 
-def _data(tracer: Tracer, flow: Flow, axis: int, options: TraceOptions) -> dict[str, ColumnSource]:
-    """The node that gives the data's columns; of data that are not open those that are declared, and the fields that rewards read."""
+def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
+    """The node that gives the data's columns."""
+    node = Node(0, Op.DATA, flow.parameters.data, axis, outputs=tuple(Output(name, kind, name) for name, kind in columns.items()))
+    tracer.recorded.nodes.append(node)
+    return tracer.symbols(node).held
+
+
+def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str, Kind | None]:
+    """The columns that the data give; of data that are not open those that are declared, and the fields that rewards read."""
     names: dict[str, Kind | None] = dict(options.columns) if options.columns is not None else data_columns(flow)
     if options.columns is None:
         names |= {field_column(name): text for name in options.fields if name in options.reward_reads}
     names = {name: kind if fits(kind, standard_kind(name)) else standard_kind(name) for name, kind in names.items()}
-    node = Node(0, Op.DATA, flow.parameters.data, axis, outputs=tuple(Output(name, kind, name) for name, kind in names.items()))
-    tracer.recorded.nodes.append(node)
-    return tracer.symbols(node).held
+    return names | ({PROMPT_ID: standard_kind(PROMPT_ID)} if numbered else {})
+
+
+def reads_prompt_id(graph: Graph) -> bool:
+    """Whether the data have to say which record each row is from."""
+    return any(output.name == PROMPT_ID for output in graph.nodes[0].outputs)
 
 
 def data_columns(flow: Flow) -> dict[str, Kind | None]:

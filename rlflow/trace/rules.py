@@ -10,7 +10,7 @@ from typing import Any
 from rlflow.author.loss import Loss
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.stage import Stage
-from rlflow.columns import TABLE, Kind, Level
+from rlflow.columns import CLOCK, PROMPT_ID, TABLE, Kind, Level
 from rlflow.dispatch import ALL, RANK0
 from rlflow.errors import Place, Problem, listed, nearest
 from rlflow.graph.lineage import line
@@ -83,6 +83,16 @@ def gives_prompt(what: str, name: str, place: Place | None, definition: Place | 
     return Problem("gives-prompt", f"{what} gives '{name}', but a model samples from the prompts of the data and would never see this one",
                    place, definition, found=f"a column '{name}' made by the flow", expected=f"'{name}' from the data, or from ask",
                    remedy='give the column another name, such as "question", and sample from ask(batch, "question")')
+
+
+OF_THE_RUN = (*CLOCK, PROMPT_ID)  # columns that only the run gives
+
+
+def gives_run(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
+    """A column that says what iteration it is, or which record a row is from, is given by something else than the run."""
+    return Problem("gives-run", f"{what} gives '{name}', which the run itself gives every batch", place, definition,
+                   found=f"a column '{name}' of the flow's own", expected=f"'{name}' as the run gives it: {TABLE[name].meaning}",
+                   remedy="give the column another name, or read the run's")
 
 
 def own_column(what: str, name: str, place: Place | None, definition: Place | None) -> Problem:
@@ -202,8 +212,9 @@ def state_in_body(what: str, names: Sequence[str], place: Place | None) -> Probl
 
 
 def state_as_column(what: str, name: str, place: Place | None) -> Problem:
-    """State of the flow is asked for as if it were a column of a batch."""
-    return Problem("state-as-column", f"'{name}' is state of the flow and no column, so {what} does not have it", place,
+    """State of the flow, or what iteration it is, is asked for as if it were a column of a batch."""
+    owner = "run" if name in CLOCK else "flow"
+    return Problem("state-as-column", f"'{name}' is state of the {owner} and no column, so {what} does not have it", place,
                    found=f"state '{name}'", expected="a parameter of that name",
                    remedy=f"take '{name}' as a parameter of the stage or loss that needs its number")
 

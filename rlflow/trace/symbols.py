@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlflow.author.source import call_place
 from rlflow.author.verbs import VERBS
-from rlflow.columns import Kind
+from rlflow.columns import PROMPT_ID, Kind
 from rlflow.errors import FlowError, Problem, nearest
 from rlflow.graph.model import Column
 
@@ -127,6 +127,7 @@ class SymbolicBatch(Symbol):
         return {name: held.kind for name, held in self.held.items()}
 
     def __contains__(self, name: object) -> bool:
+        self.tracer.reads_prompt_id |= name == PROMPT_ID
         return name in self.held
 
     def __getitem__(self, name: str) -> SymbolicColumn:

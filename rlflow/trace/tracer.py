@@ -19,7 +19,7 @@ from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place, digest
 from rlflow.author.stage import Stage
 from rlflow.author.verbs import Setting, missing_setting, unknown_setting
-from rlflow.columns import Kind, Level, field_column, fits, row, scalar, standard_kind, text
+from rlflow.columns import CLOCK, PROMPT_ID, Kind, Level, field_column, fits, row, scalar, standard_kind, text
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.lineage import Merge, line, merge
 from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
@@ -43,11 +43,13 @@ class Context:
 
 @dataclass
 class Recorded:
-    """Nodes of the flow, or of a `repeat` body, in program order; and columns that were replaced by others of their name, where."""
+    """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of their name, where; and what
+    iteration it is, once something reads that."""
 
     nodes: list[Node] = field(default_factory=list)
     axes: list[RowAxis] = field(default_factory=list)
     replaced: list[tuple[Column, Place | None]] = field(default_factory=list)
+    clock: dict[str, ColumnSource] = field(default_factory=dict)
 
 
 class Tracer:
@@ -61,6 +63,7 @@ class Tracer:
         self.bound: dict[str, dict[str, Any]] = {}
         self.state: dict[str, ColumnSource] = {}
         self.calls = 0
+        self.reads_prompt_id = False  # whether anything asked for the column, which the data give only then
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
         self.depth = 0
@@ -115,14 +118,23 @@ class Tracer:
         self.mine(batch, what)
         held = batch.held.get(name)
         if held is None:
-            place = call_place()
-            self._missing(batch, name, what, place, None, rules.state_as_column(what, name, place) if name in self.state else None)
+            place, number = call_place(), name in self.state or name in CLOCK
+            self._missing(batch, name, what, place, None, rules.state_as_column(what, name, place) if number else None)
         return held
+
+    def scalar(self, name: str) -> ColumnSource | None:
+        """The scalar of this name that every batch has: a state, or what iteration it is."""
+        if name in self.state or name not in CLOCK:
+            return self.state.get(name)
+        if not self.recorded.clock:
+            self.recorded.clock = self._scalars("clock", {name: standard_kind(name) for name in CLOCK})
+        return self.recorded.clock[name]
 
     def _missing(
         self, batch: SymbolicBatch, name: str, what: str, place: Place | None, definition: Place | None, said: Problem | None = None
     ) -> None:
         """Report a column once per axis, by what is ``said`` of it; from then on it is taken as given."""
+        self.reads_prompt_id |= name == PROMPT_ID
         if (batch.axis, name) not in self._poisoned:
             self._poisoned.add((batch.axis, name))
             self.report(said or rules.missing(what, name, self.visible(batch), place, definition, self.context.settings))
@@ -135,7 +147,7 @@ class Tracer:
         """The columns of a call, with what is wrong about them reported."""
         found, place = [], call_place()
         for parameter in parameters:
-            held = self.state.get(parameter.name) or batch.held.get(parameter.name)
+            held = self.scalar(parameter.name) or batch.held.get(parameter.name)
             if held is None:
                 self._absent(batch, parameter, what, place, definition)
                 continue
@@ -145,6 +157,7 @@ class Tracer:
         return tuple(found)
 
     def _absent(self, batch: SymbolicBatch, parameter: ColumnParameter, what: str, place: Place | None, definition: Place | None) -> None:
+        self.reads_prompt_id |= parameter.name == PROMPT_ID
         if parameter.optional:
             self.report(rules.optional_absent(what, parameter.name, place, definition))
         else:
@@ -189,6 +202,9 @@ class Tracer:
             if name in rules.OF_THE_DATA:
                 self.report(rules.gives_prompt(what, name, place, definition))
                 continue  # later readers see the data's
+            if name in rules.OF_THE_RUN:
+                self.report(rules.gives_run(what, name, place, definition))
+                continue
             if kind is not None and table is not None and not fits(kind, table):
                 other = rules.state_rows if name in self.state else rules.table_kind
                 self.report(other(what, name, kind, table, place, definition))
@@ -313,6 +329,9 @@ class Tracer:
             held, table = self.find(batch, old, "rename"), standard_kind(new)
             if held and new in rules.OF_THE_DATA and held.column.name != new:  # a prompt that gets its own name back is the data's
                 self.report(rules.gives_prompt("rename", new, call_place(), None))
+                continue
+            if held and new in rules.OF_THE_RUN:
+                self.report(rules.gives_run("rename", new, call_place(), None))
                 continue
             if held and not fits(held.kind, table):
                 self.report(rules.table_kind("rename", new, held.kind, table, call_place(), None))
@@ -470,10 +489,12 @@ class Tracer:
 
     def held_state(self, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
         """A node that gives the state's scalars, if there are any, and its columns."""
-        if not kinds:
-            return {}
-        outputs = tuple(Output(name, kind, name) for name, kind in kinds.items())
-        node = Node(len(self.recorded.nodes), Op.STATE, "state", 0, outputs=outputs)
+        return self._scalars("state", kinds) if kinds else {}
+
+    def _scalars(self, name: str, kinds: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
+        """A node that gives scalars which are there when an iteration begins, and its columns."""
+        outputs = tuple(Output(column, kind, column) for column, kind in kinds.items())
+        node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
         return self.symbols(node).held
 

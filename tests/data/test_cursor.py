@@ -1,6 +1,7 @@
 """The cursor resumes exactly; held-out questions never train."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from rlflow.data import Prompts, open_data
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import Record
+from rlflow.data.mixed import mixed
 from rlflow.errors import Place
 
 
@@ -179,3 +181,33 @@ def test_a_share_puts_a_question_on_the_same_side_whatever_seed_drew_it():
 def test_growing_the_data_moves_no_question_across_the_split():
     small, large = numbered(60).split(0.25)[1], numbered(120).split(0.25)[1]
     assert {r.question for r in small.records} == {r.question for r in large.records} & {f"question {n}" for n in range(60)}
+
+
+# -- prompt_id ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_says_which_record_of_the_file_it_is_from_whatever_is_left_out(tmp_path):
+    file = tmp_path / "d.jsonl"
+    lines = [json.dumps({"prompt": "long " * (9 if n == 4 else 1) + str(n), "answer": str(n)}) for n in range(30)]
+    file.write_text("\n\n".join([*lines[:7], "no record", "3", '{"answer": "no prompt"}', *lines[10:]]))
+    data = replace(open_data(file, bad="skip", max_prompt=20), numbered=True)
+    training, held_out = data.split(5, seed=1)
+    whole = held_out.batch(range(len(held_out)))
+    seen = dict(zip(whole["prompt_id"].tolist(), whole["answer"], strict=True))
+    cursor = training.prompts(seed=2)
+    for _ in range(3):  # more than two epochs
+        batch = cursor.take(20)
+        seen |= dict(zip(batch["prompt_id"].tolist(), batch["answer"], strict=True))
+    assert seen == {n: str(n) for n in range(30) if n not in (4, 7, 8, 9)}
+    assert "prompt_id" not in open_data(file, bad="skip").batch([0]).columns
+
+
+def test_pairs_of_several_sources_are_numbered_within_their_source():
+    def part(name, count):
+        return Dataset(name, [Record(f"{name}{n}", None, ("good", "bad"), number=n) for n in range(count)], ByteEncoder())
+
+    data = replace(mixed({"a": part("a", 3), "b": part("b", 2)}), numbered=True)
+    batch = data.batch(range(5))
+    assert batch["prompt_id"].tolist() == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1]
+    assert str(batch.columns["prompt_id"]) == "row int64"
+    assert data.batch([])["prompt_id"].tolist() == []

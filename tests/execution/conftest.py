@@ -20,7 +20,8 @@ from rlflow.training.protocols import ModelSpec
 
 
 def prompts_at(start, count):
-    batch = Batch.of(prompt=[f"p{i}" for i in range(count)], answer=["a"] * count, prompt_tokens=[[i, 1] for i in range(count)])
+    batch = Batch.of(prompt=[f"p{i}" for i in range(count)], answer=["a"] * count, prompt_tokens=[[i, 1] for i in range(count)],
+                     prompt_id=torch.arange(start, start + count) % 7)
     return Batch(Axis.fresh(count, start), batch.data)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from rlflow import ALL, RANK0, flow, group_mean, loss, place_last, repeat, row, scalar, stage, truncated_weights
+from rlflow import ALL, RANK0, choose, flow, group_mean, loss, place_last, repeat, row, scalar, stage, truncated_weights
 
 
 @loss
@@ -143,3 +143,45 @@ def hopeless(prompts, actor, reward):
 @stage(gives="keep", rows="group")
 def never(scores, group):
     return scores > 2
+
+
+@stage(gives={"odd": row("bool")})
+def odd(prompt_tokens, iteration):
+    return (prompt_tokens[:, 0] + iteration) % 2 == 1, {"iteration": iteration}
+
+
+@stage(gives={"bar": scalar("float32")}, dispatch=RANK0)
+def schedule(iteration, progress):
+    return 0.2 + 0.1 * progress, {"progress": progress, "iteration": iteration}
+
+
+@stage(gives="keep", rows="group")
+def enough(scores, group, iteration, progress):
+    return group_mean(scores, group) > 0.1 * progress, {"progress": progress, "iteration": iteration}
+
+
+@loss
+def fading_loss(new, logprobs, advantages, policy_version, iteration, progress):
+    return (logprobs - new.logprobs) * advantages * (1 - progress), {"iteration": iteration}
+
+
+@flow
+def clocked(prompts, actor, reward):
+    """The iteration and the progress are read before anything is sampled, in the body of a repeat, by a stage for all rows, by a loss."""
+
+    def body(fresh):
+        rows = actor.generate(fresh, samples=3, max_tokens=5)
+        rows |= reward(rows)
+        return rows | enough(rows)
+
+    some = choose(prompts | odd(prompts), "odd")
+    first = actor.generate(some, samples=2, max_tokens=3)
+    first |= reward(first)
+    batch = repeat(body, prompts, groups=4, tries=6)
+    batch |= schedule(batch)
+    batch |= actor.logprobs(batch)
+    batch |= centre(batch)
+    actor.update(batch, fading_loss, minibatch=5)
+    first |= actor.logprobs(first)
+    first |= centre(first)
+    actor.update(first, fading_loss)

@@ -30,9 +30,15 @@ def mean_verdict(scores, group):
     return group_mean(scores, group)
 
 
+@stage(gives={"told": row("float32")})
+def told(prompt_id, iteration, progress):
+    """A number that says which record a row is from, and when."""
+    return prompt_id + 0.1 * iteration + progress, {"prompt_id": prompt_id.float(), "iteration": iteration, "progress": progress}
+
+
 @stage(gives={"paid": row("float32")})
-def paid(scores, believed):
-    return scores + believed
+def paid(scores, believed, told):
+    return scores + believed + 0.01 * told
 
 
 @stage(gives="advantages")
@@ -66,6 +72,8 @@ def critique(prompts, solver, verifier, reward):
     second |= reward(second)
     second |= mean_verdict(second)
     first |= second.select("believed")
+    first |= told(first)
+    told(second)
     first |= paid(first)
     first |= per_token(first)
     first |= solver.logprobs(first)
@@ -86,7 +94,8 @@ def correction(prompts, actor, reward):
     second |= reward(second)
     first |= centred(first)
     second |= second_pay(second)
-    both = concat(first.select("prompt_tokens", "tokens", "mask", "sampled_logprobs", "advantages", "policy_version"), second)
+    both = concat(first.select("prompt_tokens", "tokens", "mask", "sampled_logprobs", "advantages", "policy_version", "prompt_id"), second)
+    told(both)
     both |= actor.logprobs(both)
     both |= truncated_weights(both, cap=2.0)
     actor.update(both, policy_loss, minibatch=5)

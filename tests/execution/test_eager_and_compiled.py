@@ -15,7 +15,7 @@ def question(completion):
     return completion
 
 
-NAMES = ["adaptive", "remax", "chancy", "warm"]
+NAMES = ["adaptive", "remax", "chancy", "warm", "clocked"]
 
 
 def ran_both_ways(world, flow, iterations=3, count=5, **options):
@@ -163,3 +163,23 @@ def test_state_is_as_it_was_after_an_eager_iteration_that_raised(world, flows, l
         run.eager(5)
     assert run.engine.state == {"bar": 0.45}
     assert run.engine.iteration == 0
+
+
+CLOCKS = ("odd", "enough", "schedule", "actor.update", "actor.update#2")
+
+
+def test_every_kind_of_call_reads_the_iteration_and_the_progress_of_the_run(world, flows):
+    run = world(flows.clocked)
+    run.engine.iterations = 8
+    for iteration in range(3):
+        metrics = run.compiled(5).metrics
+        assert [metrics[f"{name}/iteration"] for name in CLOCKS] == [iteration] * 5
+        assert [metrics[f"{name}/progress"] for name in ("enough", "schedule")] == [iteration / 8] * 2
+
+
+@pytest.mark.parametrize("name", ["iteration", "progress", "prompt_id"])
+def test_only_the_run_gives_its_own_columns(world, flows, prompts, name):
+    actor = Role("actor", world(flows.remax).engine)
+    batch = actor.generate(prompts(0, 2), max_tokens=3)
+    with pytest.raises(FlowError, match=f"gives '{name}', which the run itself gives"):
+        actor.logprobs(batch, gives=name)

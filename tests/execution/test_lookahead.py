@@ -339,3 +339,16 @@ def test_a_run_that_is_cut_counts_every_row_of_any_flow_once(run, shape, stalene
     assert begun.rows + resumed.rows == whole.rows
     assert [account.as_json() for account in (begun.accounts | resumed.accounts).values()] == [
         account.as_json() for account in whole.accounts.values()]  # fmt: skip
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_rows_that_are_sampled_ahead_are_of_their_own_iteration(run, flows, staleness):
+    made = run(flows.clocked, staleness)
+    made.engine.iterations = ITERATIONS
+    made.steps()
+    for number, metrics in made.told.items():
+        clocks = {name: value for name, value in metrics.items() if name.endswith("/iteration")}
+        assert clocks == dict.fromkeys(clocks, number)
+        assert len(clocks) == 4 + ("enough/iteration" in metrics)  # with surplus enough the body does not run
+        assert metrics["schedule/progress"] == pytest.approx(number / ITERATIONS)
+        assert metrics.get("enough/progress", number / ITERATIONS) == pytest.approx(number / ITERATIONS)

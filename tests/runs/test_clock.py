@@ -1,0 +1,47 @@
+"""What rows know of their record and of their iteration, in whole runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rlflow
+from rlflow.runs.resume import resume
+from rlflow.watch.reporter import Quiet
+
+CRITIQUE = f"{Path(__file__).parents[1] / 'execution' / 'lineage.py'}::critique"
+SMALL = {"backend": "null", "prompts": 6, "threads": 1, "held_out": 0, "save_every": 0}
+CLOCKS = ("told/prompt_id", "told#2/prompt_id", "told/iteration", "told#2/iteration", "told/progress")
+
+
+@pytest.fixture
+def records(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"question {n}", "answer": str(n)}) + "\n" for n in range(20)))
+    return str(path)
+
+
+def clocks(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in CLOCKS} for line in lines if CLOCKS[0] in line]
+
+
+def test_a_resumed_run_counts_on_and_its_progress_is_of_the_iterations_that_it_has_now(records, tmp_path):
+    straight = clocks(rlflow.run(CRITIQUE, data=records, out=str(tmp_path / "straight"), iterations=5, **SMALL).folder)
+    folder = rlflow.run(CRITIQUE, data=records, out=str(tmp_path / "cut"), iterations=2, **SMALL).folder
+    first = clocks(folder)
+    resume(folder, {"iterations": 5}, Quiet())
+    assert clocks(folder)[2:] == straight[2:]
+    assert [line["told/iteration"] for line in straight] == [line["told#2/iteration"] for line in straight] == list(range(5))
+    assert [line["told/progress"] for line in straight] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
+    assert [line["told/progress"] for line in first] == [0, 0.5]
+    assert [line["told/prompt_id"] for line in first] == [line["told/prompt_id"] for line in straight[:2]]
+
+
+def test_rows_have_the_number_of_their_record_where_something_reads_it_and_else_not(records):
+    for name, there in ((CRITIQUE, True), ("grpo", False)):
+        roles = rlflow.roles(name, data=records, **SMALL | {"prompts": 20, "held_out": 3})
+        batch = roles.take()
+        assert ("prompt_id" in batch) is there
+        assert not there or batch["prompt_id"].tolist() == [int(answer) for answer in batch["answer"]]
+        roles.close()
