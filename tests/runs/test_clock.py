@@ -62,9 +62,11 @@ def test_log_probs_are_at_the_temperature_that_was_computed_for_sampling(task, c
 
 
 def test_a_reward_reads_the_number_of_the_record_in_evaluation_too(task, tmp_path):
-    right = "str(20 + prompt_id // 10 + prompt_id % 10)"
-    (tmp_path / "place.py").write_text(f"def place(prompt_id, answer):\n    return float(answer == {right})\n")
-    reward = (f"{tmp_path / 'place.py'}:place",)
-    result = rlflow.run("grpo", **task | {"iterations": 1, "save_every": 0, "threads": 1, "reward": reward, "hp.max_tokens": 3})
+    """Records without an answer, so that the reward judges held-out prompts too; it is 1 where the number is the record's own."""
+    lines = [json.dumps({"prompt": f"{number} + 0 =", "place": number}) + "\n" for number in range(40)]
+    (tmp_path / "numbers.jsonl").write_text("".join(lines))
+    (tmp_path / "own.py").write_text("def own(prompt_id, place):\n    return float(prompt_id == place)\n")
+    own = {"data": str(tmp_path / "numbers.jsonl"), "reward": (f"{tmp_path / 'own.py'}:own",)}
+    result = rlflow.run("grpo", **task | own | {"iterations": 1, "save_every": 0, "threads": 1, "hp.max_tokens": 3})
     (line,) = [line for line in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines()) if "reward/mean" in line]
     assert (line["reward/mean"], result.before.greedy, result.before.sampled) == (1.0, 1.0, 1.0)
