@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -71,6 +71,11 @@ class Evaluation:
     def held_out(self) -> int:
         """How many prompts are held out of the data."""
         return sum(len(each.prompts) for each in self.sets if not each.name)
+
+    def only(self, names: Collection[str]) -> Evaluation:
+        """The evaluation on the sets of these names alone."""
+        others = tuple(each.only(names) for each in self.others)
+        return replace(self, sets=tuple(each for each in self.sets if each.name in names), others=others)
 
     def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
         """The accuracy of the role, and by name where there are several. ``keep`` is handed the answers to each prompt."""

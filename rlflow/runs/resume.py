@@ -50,7 +50,7 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
         raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
                            expected=f"changes to {listed(MAY_CHANGE)} only",
                            remedy="rlflow resume RUN --fork … starts a new run with others")
-    check_trusted(folder, saved, _left(saved, changes), trust, reporter)
+    check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     with Lock(folder):
         context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
         try:
@@ -66,7 +66,7 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
     """A new run from the checkpoint of another, with other settings or a changed algorithm. trust: as of ``resume``."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
-    check_trusted(folder, saved, _left(saved, changes), trust, reporter)
+    check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     context = prepare_again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
     try:
         start = restore_checkpoint(newest(folder, reporter), context, reporter)
@@ -116,7 +116,7 @@ def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
 
 
-def _left(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def unchanged_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stay as they are recorded, their paths as they lead from here."""
     recorded = {name: value for name, value in recorded_values(saved).items() if name not in changes}
     return anchor_paths(recorded, saved.get("started_in"))
