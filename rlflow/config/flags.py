@@ -26,6 +26,7 @@ ELSEWHERE = {  # what other programs call a flag
     "max_steps": "iterations", "num_iterations": "iterations", "total_training_steps": "iterations", "output_dir": "out", "output": "out",
     "save_path": "out", "run_name": "name", "dataset": "data", "dataset_name": "data", "train_files": "data", "prompt_data": "data",
     "model_name_or_path": "model", "pretrain": "model", "report_to": "track", "logger": "track", "save_steps": "save_every",
+    "val_files": "eval", "eval_dataset": "eval", "eval_n_samples_per_prompt": "eval_samples",
     "save_freq": "save_every", "eval_steps": "eval_every", "test_freq": "eval_every", "save_total_limit": "keep", "reward_funcs": "reward",
     "reward_fn": "reward", "torch_dtype": "dtype", "precision": "dtype", "lora_rank": "lora", "lora_r": "lora", "lora_dropout": "lora",
     "num_generations": "hp.samples", "n_samples": "hp.samples", "n_samples_per_prompt": "hp.samples", "group_size": "hp.samples",
