@@ -61,12 +61,11 @@ def test_log_probs_are_at_the_temperature_that_was_computed_for_sampling(task, c
     assert all(line["policy/mismatch_max"] < 1e-3 for line in lines)
 
 
-def test_a_reward_reads_the_number_of_the_record_in_evaluation_too(task, tmp_path):
-    """Records without an answer, so that the reward judges held-out prompts too; it is 1 where the number is the record's own."""
-    lines = [json.dumps({"prompt": f"{number} + 0 =", "place": number}) + "\n" for number in range(40)]
-    (tmp_path / "numbers.jsonl").write_text("".join(lines))
-    (tmp_path / "own.py").write_text("def own(prompt_id, place):\n    return float(prompt_id == place)\n")
-    own = {"data": str(tmp_path / "numbers.jsonl"), "reward": (f"{tmp_path / 'own.py'}:own",)}
-    result = rlflow.run("grpo", **task | own | {"iterations": 1, "save_every": 0, "threads": 1, "hp.max_tokens": 3})
+def test_a_reward_reads_the_number_of_the_record_in_its_file_in_training_and_in_evaluation(task, tmp_path):
+    """The data have no answers, so that the reward is the judge of the evaluation too."""
+    (tmp_path / "bare.jsonl").write_text("".join(json.dumps({"prompt": f"{n} + 0 ="}) + "\n" for n in range(60)))
+    (tmp_path / "place.py").write_text("def place(prompt_id, prompt):\n    return float(prompt == f'{prompt_id} + 0 =')\n")
+    settings = {"data": str(tmp_path / "bare.jsonl"), "reward": (f"{tmp_path / 'place.py'}:place",), "hp.max_tokens": 3}
+    result = rlflow.run("grpo", **task | settings | {"iterations": 1, "save_every": 0, "threads": 1})
     (line,) = [line for line in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines()) if "reward/mean" in line]
     assert (line["reward/mean"], result.before.greedy, result.before.sampled) == (1.0, 1.0, 1.0)

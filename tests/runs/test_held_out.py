@@ -55,6 +55,8 @@ def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their
     each = [answer for row in kept for answer in (row["greedy"], *row["sampled"])]
     assert {len(row["sampled"]) for row in kept} == {4}
     assert all(answer.keys() == {"completion", "score", "extracted", "truncated"} for answer in each)
+    assert all(answer["truncated"] == (len(answer["completion"]) == 3) for answer in each)  # a token is a letter
+    assert {answer["truncated"] for answer in each} == {True, False}
     right = [answer["score"] for row in kept[4:] for answer in row["sampled"]]
     assert lines[-1]["evaluation/small/pass@1"] == lines[-1]["evaluation/small/sampled"] == sum(right) / 24
     assert evaluated(tmp_path, 0, name="alone", eval=[f"small={small}"], **fields) == []  # nothing held out of the data
@@ -62,7 +64,14 @@ def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their
     assert [row["sampled"][0] for row in first] == [row["sampled"][0] for row in several[4:]]
     assert [row["greedy"] for row in first] == [row["greedy"] for row in several[4:]]
     last = recorded(tmp_path / "alone")
+    assert {"evaluation/small/mean@1", "evaluation/small/pass@1"} < last.summary.evaluation.keys()
     assert sampled_share(last.summary.evaluation) == last.curve("evaluation/small/sampled")[-1][1]
+
+
+def test_a_prompt_of_a_pair_is_answered_once(tmp_path):
+    folder = rlflow.run("dpo", out=str(tmp_path), name="pairs", prompts=4, iterations=1, held_out=6, save_every=0, threads=1).folder
+    kept = answers_of(folder, 0)
+    assert len({row["record"] for row in kept}) == len(kept) >= 6
 
 
 @loss
