@@ -49,7 +49,7 @@ def test_a_short_run_learns(name, tmp_path):
     result = rlflow.run(name.partition(":")[0], held_out=200, out=str(tmp_path), **keywords)
     assert result.before.sampled < 0.55
     assert result.after.sampled > result.before.sampled + 0.12
-    assert result.after.greedy > result.before.greedy
+    assert result.after.greedy is None or result.after.greedy > result.before.greedy  # None where the flow says how it is evaluated
 
 
 @pytest.mark.slow

@@ -79,16 +79,21 @@ class Generator:
         tokens, logprobs = list[int](), list[Tensor]()
         while len(tokens) < sampling.max_tokens:
             out = model(input_ids=read, past_key_values=cache, use_cache=True)
-            read, logprob = draw(out.logits[:, -1].float(), uniform[len(tokens)][None].to(self.network.device), sampling)
+            barred = torch.tensor(self.eos) if len(tokens) < sampling.min_tokens else None
+            read, logprob = draw(out.logits[:, -1].float(), uniform[len(tokens)][None].to(self.network.device), sampling, barred)
             read, cache = read[None], out.past_key_values
             tokens.append(int(read))
             logprobs.append(logprob[0].cpu())
-            if tokens[-1] in self.eos or any(stop in self._text(tokens) for stop in sampling.stop):
+            if tokens[-1] in self.eos or self._stopped(tokens, sampling):
                 return Response(tokens, logprobs, "stop")
         return Response(tokens, logprobs, "length")
 
+    def _stopped(self, tokens: list[int], sampling: Sampling) -> bool:
+        text, barred = self._text(tokens), len(self._text(tokens[: sampling.min_tokens]))  # a stop string that ends there ends no row
+        return any(text.find(stop, max(0, barred + 1 - len(stop))) >= 0 for stop in sampling.stop)
+
     def _text(self, tokens: list[int]) -> str:
-        return texts(self.tokenizer, [tokens[:-1] if tokens[-1] in self.eos else tokens])[0]
+        return texts(self.tokenizer, [tokens[:-1] if tokens and tokens[-1] in self.eos else tokens])[0]
 
     def _columns(self, rows: Sequence[Response], sampling: Sampling) -> dict[str, Data]:
         lengths = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
