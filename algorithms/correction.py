@@ -55,7 +55,14 @@ def policy_loss(new, logprobs, advantages, weights, ref_logprobs=None, *, clip, 
     return charge - weights * clipped_gain(ratio, advantages, clip, clip), {"clipped": (ratio - 1).abs() > clip}
 
 
-@flow
+def last_attempt(prompts, actor, reward, hp):
+    """What is measured on held-out prompts: the second attempt alone."""
+    first = actor.generate(prompts, max_tokens=hp.max_tokens)
+    last = actor.generate(ask(first | look_again(first, request=hp.request), "question", after="tokens"), max_tokens=hp.max_tokens)
+    return last | reward(last)
+
+
+@flow(evaluate=last_attempt)
 def correction(prompts, actor, reference, reward, hp=Correction()):
     first = actor.generate(prompts, samples=hp.samples, max_tokens=hp.max_tokens)
     first |= reward(first)

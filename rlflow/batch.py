@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlflow.author.scope import number
 from rlflow.author.source import call_place
 from rlflow.axis import Axis, stacked, starts
 from rlflow.columns import Kind, Level, standard_kind
@@ -178,8 +179,13 @@ class Batch:
         return name in self.data
 
     def __getitem__(self, name: str) -> Any:
-        """The padded tensor, or list[str] for text. Raises FlowError for a column that is not there."""
-        return self._data(name).padded(self.axis)
+        """The padded tensor, or list[str] for text; in a flow also a scalar that every batch of it has. Raises FlowError for a column that
+        is not there."""
+        data = self.data.get(name)
+        if data is not None and data.kind.level is not Level.SCALAR:
+            return data.padded(self.axis)
+        scalar = number(name)  # a state may have been set since this batch was made
+        return self._data(name).padded(self.axis) if scalar is None else scalar
 
     def _data(self, name: str) -> Data:
         if name not in self.data:

@@ -137,7 +137,8 @@ def reward_pools(graph: Graph, placement: Placement) -> dict[str, frozenset[str]
         if node.op is Op.REWARD and node.role is not None:
             inner = {node.role: frozenset([home[node.id]])}
         pools |= {role: pools.get(role, frozenset()) | more for role, more in inner.items()}
-    return pools
+    evaluating = reward_pools(graph.evaluation, placement) if graph.evaluation else {}
+    return {role: pools.get(role, frozenset()) | evaluating.get(role, frozenset()) for role in {**pools, **evaluating}}
 
 
 def _all(graph: Graph) -> Iterator[Node]:

@@ -55,7 +55,7 @@ class Plan:
     by id. A node in pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes.
 
     ``residency``: the memory schedules of pools with a limit. ``turns``: for a node or piece the one that has its lane before it, where
-    that is settled."""
+    that is settled. ``evaluation``: the plan of the flow's own evaluation, where it has one."""
 
     program: Program
     graph: Graph
@@ -74,6 +74,7 @@ class Plan:
     pieces: Mapping[int, Piece] = field(default_factory=dict)
     residency: tuple[MemorySchedule, ...] = ()
     turns: Mapping[int, int] = field(default_factory=dict)
+    evaluation: Plan | None = None
 
     def _repr_html_(self) -> str:
         """A picture with the pool or the lane of each node, and what the passes did, as notebooks show it."""

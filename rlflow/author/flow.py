@@ -32,6 +32,8 @@ class Flow:
     function: Callable[..., Any]
     data: Mapping[str, Kind] = field(default_factory=dict)
     state: Callable[[Any], Mapping[str, float]] | None = None
+    evaluate: Callable[..., Any] | None = None
+    trains: bool = True  # whether it must update a role; `rlflow eval` has one that answers alone
 
     def __post_init__(self) -> None:
         vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
@@ -80,7 +82,8 @@ class Flow:
 def flow(function: Callable[..., Any], /) -> Flow: ...
 @overload
 def flow(
-    *, data: Mapping[str, Kind] | None = None, state: Callable[[Any], Mapping[str, float]] | None = None
+    *, data: Mapping[str, Kind] | None = None, state: Callable[[Any], Mapping[str, float]] | None = None,
+    evaluate: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Flow]: ...
 def flow(
     function: Callable[..., Any] | None = None,
@@ -88,14 +91,16 @@ def flow(
     *,
     data: Mapping[str, Kind] | None = None,
     state: Callable[[Any], Mapping[str, float]] | None = None,
+    evaluate: Callable[..., Any] | None = None,
 ) -> Any:
     """Make a function of (prompts, roles…, hp) a flow.
 
-    data: columns of the data beyond prompt and answer, name → kind. state: settings → scalars that live across iterations.
+    data: columns of the data beyond prompt and answer, name → kind. state: settings → scalars that live across iterations. evaluate:
+    ``body(prompts, roles…) -> batch`` with ``scores``, run on held-out prompts in place of the usual evaluation.
     """
 
     def make(function: Callable[..., Any]) -> Flow:
-        return Flow(function, checked_kinds("@flow(data=…)", data or {}), state)
+        return Flow(function, checked_kinds("@flow(data=…)", data or {}), state, evaluate)
 
     return make(function) if function is not None else make
 

@@ -64,7 +64,8 @@ class JointLoss(Loss):
         settings: dict[str, Any] = {}
         for name, default in ((name, default) for loss in self.losses for name, default in loss.signature.settings.items()):
             settings[name] = default if settings.get(name, default) == default else REQUIRED
-        return Signature(tuple(columns.values()), settings, any(loss.signature.open_settings for loss in self.losses))
+        hints = {name: hint for loss in self.losses for name, hint in loss.signature.types.items()}
+        return Signature(tuple(columns.values()), settings, any(loss.signature.open_settings for loss in self.losses), hints)
 
     @property
     def place(self) -> Place:

@@ -32,6 +32,9 @@ class Scope(Protocol):
     def concat(self, batches: Sequence[Any]) -> Any:
         """Join rows of several batches."""
 
+    def number(self, name: str) -> Any:
+        """The scalar of this name that every batch has, on real batches; None where there is none."""
+
 
 _current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("scope", default=None)
 
@@ -54,6 +57,12 @@ def entered(scope: Scope) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def number(name: str) -> Any:
+    """The scalar of this name that every batch of the flow that is being called has; None where there is none."""
+    scope = _current.get()
+    return scope.number(name) if scope is not None else None
 
 
 def batch_like(value: Any) -> bool:

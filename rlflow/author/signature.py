@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlflow.columns import Kind, standard_kind
@@ -24,16 +25,25 @@ class ColumnParameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """Columns and settings of a stage or a loss. ``settings`` maps a name to its default or REQUIRED."""
+    """Columns and settings of a stage or a loss. ``settings`` maps a name to its default or REQUIRED, ``types`` to its annotation where it
+    has one."""
 
     columns: tuple[ColumnParameter, ...]
     settings: dict[str, Any]
     open_settings: bool = False
+    types: dict[str, Any] = field(default_factory=dict)
 
     @property
     def column_names(self) -> tuple[str, ...]:
         """The names of the columns, in order."""
         return tuple(column.name for column in self.columns)
+
+    def takes_float(self, setting: str) -> bool:
+        """Whether a setting may be any float, by its annotation, else by its default: one without either, or without a value, may."""
+        if setting in self.types:
+            return float in _parts(self.types[setting])
+        default = self.settings.get(setting)
+        return default is None or default is REQUIRED or isinstance(default, float)
 
 
 def read(function: Callable[..., Any], skip: int = 0) -> Signature:
@@ -50,7 +60,16 @@ def read(function: Callable[..., Any], skip: int = 0) -> Signature:
             settings[parameter.name] = parameter.default
         else:
             columns.append(_column(parameter, hints.get(parameter.name)))
-    return Signature(tuple(columns), settings, opened)
+    return Signature(tuple(columns), settings, opened, {name: hints[name] for name in settings if name in hints})
+
+
+def _parts(hint: Any) -> set[Any]:
+    """The types that an annotation allows, without their ranges."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return _parts(typing.get_args(hint)[0])
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return set().union(*map(_parts, typing.get_args(hint)))
+    return {hint}
 
 
 def _column(parameter: inspect.Parameter, hint: Any) -> ColumnParameter:

@@ -44,6 +44,7 @@ GENERATE = {
     "stop": Setting((), lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v), "a tuple of strings"),
     "min_tokens": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
 }
+COMPUTED = ("temperature", "top_p")  # settings of `generate` that may be a scalar column
 UPDATE = {
     "epochs": Setting(1, _count, COUNT),
     "minibatch": Setting(None, lambda v: v is None or _count(v), COUNT + ", or None for all rows"),
@@ -110,12 +111,28 @@ def missing_setting(what: str, name: str, expected: str, place: Place | None, de
                    expected=f"{name}: {expected}", remedy=f"pass {name}= at the call")
 
 
-def resampled(bound: Mapping[str, Any], sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
-    """Settings of a `generate` with those of the run in place of the flow's: of all calls of the role (``verb``, as actor.generate), then
-    of this one (``call``, as actor.generate#2). Where the flow is greedy it means to be: its temperature of 0 stays. A ``min_tokens`` of 0
-    is none."""
-    own = {**sampling.get(verb, {}), **sampling.get(call, {})}
-    if bound["temperature"] == 0:
-        own.pop("temperature", None)
-    settings = {**bound, **own}
+def sampling_of(sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str) -> dict[str, Any]:
+    """Settings that the run puts in place of the flow's for a `generate`: of all calls of the role (``verb``, as actor.generate), then of
+    this one (``call``, as actor.generate#2)."""
+    return {**sampling.get(verb, {}), **sampling.get(call, {})}
+
+
+def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a `generate` with those of the run (``own``) in place of the flow's. Where the flow is greedy it means to be: its
+    temperature of 0 stays. A ``min_tokens`` of 0 is none."""
+    greedy = bound["temperature"] == 0
+    settings = {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
     return {name: value for name, value in settings.items() if name != "min_tokens" or value}
+
+
+def too_short(
+    settings: Mapping[str, Any], sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str, place: Place | None
+) -> list[Problem]:
+    """The problem of a `generate` that wants more tokens at least than at most; none where it does not. ``sampling``, ``verb`` and ``call``
+    as in ``sampling_of``."""
+    least, most = settings.get("min_tokens", 0), settings["max_tokens"]
+    if least <= most:
+        return []
+    name = next((f"--{each}.min_tokens" for each in (call, verb) if "min_tokens" in sampling.get(each, {})), "min_tokens")
+    return [Problem("setting-range", f"{call} has a min_tokens above its max_tokens", place, found=f"{name} = {least}, max_tokens = {most}",
+                    expected="min_tokens of at most max_tokens", remedy=f"lower {name}")]

@@ -16,7 +16,7 @@ from rlflow.data.fields import Record
 from rlflow.errors import PlanError, listed
 from rlflow.execution.engine import Asking
 from rlflow.graph.model import Graph, Op
-from rlflow.trace.compile import all_nodes
+from rlflow.trace.compile import used_nodes
 
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "chat_template.jinja", "tokenizer_config.json")  # what decides token ids
 
@@ -25,7 +25,7 @@ def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
     """Prompts are worded as those of the data are, but for a template around them. Raises PlanError where roles of different tokenizers
     sample from the same asked rows."""
     folders = {name: role.folder for name, role in roles.items()}
-    for node in all_nodes(graph.nodes):
+    for node in used_nodes(graph):
         if node.op is Op.ASK:
             _alike([str(role) for role in dict(node.settings)["roles"]], folders)  # type: ignore[union-attr]
     default, chat, system = config.tokenizer_folder, config.data.get("chat"), config.data.get("system")

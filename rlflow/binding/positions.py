@@ -12,7 +12,7 @@ from rlflow.data.faults import Room
 from rlflow.errors import PlanError
 from rlflow.graph.model import Graph, Node, Op
 from rlflow.rewards.spec import parse_reward
-from rlflow.trace.compile import all_nodes
+from rlflow.trace.compile import used_nodes
 
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")  # of the longest row in configurations
 STRETCHED = ("linear", "dynamic", "yarn")  # rotary embeddings that reach by a factor further than the longest row says
@@ -26,7 +26,7 @@ def room(graph: Graph, roles: Roles, rewards: Iterable[str], responses: bool) ->
         return Room()
     positions, whose = shortest
     of = f"{positions} positions of {whose}"
-    sampled = max((node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE), key=_tokens, default=None)
+    sampled = max((node for node in used_nodes(graph) if node.op is Op.GENERATE), key=_tokens, default=None)
     if sampled is None:
         return Room(None, positions if responses else None, f" ({of})")
     prompt = positions - _tokens(sampled)

@@ -18,7 +18,7 @@ from rlflow.config.options import Options
 from rlflow.errors import PlanError, Problem
 from rlflow.extras import missing
 from rlflow.graph.model import HALVES, Graph, Op, RoleUse
-from rlflow.trace.compile import all_nodes
+from rlflow.trace.compile import used_nodes
 
 
 class Halves(NamedTuple):
@@ -94,13 +94,13 @@ Roles = Mapping[str, BoundRole]
 
 def model_uses(graph: Graph) -> list[RoleUse]:
     """The roles that are models: all that are used, but for rewards that nobody trains."""
-    used = {node.role for node in all_nodes(graph.nodes)}
+    used = {node.role for node in used_nodes(graph)}
     return [use for use in graph.roles if use.name in used and (use.trained or not use.rewards)]
 
 
 def needed_halves(graph: Graph, use: RoleUse) -> Halves:
     """The halves that a flow uses of a role: a trainer for forwards and updates, a generator for sampling."""
-    ops = {node.op for node in all_nodes(graph.nodes) if node.role == use.name}
+    ops = {node.op for node in used_nodes(graph) if node.role == use.name}
     return Halves(bool(ops - {Op.GENERATE}), Op.GENERATE in ops)
 
 

@@ -15,7 +15,7 @@ from rlflow.author.stage import Stage
 from rlflow.dispatch import DP_COMPUTE
 from rlflow.errors import Place, Problem
 from rlflow.graph.model import Node
-from rlflow.trace.compile import Program, all_nodes
+from rlflow.trace.compile import Program, used_nodes
 
 TORCH = ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "bernoulli", "multinomial", "normal", "poisson")
 IN_PLACE = ("bernoulli_", "uniform_", "normal_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
@@ -24,7 +24,7 @@ SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")  
 
 def chance_problems(program: Program) -> Iterator[Problem]:
     """Warnings of the stages' own lines, and of functions of the same file that they call."""
-    for node in all_nodes(program.graph.nodes):
+    for node in used_nodes(program.graph):
         stage = program.functions.get(node.name)
         if isinstance(stage, Stage):
             for name, place in unseeded(stage.function):

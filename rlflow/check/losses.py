@@ -18,7 +18,7 @@ from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
 from rlflow.columns import Kind, Level
 from rlflow.errors import Problem, listed
-from rlflow.graph.model import Graph, Node, Op
+from rlflow.graph.model import SETTING, Graph, Node, Op
 from rlflow.own_lines import own_lines
 from rlflow.trace.compile import Program
 from rlflow.training.objective import New
@@ -60,11 +60,18 @@ def loss_problems(program: Program) -> Iterator[Problem]:
     for node in program.graph.nodes:
         loss = program.functions.get(node.name)
         if node.op is Op.UPDATE and isinstance(loss, Loss):
-            settings = program.settings[node.name]
+            settings = {**made_settings(node, loss), **program.settings[node.name]}
             for term in terms(loss, settings, settings["mean"]):
                 kinds = column_kinds(program.graph, node, term.loss)
                 if kinds is not None:
                     yield from _judged(node, term.loss, kinds, {**term.settings, "mean": term.mean})
+
+
+def made_settings(node: Node, loss: Loss) -> dict[str, float]:
+    """Numbers for settings that are columns: a default, or 0.5."""
+    names = [item.parameter.removeprefix(SETTING) for item in node.inputs if item.parameter.startswith(SETTING)]
+    defaults = {name: loss.signature.settings.get(name) for name in names}
+    return {name: default if isinstance(default, float) else 0.5 for name, default in defaults.items()}
 
 
 def column_kinds(graph: Graph, node: Node, loss: Loss) -> dict[str, Kind] | None:

@@ -11,7 +11,7 @@ from rlflow.author.joint import terms
 from rlflow.author.loss import Loss
 from rlflow.errors import Problem, listed
 from rlflow.graph.lineage import ahead_of_training, sources
-from rlflow.graph.model import Column, Graph, Node, Op
+from rlflow.graph.model import SETTING, Column, Graph, Node, Op
 from rlflow.trace.compile import Program
 
 
@@ -66,17 +66,31 @@ def chain_problems(graph: Graph, staleness: int) -> Iterator[Problem]:
     trained = {use.name for use in graph.roles if use.trained}
     changed = {slot.name for slot in graph.state if graph.nodes[slot.final.node].op is not Op.STATE}
     ahead = ahead_of_training(graph)
+    yield from _computed_sampling(graph, changed, staleness)
     for node in (graph.nodes[i] for i in sorted(ahead) if graph.nodes[i].op not in (Op.GENERATE, Op.REPEAT)):
         reads = [f"the weights of '{node.role}'"] if node.role in trained else []
         reads += [f"the state '{item.column.name}'" for item in node.inputs if _of_state(graph, item.column, changed)]
         reads += [f"the state '{output.name}', to set it" for output in node.outputs if output.name in changed]
         reads += ["what no seed decides: pure=False"] if node.op is Op.STAGE and not node.pure else []
         if reads:
-            later = next(graph.nodes[i].name for i in sorted(ahead) if i > node.id and graph.nodes[i].op in (Op.GENERATE, Op.REPEAT))
+            later = next(graph.nodes[i].name for i in sorted(ahead) if graph.nodes[i].op in (Op.GENERATE, Op.REPEAT)
+                         and node.name in graph.before(graph.nodes[i].name))
             yield Problem("staleness-chain", f"--staleness {staleness}: '{later}' samples from what '{node.name}' makes, which reads "
                           f"{reads[0]}, and training changes that", node.place, graph.by_name[later].place, found=listed(reads),
                           expected="between two samplings only what reads nothing that training changes",
                           remedy=f"sample before '{node.name}', or leave --staleness out")
+
+
+def _computed_sampling(graph: Graph, changed: set[str], staleness: int) -> Iterator[Problem]:
+    """Settings of calls that sample, as state has them that iterations change."""
+    edges = ((node, item) for node in graph.nodes if node.op is Op.GENERATE for item in node.inputs if item.parameter.startswith(SETTING))
+    for node, item in edges:
+        name, state = item.parameter.removeprefix(SETTING), item.column.name
+        if _of_state(graph, item.column, changed):
+            yield Problem("staleness-chain", f"--staleness {staleness}: '{node.name}' takes its {name} from the state '{state}', which the "
+                          "iterations change that it would run ahead of", node.place, found=f'{name}=batch["{state}"]',
+                          expected=f"a {name} that no iteration changes: a setting, or one computed from iteration or progress",
+                          remedy=f"compute the {name} by a stage that reads `progress`, or leave --staleness out")
 
 
 def _of_state(body: Graph, column: Column, names: set[str]) -> bool:
@@ -88,7 +102,7 @@ def uncorrected(program: Program, update: Node) -> Iterator[Loss]:
     loss = program.functions[update.name]
     assert isinstance(loss, Loss)
     from_sampling = depends_on_sampling(program.graph, update.axis)
-    read = {item.parameter for item in update.inputs if item.column in from_sampling}
+    read = {item.parameter for item in update.inputs if item.column in from_sampling and not item.parameter.startswith(SETTING)}
     if read - set(loss.signature.column_names):  # such as the mask, which every loss is averaged under
         return
     for term in terms(loss, {}, None):

@@ -55,6 +55,7 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     where = "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items()) if pools else "one process"
     yield plain(f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows an iteration; {where}")
     yield from section("nodes", nodes(explanation))
+    yield from section("nodes of the evaluation", evaluation(explanation))
     yield from section("rows of an iteration, at most", [plain(f"  {line}") for line in lineage(explanation)])
     yield from section("columns", columns(explanation))
     yield from (plain(f"  {line}") for line in sums(explanation))
@@ -83,6 +84,16 @@ def table(*heads: str, right: Iterable[str] = ()) -> Table:
     for number, head in enumerate(heads):
         rows.add_column(("  " if not number else "") + head, justify="right" if head in right else "left", overflow="fold")
     return rows
+
+
+def evaluation(explanation: Explanation) -> Iterator[RenderableType]:
+    """A table of the nodes of the flow's own evaluation."""
+    rows = table("wave", "node", *(("pool",) if explanation.placement else ()), "dispatch", "lane")
+    for step in explanation.evaluation:
+        rows.add_row(*map(plain, (f"  {step.wave + 1}", step.name, *((step.pool or "",) if explanation.placement else ()), step.dispatch,
+                                  step.lane)))  # fmt: skip
+    if explanation.evaluation:
+        yield rows
 
 
 def nodes(explanation: Explanation) -> Iterator[RenderableType]:

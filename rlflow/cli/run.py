@@ -14,7 +14,7 @@ from rlflow.author.settings import described, fields
 from rlflow.config.flags import parse_flags, read_toml
 from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
-from rlflow.trace.compile import role_names
+from rlflow.trace.arguments import role_names
 
 if TYPE_CHECKING:
     from rlflow.runs.context import RunResult

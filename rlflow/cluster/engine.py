@@ -267,6 +267,10 @@ class ClusterEngine(Engine):
         large = [name for name, data in batch.data.items() if isinstance(data, RemoteColumn) and data.nbytes > FETCHED]
         if large:
             raise ValueError(f"fetch: found column '{large[0]}' of {batch.data[large[0]].nbytes} bytes, expected at most {FETCHED}")
+        return self.gather(batch)
+
+    def gather(self, batch: Batch) -> Batch:
+        """Columns of any size."""
         there = Batch(batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)})
         if not there.data:
             return batch
@@ -282,8 +286,8 @@ class ClusterEngine(Engine):
         self._ledger.hear = hear
 
     def summarise(self, records: Mapping[str, Batch]) -> IterationSummary:
-        """Summarise the recorded columns on one worker. The driver gets the summary alone."""
-        whole_records = _on_common_axes(records)
+        """Summarise the recorded columns on one worker. The driver gets the summary alone. Scalars, such as state, are no part of it."""
+        whole_records = _on_common_axes({name: batch for name, batch in records.items() if batch.data[name].kind.level is not Level.SCALAR})
         if not whole_records:
             return IterationSummary()
         largest = max(whole_records, key=lambda batch: sum(data.nbytes for data in batch.data.values()))

@@ -31,14 +31,14 @@ from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
-from rlflow.execution.engine import JUDGE, CallOptions, Engine
+from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetric
 from rlflow.execution.threads import others_alone
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import Parts, computing, copying, learning, syncing
 from rlflow.placement import reward_pools
-from rlflow.trace.compile import all_nodes
+from rlflow.trace.compile import used_nodes
 from rlflow.training.learning import RankShare
 from rlflow.training.objective import MinibatchTotals
 from rlflow.training.protocols import Trainer
@@ -73,7 +73,7 @@ class Worker:
     def _engine(self) -> Engine:
         """The engine with the models of this pool. A role has only the half that is placed on it."""
         setup, graph = self.setup, self.program.graph
-        used = {node.role for node in all_nodes(graph.nodes)}
+        used = {node.role for node in used_nodes(graph)}
         roles = bind_roles(graph, setup.config)
         device = device_of(setup.config.options.device)
         dims = {name: setup.placement.parallelism(name, "trainer").dims for name in roles}
@@ -86,8 +86,6 @@ class Worker:
         engine = Engine(models, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
                         asking=asking(graph, roles, setup.config))
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
-        if (judge := self.rewards.judge()) is not None:
-            scorers[JUDGE] = judge
         pools_of_judges = reward_pools(graph, setup.placement)
         self.rewards.load_models(device, [role for role, pools in pools_of_judges.items() if setup.pool in pools])
         return engine

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from rlflow.author import scope, verbs
 from rlflow.author.flow import Flow
 from rlflow.author.joint import joined, specification
@@ -16,10 +18,11 @@ from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
-from rlflow.columns import Kind, fits, row, text
+from rlflow.columns import CLOCK, Kind, fits, row, text
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import Account
 from rlflow.execution.apply import apply_stage, failing
+from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
 from rlflow.execution.tally import PartialMetrics, settled
@@ -30,6 +33,9 @@ from rlflow.trace.tracer import LEFT_BEHIND
 
 class Bare:
     """The scope outside any flow: stages run at once, without chance, roles or state."""
+
+    def number(self, name: str) -> None:
+        """Outside a flow there is no state."""
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
         """Run a stage outside a flow, in this process."""
@@ -104,7 +110,17 @@ def checked(what: str, signature: Signature, given: Mapping[str, Any], skip: tup
     problems += [verbs.missing_setting(what, n, "a value", place) for n, d in known.items() if d is REQUIRED and n not in given]
     if problems:
         raise FlowError(*problems)
-    return {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
+    values = computed_settings(what, given, signature.takes_float, signature)
+    return {name: default for name, default in known.items() if default is not REQUIRED} | values
+
+
+def computed_settings(what: str, settings: Mapping[str, Any], takes: Callable[[str], bool], signature: Signature | None) -> dict[str, Any]:
+    """Settings with numbers for those that are scalar columns. Raises FlowError for one out of its range."""
+    try:
+        return as_numbers(settings, takes, signature)
+    except ValueError as error:
+        raise FlowError(Problem("setting-range", f"{what} has a setting out of range", call_place(), found=str(error),
+                                expected="a number within its range", remedy="bound what the stage that gives it computes")) from error
 
 
 def renamed(what: str, batch: Batch, gives: tuple[str, ...] | None) -> Batch:
@@ -135,6 +151,13 @@ class Session:
         count = self._names[name] = self._names.get(name, 0) + 1
         self.calls += 1
         return self.calls - 1, name if count == 1 else f"{name}#{count}"
+
+    def number(self, name: str) -> Tensor | None:
+        """A state, or what iteration it is, as batches of a compiled flow have it."""
+        if name not in self.engine.state and name not in CLOCK:
+            return None
+        value: Tensor = (self.engine.clock() | {n: self.engine.state_data(v) for n, v in self.engine.state.items()})[name].value
+        return value
 
     def log(self, node: str, metrics: PartialMetrics) -> None:
         """Keep metrics under the node's name."""
@@ -231,8 +254,12 @@ class Role:
     def generate(self, prompts: Batch, **settings: Any) -> Batch:
         """Sample rows from prompts."""
         _, call, node = self._call("generate")
+        settings = computed_settings(node, settings, verbs.COMPUTED.__contains__, None)
         bound = verbs.bind(node, verbs.GENERATE, settings, call_place())
-        bound = verbs.resampled(bound, self._engine.sampling, f"{self._name}.generate", node)
+        sampling, verb = self._engine.sampling, f"{self._name}.generate"
+        bound = verbs.resampled(bound, verbs.sampling_of(sampling, verb, node))
+        if problems := verbs.too_short(bound, sampling, verb, node, call_place()):
+            raise FlowError(*problems)
         if real(node, prompts).axis.grouped:
             raise FlowError(rules.not_prompts(node, call_place()))
         with failing(node, self._engine.iteration, prompts, call_place()):

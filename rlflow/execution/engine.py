@@ -34,7 +34,6 @@ from rlflow.training.protocols import Generator, Sampling, Trainer
 from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
 
 Metrics = dict[str, float]
-JUDGE = "(held-out)"  # the scorer that says whether an answer to a held-out prompt is right; no role can have this name
 
 
 @dataclass
@@ -137,6 +136,7 @@ class Engine:
     keeper: MemoryMover = field(default_factory=MemoryMover)
     dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
     asking: Asking = field(default_factory=Asking)
+    drawn: int | None = None  # what chance is derived from in place of the iteration
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by call, what an eager flow's `generate` takes from the run
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
@@ -145,9 +145,15 @@ class Engine:
         later.iteration, later.weights = iteration, weights or {}
         return later
 
+    def evaluating(self) -> Self:
+        """This engine for an evaluation: its draws are the same each time, and none that training makes."""
+        beside = copy.copy(self)
+        beside.seed, beside.drawn = derived(self.seed, "evaluation"), 0
+        return beside
+
     def seed_of(self, call: int) -> int:
         """The seed of the n-th call of this iteration."""
-        return derived(self.seed, self.iteration, call)
+        return derived(self.seed, self.iteration if self.drawn is None else self.drawn, call)
 
     def generate(self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, terms: CallOptions = HERE) -> Batch:
         """Sampled rows with the columns of `generate`, over ``samples`` adjacent rows per prompt."""
@@ -281,6 +287,10 @@ class Engine:
 
     def fetch(self, batch: Batch) -> Batch:
         """The batch here, where it can be looked into."""
+        return batch
+
+    def gather(self, batch: Batch) -> Batch:
+        """The batch here, however large its columns are: for what a run keeps of an evaluation."""
         return batch
 
     def moved(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rlflow.deadline import LOOK, Deadline
 from rlflow.errors import SkipIteration, StageError, Stopped
 from rlflow.execution.account import Account, Ledger, sampler_of, source_of
 from rlflow.execution.apply import failing, shapes
+from rlflow.execution.computed import with_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
@@ -110,6 +111,12 @@ class Executor:
             outcome.account.add(run.ledger.account())
             raise
         return run.taken
+
+    def evaluating(self) -> Executor:
+        """An executor on the same lanes for an evaluation. A request to stop does not end it: what was trained before is saved after it."""
+        beside = Executor(self.engine.evaluating(), self.lanes)
+        beside.board = self.board
+        return beside
 
     def run_body(self, plan: Plan, prompts: Batch, outcome: Outcome, state: Mapping[str, Data]) -> Batch:
         """The body of a repeat, once; what it returns."""
@@ -332,15 +339,15 @@ class _Run:
         return self.plan.program.settings[node.name]
 
     def generate(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
+        settings, batch = with_numbers(self._settings(node), batch, None)
         if node.id in self.plan.chunks:
-            return self._streamed(node, batch), {}
-        rows = self.engine.generate(node.role or "", batch, self._settings(node), node.call, self._terms(node))
-        return rows, {}
+            return self._streamed(node, batch, settings), {}
+        return self.engine.generate(node.role or "", batch, settings, node.call, self._terms(node)), {}
 
-    def _streamed(self, node: Node, batch: Batch) -> Batch:
+    def _streamed(self, node: Node, batch: Batch, settings: Mapping[str, Any]) -> Batch:
         """All rows; chunks are let go as they are there."""
         into = self._pieces.into(node)
-        rows = self.engine.chunks(node.role or "", batch, self._settings(node), node.call, into, self._terms(node))
+        rows = self.engine.chunks(node.role or "", batch, settings, node.call, into, self._terms(node))
         for number, released in enumerate(self.plan.chunks[node.id]):
             self._pieces.add(node, number, next(rows))
             self._span(node.id)
@@ -357,14 +364,16 @@ class _Run:
     def update(self, node: Node, batch: Batch) -> tuple[None, PartialMetrics]:
         loss = self.plan.program.functions[node.name]
         assert isinstance(loss, Loss)
-        metrics, rows = self.engine.update(node.role or "", batch, loss, self._settings(node), node.call, self._terms(node))
+        settings, batch = with_numbers(self._settings(node), batch, loss.signature)
+        metrics, rows = self.engine.update(node.role or "", batch, loss, settings, node.call, self._terms(node))
         self.ledger.updates[node.id] = rows
         return None, {**metrics, **rows.metrics}
 
     def stage(self, node: Node, batch: Batch) -> tuple[Batch, PartialMetrics]:
         stage = self.plan.program.functions[node.name]
         assert isinstance(stage, Stage)
-        result, metrics = self.engine.stage(stage, batch, self._settings(node), node.call, self._terms(node))
+        settings, batch = with_numbers(self._settings(node), batch, stage.signature)
+        result, metrics = self.engine.stage(stage, batch, settings, node.call, self._terms(node))
         self._keep_state(node, result)
         return result, metrics
 

@@ -29,7 +29,6 @@ from rlflow.graph.lineage import ahead_of_training
 from rlflow.graph.model import Node, Op
 from rlflow.plan import Plan
 from rlflow.spans import Span
-from rlflow.training.protocols import Sampling
 
 CLOSING_SECONDS = 5.0  # how long a call of what is being sampled may take to end
 
@@ -247,7 +246,7 @@ class Ahead:
             case Op.REPEAT:
                 return None
             case Op.GENERATE:
-                return axes[node.axis].repeat(Sampling(**self.plan.program.settings[node.name]).samples)
+                return axes[node.axis].repeat(self.plan.program.settings[node.name]["samples"])
             case Op.CHOOSE:
                 return axes[node.axis].take(parts[0])
             case Op.ASK:

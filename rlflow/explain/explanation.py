@@ -52,6 +52,7 @@ class Explanation:
     commits: Commits | None = None  # what recovery copies out of workers
     lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, where rows are asked, chosen or joined
     residency: tuple[MemorySchedule, ...] = ()  # which parts of models are in memory when, where memory has a limit
+    evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
 
     @property
     def moved(self) -> int:
@@ -67,7 +68,8 @@ class Explanation:
             "flow": self.graph.name, "pools": dict(placed.pools), "roles": roles,
             "assumed": asdict(self.assumed) | {"response_tokens": self.response_tokens, "rows": self.rows},
             "lineage": [asdict(each) for each in self.lineage],
-            "nodes": [asdict(step) for step in self.steps], "edges": [asdict(edge) for edge in self.edges],
+            "nodes": [asdict(step) for step in self.steps], "evaluation": [asdict(step) for step in self.evaluation],
+            "edges": [asdict(edge) for edge in self.edges],
             "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
             "bytes": {"read": sum(edge.bytes for edge in self.edges), "moved": self.moved, "recorded": self.recorded},
             "memory": [asdict(item) for item in self.memory], "residency": [_resident(course) for course in self.residency],
@@ -100,7 +102,8 @@ def explain(
         tuple(weights(plan.graph, plan.placement, models, ways)) if plan.placement else (), tuple(pairs(plan, room)),
         sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
         simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
-        commits(plan, models, commit_every), tuple(rows_of_rows(sizes)), plan.residency)
+        commits(plan, models, commit_every), tuple(rows_of_rows(sizes)), plan.residency,
+        tuple(steps(plan.evaluation, None)) if plan.evaluation else ())
 
 
 def _resident(course: MemorySchedule) -> dict[str, Any]:

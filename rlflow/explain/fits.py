@@ -9,7 +9,7 @@ from rlflow.explain.sizes import Sizes, setting
 from rlflow.graph.model import HALVES, Graph, Node, Op
 from rlflow.placement import GENERATORS, REST, Placement
 from rlflow.plan import Plan
-from rlflow.trace.compile import all_nodes
+from rlflow.trace.compile import used_nodes
 
 
 def half_problems(
@@ -19,7 +19,7 @@ def half_problems(
     """Flags of a role for a half that it has not. ``halves``: role → whether it has a trainer, and a generator; a role without either is
     no model. ``given``: role → its own flags. ``owned``: role → half → settings that only this half of its backend has. Roles that
     nothing uses at these settings are not judged."""
-    used = {node.role for node in all_nodes(graph.nodes) if node.role}
+    used = {node.role for node in used_nodes(graph) if node.role}
     for role in sorted(used.intersection(settings)):
         has = dict(zip(HALVES, halves.get(role, (False, False)), strict=True))
         for flag in settings[role]:

@@ -24,7 +24,7 @@ class Difference:
 
 def diff(first: Graph, second: Graph) -> list[Difference]:
     """Differences in settings, nodes and edges; empty for the same algorithm. Nodes are matched by name."""
-    return [*_settings(first, second), *_nodes(first, second), *_state(first, second)]
+    return [*_settings(first, second), *_nodes(first, second), *_state(first, second), *_evaluation(first, second)]
 
 
 def same_shape(first: Graph, second: Graph) -> bool:
@@ -99,3 +99,13 @@ def _mapping_changes(what: str, one: Mapping[str, object], two: Mapping[str, obj
 def _state(first: Graph, second: Graph) -> Iterator[Difference]:
     one, two = {slot.name: slot.initial for slot in first.state}, {slot.name: slot.initial for slot in second.state}
     yield from (Difference("~", f"state {change}") for change in _mapping_changes("holds", one, two))
+
+
+def _evaluation(first: Graph, second: Graph) -> Iterator[Difference]:
+    one, two = first.evaluation, second.evaluation
+    if one is not None and two is not None:
+        yield from (Difference("~", f"in the evaluation: {line}") for line in diff(one, two))
+    elif one is not None:
+        yield Difference("-", f"evaluation {one.name}")
+    elif two is not None:
+        yield Difference("+", f"evaluation {two.name}")

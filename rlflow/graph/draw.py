@@ -20,6 +20,8 @@ def text(graph: Graph) -> str:
     """One line per node: its name, what it reads and from whom, what it gives."""
     lines = [printable(f"flow {graph.name}" + (f"({', '.join(f'{k}={v}' for k, v in graph.hp)})" if graph.hp else ""), keep="")]
     lines += _text_nodes(graph, "  ")
+    if graph.evaluation:
+        lines += [f"  evaluation {graph.evaluation.name}", *_text_nodes(graph.evaluation, "  | ")]
     lines += [f"  state {slot.name} = {slot.initial:g}, then {graph.nodes[slot.final.node].name}.{slot.final.name}" for slot in graph.state]
     return "\n".join(lines)
 
@@ -52,12 +54,20 @@ def _reduced(graph: Graph) -> Iterator[tuple[Node, Node, str]]:
 
 def mermaid(graph: Graph) -> str:
     """Draw a graph as a Mermaid flowchart, as Markdown pages show it. Edges that others imply are left out."""
-    lines = ["flowchart TD"]
+    lines = ["flowchart TD", *_mermaid_lines(graph, "  n")]
+    if graph.evaluation:
+        title = _quoted(f"evaluation {graph.evaluation.name}")
+        lines += [f'  subgraph evaluation["{title}"]', *_mermaid_lines(graph.evaluation, "  e"), "  end"]
+    return "\n".join(lines)
+
+
+def _mermaid_lines(graph: Graph, start: str) -> Iterator[str]:
+    """A line for each node and edge. ``start``: of the lines, up to the number of a node."""
     for node in graph.nodes:
         opening, closing = SHAPES.get(node.op, ("[", "]"))
-        lines.append(f'  n{node.id}{opening}"{_quoted(node.name)}"{closing}')
-    lines += [f'  n{a.id} -->|"{_quoted(label)}"| n{b.id}' for a, b, label in _reduced(graph)]
-    return "\n".join(lines)
+        yield f'{start}{node.id}{opening}"{_quoted(node.name)}"{closing}'
+    for before, after, label in _reduced(graph):
+        yield f'{start}{before.id} -->|"{_quoted(label)}"| {start.strip()}{after.id}'
 
 
 def _quoted(label: str) -> str:
@@ -67,9 +77,17 @@ def _quoted(label: str) -> str:
 def dot(graph: Graph) -> str:
     """Draw a graph in Graphviz's DOT language. Edges that others imply are left out."""
     lines = [f"digraph {_dotted(graph.name)} {{", "  node [shape=box];"]
-    lines += [f"  n{node.id} [label={_dotted(node.name)}];" for node in graph.nodes]
-    lines += [f"  n{a.id} -> n{b.id} [label={_dotted(label)}];" for a, b, label in _reduced(graph)]
+    lines += _dot_lines(graph, "  n")
+    if graph.evaluation:
+        lines += ["  subgraph cluster_evaluation {", f"  label={_dotted(f'evaluation {graph.evaluation.name}')};"]
+        lines += [*_dot_lines(graph.evaluation, "  e"), "  }"]
     return "\n".join([*lines, "}"])
+
+
+def _dot_lines(graph: Graph, start: str) -> Iterator[str]:
+    """A line for each node and edge. ``start``: of the lines, up to the number of a node."""
+    yield from (f"{start}{node.id} [label={_dotted(node.name)}];" for node in graph.nodes)
+    yield from (f"{start}{a.id} -> {start.strip()}{b.id} [label={_dotted(label)}];" for a, b, label in _reduced(graph))
 
 
 def _dotted(label: str) -> str:
@@ -78,7 +96,10 @@ def _dotted(label: str) -> str:
 
 def as_json(graph: Graph) -> str:
     """Numbers that JSON has not are text: "inf", "nan"."""
-    return json.dumps(_finite(dataclasses.asdict(graph)), indent=1, allow_nan=False)
+    fields = dataclasses.asdict(graph)
+    if fields["evaluation"] is None:
+        del fields["evaluation"]
+    return json.dumps(_finite(fields), indent=1, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

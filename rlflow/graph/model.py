@@ -44,9 +44,12 @@ class Column:
     name: str
 
 
+SETTING = "setting."  # how the parameter of an input begins that is a setting of the call
+
+
 @dataclass(frozen=True)
 class Input:
-    """The column that a parameter reads."""
+    """The column that a parameter reads; of a setting that is a scalar column the parameter is its name after SETTING."""
 
     parameter: str
     column: Column
@@ -149,7 +152,7 @@ class StateSlot:
 @dataclass(frozen=True)
 class Graph:
     """One iteration of an algorithm at given settings. ``results`` are the columns that the flow, or a `repeat` body, returns, over
-    the axis ``rows``."""
+    the axis ``rows``. ``evaluation``: what the flow runs on held-out prompts, where it says so itself; its first node gives these."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -159,6 +162,7 @@ class Graph:
     state: tuple[StateSlot, ...] = ()
     results: tuple[Input, ...] = ()
     rows: int = 0
+    evaluation: Graph | None = None
 
     def __str__(self) -> str:
         from rlflow.graph.draw import text

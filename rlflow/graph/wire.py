@@ -23,14 +23,18 @@ def pack(graph: Graph) -> bytes:
 
 
 def _plain(graph: Graph) -> dict[str, Any]:
-    """The graph as plain values. An axis whose rows were sampled says no more than it did when there were no others, so that graphs of
-    that time keep their identity."""
+    """The graph as plain values. An axis whose rows were sampled, and a flow without an evaluation of its own, say no more than they did
+    when there were no others, so that graphs of that time keep their identity."""
     fields = dataclasses.asdict(graph)
     _shortened(fields)
     return fields
 
 
 def _shortened(graph: dict[str, Any]) -> None:
+    if graph["evaluation"] is None:
+        del graph["evaluation"]
+    else:
+        _shortened(graph["evaluation"])
     for axis in graph["axes"]:
         for name in ("step", "parts"):
             if axis[name] == LATER[name]:
@@ -78,6 +82,8 @@ def _consistent(graph: Graph) -> None:
         raise ValueError("rows of rows that the graph has not")
     if not {item.column for item in graph.results} | {slot.final for slot in graph.state} <= available:
         raise ValueError("a result that no node gives")
+    if graph.evaluation is not None:
+        _consistent(graph.evaluation)
 
 
 @lru_cache(maxsize=1)
@@ -93,7 +99,8 @@ def identity(graph: Graph) -> str:
 
 
 def _placeless(graph: Graph) -> Graph:
-    return dataclasses.replace(graph, nodes=tuple(_placeless_node(node) for node in graph.nodes))
+    evaluation = _placeless(graph.evaluation) if graph.evaluation else None
+    return dataclasses.replace(graph, nodes=tuple(_placeless_node(node) for node in graph.nodes), evaluation=evaluation)
 
 
 def _placeless_node(node: Node) -> Node:

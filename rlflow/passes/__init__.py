@@ -24,8 +24,11 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (prune, lanes, stream, rank, reuse)
 
 
 def plan(program: Program, placement: Placement | None = None, streaming: Streaming = NOT_STREAMED) -> Plan:
-    """All passes over the program's graph, and over the bodies of its repeats; with a placement for its pools, else for one process."""
-    return _planned(program, program.graph, placement, streaming, is_body=False)
+    """All passes over the program's graph, over the bodies of its repeats, and over the flow's own evaluation; with a placement for its
+    pools, else for one process."""
+    evaluation = program.graph.evaluation
+    planned = _planned(program, program.graph, placement, streaming, is_body=False)
+    return replace(planned, evaluation=_planned(program, evaluation, placement, NOT_STREAMED, is_body=True)) if evaluation else planned
 
 
 def _planned(program: Program, graph: Graph, placement: Placement | None, streaming: Streaming, is_body: bool) -> Plan:

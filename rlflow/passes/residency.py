@@ -154,6 +154,10 @@ def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
     if memory.evaluated is not None:
         yield f"weights of {memory.evaluated}", syncing(memory.evaluated)
         yield "the evaluation", sampling(memory.evaluated)
+    if plan.evaluation is not None:
+        stale = {use.name for use in plan.graph.roles if use.trained}
+        for node in in_order(plan.evaluation):
+            yield from _steps_of(node, stale)
 
 
 def in_order(plan: Plan) -> Iterator[Node]:

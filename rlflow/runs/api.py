@@ -10,7 +10,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.batch import Batch
-from rlflow.config.flags import RunConfig, flat, sort_values
+from rlflow.config.flags import RunConfig, flat, sort_rewards, sort_values
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
 from rlflow.plan import Plan
@@ -20,7 +20,7 @@ from rlflow.runs.directory import check_free
 from rlflow.runs.packaged import packaged
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
-from rlflow.trace.compile import role_names
+from rlflow.trace.arguments import role_names
 from rlflow.watch.reporter import make_reporter
 from rlflow.watch.secrets import remember
 
@@ -45,7 +45,7 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
     remember(values)
-    rewards = max(len(values.get("reward", ())), 1)
+    rewards = max(len(sort_rewards(values)[0]), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
     if packaged_beneath and uses_packaged(values):
         beneath = packaged(flow.name)[1]

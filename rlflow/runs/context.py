@@ -17,7 +17,7 @@ from rlflow.plan import Plan
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import Canary
 from rlflow.runs.depends import Dependencies
-from rlflow.runs.evaluate import Accuracy, Evaluation
+from rlflow.runs.evaluate import Accuracy, Evaluation, FlowEvaluation
 from rlflow.runs.recovery import Workers
 from rlflow.watchdog.beside import Watchdog
 
@@ -44,7 +44,7 @@ class RunContext:
     executor: Executor
     prompts: Prompts  # the cursor over the data
     options: Options
-    evaluation: Evaluation | None  # None where no held-out prompts can be judged
+    evaluation: Evaluation | FlowEvaluation | None  # None where no held-out prompts can be judged
     settings: Mapping[str, Any]  # what settings.json says
     files: Mapping[str, Mapping[str, bytes]]  # trained role → the small files of its model folder, by name
     inputs: Dependencies | None  # what numbers depend on beside settings and plan; None where nobody asked

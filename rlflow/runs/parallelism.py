@@ -11,7 +11,7 @@ from rlflow.errors import PlanError, Problem
 from rlflow.graph.model import HALVES, Graph, Op
 from rlflow.placement import Parallel, Placement
 from rlflow.runs.layout_choice import Matched, choose_layouts
-from rlflow.trace.compile import all_nodes
+from rlflow.trace.compile import used_nodes
 
 
 def with_parallelism(
@@ -70,7 +70,7 @@ def _unfit(role: str, half: str, how: Parallel, pool: str | None, pools: Mapping
 
 def _lone_stages(graph: Graph, halves: Mapping[tuple[str, str], Parallel]) -> Iterator[Problem]:
     """Stages that compute with a model on rank 0 alone, of which it has a part."""
-    for node in all_nodes(graph.nodes):
+    for node in used_nodes(graph):
         if node.op is Op.STAGE and node.role and node.dispatch == "RANK0" and halves.get((node.role, "trainer"), Parallel()).collective:
             yield Problem("lone-stage", f"{node.name} computes with '{node.role}' on rank 0 alone, which holds a part of its weights",
                           node.place, found="dispatch=RANK0", expected="DP_COMPUTE or ALL, in which all ranks take part",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +15,8 @@ from rlflow.columns import PROMPT_ID, Kind, field_column, fits, standard_kind, t
 from rlflow.errors import FlowError, Place, Problem, listed
 from rlflow.graph.model import Graph, Input, Node, Op, Output, RoleUse, RowAxis, StateSlot
 from rlflow.trace import rules
+from rlflow.trace.arguments import arguments, raised, role_names
+from rlflow.trace.evaluation import trace_evaluation
 from rlflow.trace.symbols import ColumnSource, SymbolicBatch, SymbolicRole
 from rlflow.trace.tracer import STATE, Context, Tracer
 
@@ -87,8 +87,9 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     columns = _data_columns(flow, options, numbered)
     result, stopped = _call(tracer, flow, hp, roles, initial, columns)
     tracer.problems += stopped
-    graph = _graph(tracer, flow, hp, roles, initial, result)
-    problems = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
+    evaluation = trace_evaluation(tracer, flow, hp, options.rewards, columns) if flow.evaluate and not stopped else None
+    graph = _graph(tracer, flow, hp, roles, initial, result, evaluation)
+    problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
     found = tuple(_distinct([*tracer.problems, *problems]))
     return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), found), tracer.reads_prompt_id and not numbered
 
@@ -110,36 +111,6 @@ def _initial(tracer: Tracer, flow: Flow, hp: Any) -> dict[str, float]:
     return initial
 
 
-def role_names(flow: Flow, rewards: int) -> dict[str, list[str]]:
-    """Each role parameter → the names of the roles bound to it; only ``*rewards`` has several."""
-    parameters = flow.parameters
-    names = {name: [name] for name in parameters.roles}
-    if parameters.rest:
-        names[parameters.rest] = [f"{parameters.rest}_{i}" for i in range(rewards)]
-    return names
-
-
-def arguments(flow: Flow, make: Any, hp: Any, rewards: int) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and named arguments of the flow's function after the data; ``make(name)`` gives a role."""
-    names = role_names(flow, rewards)
-    rest = [make(name) for name in names.pop(flow.parameters.rest, [])] if flow.parameters.rest else []
-    settings = {"hp": hp} if flow.parameters.hp is not None or _takes_hp(flow) else {}
-    if rest:  # what stands before *rewards must go by position
-        return [*(make(name) for name in names if name in _before_rest(flow)), *rest], {
-            **{name: make(name) for name in names if name not in _before_rest(flow)}, **settings
-        }
-    return [], {name: make(name) for name in names} | settings
-
-
-def _takes_hp(flow: Flow) -> bool:
-    return "hp" in inspect.signature(flow.function).parameters
-
-
-def _before_rest(flow: Flow) -> list[str]:
-    listed_parameters = inspect.signature(flow.function).parameters.values()
-    return [p.name for p in listed_parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-
-
 def _call(
     tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], columns: Mapping[str, Kind | None]
 ) -> tuple[Any, list[Problem]]:
@@ -155,7 +126,7 @@ def _call(
     except FlowError as error:
         return None, list(error.problems)
     except (Exception, SystemExit) as error:
-        return None, [_raised(flow, error)]
+        return None, [raised(flow, error)]
 
 
 def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | None]) -> dict[str, ColumnSource]:
@@ -190,25 +161,20 @@ def data_columns(flow: Flow) -> dict[str, Kind | None]:
     return names
 
 
-def _raised(flow: Flow, error: BaseException) -> Problem:
-    """The problem of an exception that Python raised while the flow was traced, at the last line that is the user's."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == flow.function.__code__.co_filename]
-    place = Place(frames[-1].filename, frames[-1].lineno or 0) if frames else flow.place
-    return Problem("flow-raised", f"the flow raised {type(error).__name__}: {error}", place, flow.place,
-                   found=f"{type(error).__name__} while the flow was traced", expected="a flow that can be called on symbolic batches",
-                   remedy="correct this line; computations on values belong into a @stage")
-
-
-def _graph(tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], result: Any) -> Graph:
+def _graph(
+    tracer: Tracer, flow: Flow, hp: Any, roles: Mapping[str, list[str]], initial: Mapping[str, float], result: Any,
+    evaluation: Graph | None,
+) -> Graph:
     nodes = tuple(tracer.recorded.nodes)
     settings = tuple((f.name, rules.plain(getattr(hp, f.name))) for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     slots = tuple(StateSlot(name, initial[name], tracer.state[name].column) for name in initial)
-    uses = tuple(role_use(name, nodes, tracer.functions) for names in roles.values() for name in names)
+    evaluating = evaluation.nodes if evaluation else ()
+    uses = tuple(role_use(name, nodes, tracer.functions, evaluating) for names in roles.values() for name in names)
     results: tuple[Input, ...] = ()
     rows = 0
     if isinstance(result, SymbolicBatch) and result.recorded is tracer.recorded:
         results, rows = tuple(Input(name, held.column) for name, held in result.held.items()), result.axis
-    return Graph(flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results, rows)
+    return Graph(flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results, rows, evaluation)
 
 
 def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
@@ -218,28 +184,35 @@ def all_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
         yield from all_nodes(node.body.nodes if node.body else ())
 
 
-def role_use(name: str, nodes: tuple[Node, ...], functions: Mapping[str, Stage | Loss]) -> RoleUse:
-    """A role is what it is used for."""
+def used_nodes(graph: Graph) -> Iterator[Node]:
+    """All nodes of the flow, and those of its evaluation."""
+    yield from all_nodes(graph.nodes)
+    yield from all_nodes(graph.evaluation.nodes if graph.evaluation else ())
+
+
+def role_use(name: str, nodes: tuple[Node, ...], functions: Mapping[str, Stage | Loss], evaluating: tuple[Node, ...] = ()) -> RoleUse:
+    """A role is what it is used for. ``evaluating``: nodes of the flow's evaluation, whose sampling is none to be learned from."""
     own_nodes = [node for node in all_nodes(nodes) if node.role == name]
     losses = [loss for node in own_nodes if node.op is Op.UPDATE and isinstance(loss := functions.get(node.name), Loss)]
-    called = any(node.op is Op.REWARD for node in own_nodes)
-    valued = any(node.op is Op.VALUES for node in own_nodes)
-    head = losses[0].head if losses else "values" if valued else "scores" if called else "logprobs"
-    return RoleUse(name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), called)
+    ops = {node.op for node in (*own_nodes, *evaluating) if node.role == name}
+    head = losses[0].head if losses else "values" if Op.VALUES in ops else "scores" if Op.REWARD in ops else "logprobs"
+    return RoleUse(name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), Op.REWARD in ops)
 
 
-def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterator[Problem]:
-    """Problems that can be judged only once the whole flow is known."""
+def graph_problems(graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True) -> Iterator[Problem]:
+    """Problems that can be judged only once the whole flow is known. ``trains``: whether it must update a role."""
     yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
-    yield from rules.no_such_call(tracer.context.sampling, [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE])
-    if not any(node.writes for node in graph.nodes):
+    calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
+    evaluating = [f"{node.role}.generate" for node in (graph.evaluation.nodes if graph.evaluation else ()) if node.op is Op.GENERATE]
+    yield from rules.no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
+    if trains and not any(node.writes for node in graph.nodes):
         yield Problem("nothing-updated", f"flow '{graph.name}' updates nothing", place, found="no update of any role",
                       expected="at least one", remedy="end with actor.update(batch, loss, …)")
     yield from _heads(graph, tracer.functions)
     yield from _truncated(graph, tracer.functions)
     for use in graph.roles:
-        if not any(node.role == use.name for node in all_nodes(graph.nodes)):
+        if not any(node.role == use.name for node in used_nodes(graph)):
             yield Problem("role-unused", f"role '{use.name}' is not used at these settings, so it is not loaded", place,
                           found="no verb", expected="a verb, or none", remedy="nothing, if that is meant", severity="note")
 
@@ -248,7 +221,7 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
     """One model has one head."""
     for use in graph.roles:
         heads: dict[str, Node] = {}
-        for node in all_nodes(graph.nodes):
+        for node in used_nodes(graph):
             loss = functions.get(node.name)
             head = {Op.LOGPROBS: "logprobs", Op.GENERATE: "logprobs", Op.VALUES: "values"}.get(node.op)
             if node.op is Op.UPDATE and isinstance(loss, Loss):
@@ -262,17 +235,32 @@ def _heads(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Prob
 
 
 def _truncated(graph: Graph, functions: Mapping[str, Stage | Loss]) -> Iterator[Problem]:
-    """Log-probs after top-p or top-k meet full ones: their ratio is biased."""
-    nodes = list(all_nodes(graph.nodes))
-    cut = [n for n in nodes if n.op is Op.GENERATE and (dict(n.settings)["top_p"] != 1 or dict(n.settings)["top_k"] != 0)]
-    for node in nodes if cut else ():
-        names = {item.parameter for item in node.inputs}
-        loss = functions.get(node.name)
-        if "sampled_logprobs" in names and ("logprobs" in names or (isinstance(loss, Loss) and "logprobs" in loss.new)):
-            yield Problem("truncated-ratio", f"'{node.name}' compares log-probs with sampled ones that top-p or top-k renormalised",
-                          node.place, found=f"sampled_logprobs truncated by '{cut[0].name}' at {cut[0].place}, logprobs without",
-                          expected="top_p=1 and top_k=0 where they meet in a ratio", remedy="sample without truncation",
-                          severity="warning")
+    """Log-probs after top-p or top-k, or without the tokens that min_tokens bars, meet full ones: their ratio is biased."""
+    every = [node for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
+    for part in (graph, *(node.body for node in all_nodes(graph.nodes) if node.body is not None)):
+        for node in part.nodes:
+            givers = {item.parameter: part.nodes[item.column.node] for item in node.inputs}
+            loss = functions.get(node.name)
+            if "sampled_logprobs" not in givers or not ("logprobs" in givers or (isinstance(loss, Loss) and "logprobs" in loss.new)):
+                continue
+            direct = givers["sampled_logprobs"].op is Op.GENERATE  # else they were joined, or come from a repeat
+            cut = next((one for one in ([givers["sampled_logprobs"]] if direct else every) if _truncates(one)), None)
+            if cut is not None:
+                yield _biased(node, cut)
+
+
+def _biased(node: Node, cut: Node) -> Problem:
+    """A ratio of log-probs of all tokens with those of some, as the sampling ``cut`` drew them."""
+    return Problem("truncated-ratio", f"'{node.name}' compares log-probs with sampled ones that {_truncates(cut)} renormalised", node.place,
+                   found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs without",
+                   expected="top_p=1, top_k=0 and min_tokens=0 where they meet in a ratio", remedy="sample without truncation",
+                   severity="warning")
+
+
+def _truncates(node: Node) -> str:
+    """The settings by which a `generate` samples from some tokens alone; empty where it does not."""
+    settings = {"min_tokens": 0, **dict(node.settings)}  # a top_p that is computed is absent
+    return ", ".join(name for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0)) if settings.get(name) != off)
 
 
 def _distinct(problems: list[Problem]) -> list[Problem]:

@@ -98,10 +98,13 @@ for _name in ("lt", "le", "gt", "ge"):
 
 
 class SymbolicColumn(Symbol):
-    """A column of a traced batch, as ``batch["name"]`` gives it."""
+    """A column of a traced batch, as ``batch["name"]`` gives it: a setting of a call may be one that is a scalar. ``source``: None where
+    the batch has no such column, which is reported."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, source: ColumnSource | None = None, recorded: Recorded | None = None) -> None:
         self.name = name
+        self.source = source
+        self.recorded = recorded
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -133,8 +136,7 @@ class SymbolicBatch(Symbol):
     def __getitem__(self, name: str) -> SymbolicColumn:
         if not isinstance(name, str):
             refuse("with an index", INTO_STAGE)
-        self.tracer.find(self, name, "batch[…]")
-        return SymbolicColumn(name)
+        return SymbolicColumn(name, self.tracer.scalar(name) or self.tracer.find(self, name, "batch[…]"), self.recorded)
 
     def select(self, *names: str) -> SymbolicBatch:
         """The batch with these columns alone."""

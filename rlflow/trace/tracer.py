@@ -22,8 +22,9 @@ from rlflow.author.verbs import Setting, missing_setting, unknown_setting
 from rlflow.columns import CLOCK, PROMPT_ID, Kind, Level, field_column, fits, row, scalar, standard_kind, text
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.lineage import Merge, line, merge
-from rlflow.graph.model import Column, Graph, Input, Node, Op, Output, RowAxis
+from rlflow.graph.model import SETTING, Column, Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
+from rlflow.trace.computed import CallSettings, call_settings
 from rlflow.trace.symbols import ColumnSource, SymbolicBatch
 
 STATE = scalar("float32")  # the kind of what lives across iterations
@@ -67,6 +68,8 @@ class Tracer:
         self._poisoned: set[tuple[int, str]] = set()
         self._names: dict[str, int] = {}
         self.depth = 0
+        self.prefix = ""  # of the names of nodes
+        self.temperatures = True  # whether the run's settings may replace the flow's temperatures
 
     # -- nodes ---------------------------------------------------------------------------------------------------------------
 
@@ -77,8 +80,8 @@ class Tracer:
 
     def add(self, op: Op, name: str, axis: int, settings: Mapping[str, Any] | None = None, **fields: Any) -> Node:
         """Append a node under a name that no other node has; its settings as they are go into ``bound``, as text into the node."""
-        unique = self._unique(name)
-        self._names[name] = self._names.get(name, 0) + 1
+        unique, counted = self._unique(name), self.prefix + name
+        self._names[counted] = self._names.get(counted, 0) + 1
         self.bound[unique] = dict(settings or {})
         shown = tuple((key, rules.plain(value)) for key, value in self.bound[unique].items())
         node = Node(len(self.recorded.nodes), op, unique, axis, call=self.calls, settings=shown, **fields)
@@ -88,8 +91,9 @@ class Tracer:
 
     def _unique(self, name: str) -> str:
         """The name that the next node of this name gets."""
-        count = self._names.get(name, 0) + 1
-        return name if count == 1 else f"{name}#{count}"
+        counted = self.prefix + name
+        count = self._names.get(counted, 0) + 1
+        return counted if count == 1 else f"{counted}#{count}"
 
     def symbols(self, node: Node) -> SymbolicBatch:
         """The columns that a node gives, over their axis."""
@@ -171,7 +175,7 @@ class Tracer:
         batch = self.mine(batch, what)
         outputs = self._outputs(what, stage.gives, gives, place, stage.place)
         axis = self.recorded.axes[batch.axis]
-        bound = self._settings(what, stage.signature, settings, place, stage.place, ("generator",))
+        bound, edges = self._settings(what, stage.signature, settings, place, stage.place, ("generator",))
         inputs = self.inputs(batch, stage.signature.columns, what, stage.place)
         sound = [output for output in outputs if stage.gives[output.source] in (None, output.kind)]
         self.report(*rules.stage_rules(stage, sound, axis, place), *rules.role_rules(stage, self.context.roles, place),
@@ -179,8 +183,9 @@ class Tracer:
         if len(inputs) == len(stage.signature.columns):
             self.report(*rules.length_rules(stage, sound, [batch.columns.get(item.parameter) for item in inputs], place))
         node = self.add(
-            Op.STAGE, stage.name, batch.axis, inputs=inputs, outputs=outputs, settings=bound, role=stage.on, dispatch=str(stage.dispatch),
-            rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place, definition=stage.place,
+            Op.STAGE, stage.name, batch.axis, inputs=inputs + edges, outputs=outputs, settings=bound, role=stage.on,
+            dispatch=str(stage.dispatch), rows=stage.rows, digest=stage.digest, timeout=stage.timeout, pure=stage.pure, place=place,
+            definition=stage.place,
         )
         self.functions[node.name] = stage
         result = self.symbols(node)
@@ -217,8 +222,9 @@ class Tracer:
     def _settings(
         self, what: str, signature: Signature, given: Mapping[str, Any], place: Place | None, definition: Place | None,
         skip: tuple[str, ...] = (), also: tuple[str, ...] = (),
-    ) -> dict[str, Any]:
-        """Settings of a stage or loss; ``also`` are names that the same call takes for itself."""
+    ) -> tuple[dict[str, Any], tuple[Input, ...]]:
+        """Settings of a stage or loss, and inputs for those that are scalar columns; ``also`` are names that the same call takes for
+        itself."""
         known = {name: default for name, default in signature.settings.items() if name not in skip}
         for name in given:
             if name not in known and not signature.open_settings:
@@ -226,13 +232,26 @@ class Tracer:
         for name, default in known.items():
             if default is REQUIRED and name not in given:
                 self.report(missing_setting(what, name, "a value", place, definition))
-        return {name: default for name, default in known.items() if default is not REQUIRED} | dict(given)
+        call = self._call_settings(what, given, known, signature.takes_float)
+        bound = {name: default for name, default in known.items() if default is not REQUIRED} | call.values
+        return call.without_edges(bound), call.edges
+
+    def _call_settings(
+        self, what: str, settings: Mapping[str, Any], defaults: Mapping[str, Any], takes: Callable[[str], bool]
+    ) -> CallSettings:
+        """The settings of a call, those that are scalar columns apart; what is wrong is reported."""
+        call = call_settings(what, settings, defaults, takes, self.recorded, call_place())
+        self.report(*call.problems)
+        return call
 
     def _bound(self, what: str, specification: Mapping[str, Setting], given: Mapping[str, Any], place: Place | None) -> dict[str, Any]:
         """Settings of a verb; what is wrong with them is reported and the trace goes on."""
         bound, problems = verbs.judged(what, specification, given, place)
         self.report(*problems)
         return bound
+
+    def number(self, name: str) -> None:
+        """Real batches do not belong to a trace."""
 
     def no_settings(self, what: str, given: Iterable[str]) -> None:
         """The settings of a verb that has none of its own."""
@@ -242,8 +261,12 @@ class Tracer:
         """Record a `generate`."""
         what, place = f"{role}.generate", call_place()
         prompts = self.mine(prompts, what)
-        bound = self._bound(what, verbs.GENERATE, settings, place)
-        bound = verbs.resampled(bound, self.context.sampling, what, self._unique(what))
+        own = verbs.sampling_of(self.context.sampling, what, self._unique(what))
+        own = {name: value for name, value in own.items() if name != "temperature" or self.temperatures}
+        call = self._call_settings(what, settings, _defaults(verbs.GENERATE), verbs.COMPUTED.__contains__)
+        call = replace(call, edges=tuple(item for item in call.edges if item.parameter.removeprefix(SETTING) not in own))
+        bound = verbs.resampled(self._bound(what, verbs.GENERATE, call.values, place), own)
+        self.report(*verbs.too_short(bound, self.context.sampling, what, self._unique(what), place))
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
         reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.held))
@@ -251,8 +274,8 @@ class Tracer:
         self._asked_by(role, prompts.axis)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
-        node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs, outputs=outputs, settings=bound, role=role,
-                        makes=makes, timeout=verbs.DEADLINES["generate"], place=place)
+        node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs + call.edges, outputs=outputs,
+                        settings=call.without_edges(bound), role=role, makes=makes, timeout=verbs.DEADLINES["generate"], place=place)
         return self.batch(makes, prompts.held | self.symbols(node).held)
 
     def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
@@ -300,20 +323,23 @@ class Tracer:
         batch = self.mine(batch, what)
         if wrong := rules.no_losses(loss):
             return self.report(rules.not_a_loss(what, wrong[0], place))
+        specified = specification(loss)
+        settings = self._call_settings(what, {name: value for name, value in settings.items() if name in specified}, _defaults(specified),
+                                lambda name: False).values | {name: value for name, value in settings.items() if name not in specified}
         if isinstance(loss, tuple | list):
             loss, problems = joined(what, loss, settings, place)
             self.report(*problems)
-        specified = specification(loss)
         bound = self._bound(what, specified, {name: value for name, value in settings.items() if name in specified}, place)
         if isinstance(loss, JointLoss):
             bound |= {"losses": tuple(part.name for part in loss.losses), "scale": loss.scale, "where": loss.where}
         rest = {name: value for name, value in settings.items() if name not in specified}
-        bound_loss = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place, also=tuple(specified))
+        bound_loss, edges = self._settings(f"{what} with loss '{loss.name}'", loss.signature, rest, place, loss.place,
+                                           also=tuple(specified))
         inputs = self._model_inputs(batch, what, ("temperature", "group"), ("mask",))
         inputs += tuple(
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
             if item.parameter not in {known.parameter for known in inputs}
-        )
+        ) + edges
         self.report(*rules.update_rules(loss, self.recorded.axes[batch.axis], what, place))
         node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings={**bound, **bound_loss},
                         role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
@@ -497,6 +523,10 @@ class Tracer:
         node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
         return self.symbols(node).held
+
+
+def _defaults(specification: Mapping[str, Setting]) -> dict[str, Any]:
+    return {name: setting.default for name, setting in specification.items()}
 
 
 LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", *rules.OF_THE_DATA)  # columns that asked rows do not take along

@@ -142,6 +142,7 @@ def check_logprobs(subject, prompts, out, sampling):
         with torch.no_grad():
             logits = model(torch.cat([prompt, row])[None]).logits[0, len(prompt) - 1 : -1] / (sampling.temperature or 1.0)
         if sampling.temperature:
+            logits[: sampling.min_tokens, sorted(EOS)] = -torch.inf
             logits = truncated(logits, sampling.top_k, sampling.top_p)
         else:
             assert torch.equal(logits.argmax(-1), row)
@@ -167,6 +168,18 @@ def rows_end_where_they_should(subject):
             assert cut["finish"][i] == "stop"
         else:
             assert tokens(cut)[i] == tokens(free)[i]
+    check_least(subject, Sampling(8, 40, stop=(stop,), min_tokens=12), free)
+
+
+def check_least(subject, sampling, free):
+    """The first ``min_tokens`` end no row, their log-probs are those of the tokens that may be drawn, and later ones may end it."""
+    assert min(map(len, tokens(free))) <= sampling.min_tokens
+    out = subject.generate(sampling)
+    ended = [row for row, why in zip(tokens(out), out["finish"], strict=True) if why == "stop"]
+    assert min(map(len, tokens(out))) > sampling.min_tokens
+    assert ended
+    assert not any(EOS & set(row[:-1]) for row in tokens(out))
+    check_logprobs(subject, subject.prompts, out, sampling)
 
 
 def fewer_tokens_are_the_beginning_of_more(subject):

@@ -38,8 +38,8 @@ def upper(completion):
 
 
 @stage(gives="advantages", rows="group")
-def centred(scores, group, mask):
-    return torch.where(mask, (scores - group_mean(scores, group))[:, None], 0.0), {"spread_max": scores}
+def centred(scores, group, mask, temperature):
+    return torch.where(mask, (scores - group_mean(scores, group))[:, None], 0.0), {"spread_max": scores, "heat": temperature}
 
 
 @stage(gives={"best": group(torch.float32)}, rows="group")

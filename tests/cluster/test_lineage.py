@@ -13,7 +13,8 @@ from rlflow.runs import resume
 from rlflow.watch.reporter import Quiet
 
 FLOWS = Path(__file__).parents[1] / "execution" / "lineage.py"
-SMALL = {"prompts": 6, "iterations": 3, "threads": 1, "backend": "null", "save_every": 0}
+EMA = f"{FLOWS.with_name('ema.py')}::ema"
+SMALL = {"prompts": 6, "iterations": 3, "threads": 1, "backend": "null", "save_every": 0, "held_out": 40}
 DYING = Path(__file__).with_name("dying.py")
 TIMES = ("seconds", "response/tokens_per_second")
 
@@ -26,10 +27,10 @@ def told(folder):
 
 
 def run(name, folder, **keywords):
-    return told(rlflow.run(f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder)
+    return told(rlflow.run(name if "::" in name else f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder)
 
 
-PLACES = [("marked", "all=4"), ("redone", "all=2"), ("critique", "train=2,rollout=1"), ("vine", "train=1,rollout=2")]
+PLACES = [("marked", "all=4"), ("critique", "train=2,rollout=1"), (EMA, "all=2"), ("vine", "train=1,rollout=2")]
 
 
 @pytest.mark.slow
@@ -49,9 +50,9 @@ AHEAD = {"pools": "train=1,rollout=1", "staleness": 1, "iterations": 4, "save_ev
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["harder", "vine"])
-def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, ray_address, name):
-    run(name, tmp_path / "runs", ray_address=ray_address, **AHEAD)
+@pytest.mark.parametrize(("name", "settings"), [("harder", {}), ("vine", {}), (EMA, {"hp.controlled": False})])
+def test_a_run_ahead_of_training_goes_on_where_it_was_cut(tmp_path, ray_address, name, settings):
+    run(name, tmp_path / "runs", ray_address=ray_address, **AHEAD, **settings)
     (folder,) = (tmp_path / "runs").iterdir()
     lines, fates = told(folder)
     assert len(fates) == 4

@@ -1,12 +1,13 @@
 """--ROLE.generate.NAME: how a role samples is the run's to say."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 import rlflow
 from rlflow import FlowError, PlanError, flow, loss, stage
-from rlflow.author.verbs import GENERATE, resampled
+from rlflow.author.verbs import GENERATE, resampled, sampling_of
 from rlflow.config.flags import parse_flags, sort_values
 from rlflow.graph.model import Op
 from rlflow.trace.compile import TraceOptions, compile_flow
@@ -47,14 +48,13 @@ def test_what_does_not_fit_is_refused_with_what_does(words, says):
 
 def test_the_second_call_takes_what_is_said_of_all_and_then_its_own():
     said = {"actor.generate": {"temperature": 0.7, "top_k": 5}, "actor.generate#2": {"top_k": 7}}
-    assert resampled(DEFAULTS, said, "actor.generate", "actor.generate") == {**DEFAULTS, "temperature": 0.7, "top_k": 5}
-    assert resampled(DEFAULTS, said, "actor.generate", "actor.generate#2") == {**DEFAULTS, "temperature": 0.7, "top_k": 7}
+    assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate")) == {**DEFAULTS, "temperature": 0.7, "top_k": 5}
+    assert resampled(DEFAULTS, sampling_of(said, "actor.generate", "actor.generate#2")) == {**DEFAULTS, "temperature": 0.7, "top_k": 7}
 
 
 def test_where_the_flow_is_greedy_it_stays_greedy():
     greedy = {**DEFAULTS, "temperature": 0}
-    assert resampled(greedy, {"actor.generate": {"temperature": 0.7, "top_k": 5}}, "actor.generate", "actor.generate") == {
-        **greedy, "top_k": 5}
+    assert resampled(greedy, {"temperature": 0.7, "top_k": 5}) == {**greedy, "top_k": 5}
 
 
 @stage(gives="advantages")
@@ -99,6 +99,15 @@ def test_a_call_that_the_flow_does_not_make_is_refused_with_those_that_it_makes(
     assert problem.expected == "one of actor.generate, actor.generate#2"
 
 
+@pytest.mark.parametrize(("call", "problems"), [("actor.generate", 2), ("actor.generate#2", 1)])
+def test_no_call_can_want_more_tokens_at_least_than_at_most(call, problems):
+    calls({call: {"min_tokens": 4}})
+    with pytest.raises(FlowError) as caught:
+        calls({call: {"min_tokens": 5}})
+    assert [problem.found for problem in caught.value.problems] == [f"--{call}.min_tokens = 5, max_tokens = 4"] * problems
+    assert {Path(problem.place.path) for problem in caught.value.problems} == {Path(__file__)}
+
+
 def test_a_run_samples_so_eagerly_too_and_its_settings_say_it(tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{n} =", "answer": str(n)}) + "\n" for n in range(8)))
@@ -109,5 +118,7 @@ def test_a_run_samples_so_eagerly_too_and_its_settings_say_it(tmp_path):
         prompts = roles.take()
         assert roles["actor"].generate(prompts, max_tokens=2)["temperature"].tolist() == [0.5, 0.5]
         assert roles["actor"].generate(prompts, max_tokens=2, temperature=0)["temperature"].tolist() == [1.0, 1.0]
+        with pytest.raises(FlowError, match="min_tokens above its max_tokens"):
+            roles["actor"].generate(prompts, max_tokens=2, min_tokens=3)
     finally:
         roles.close()

@@ -85,7 +85,15 @@ def critique(prompts, solver, verifier, reward):
     verifier.update(second, policy_loss, minibatch=3)
 
 
-@flow
+def second_attempt(prompts, actor, reward):
+    """The evaluation of two attempts: what the last one scores."""
+    first = actor.generate(prompts, samples=2, max_tokens=4)
+    first = choose(first | reward(first), top="scores", count=1, per="group")
+    last = actor.generate(ask(first | ask_again(first, word="again"), "question"), max_tokens=4, temperature=0.5)
+    return last | reward(last)
+
+
+@flow(evaluate=second_attempt)
 def correction(prompts, actor, reward):
     """Self-correction: the second attempt is paid for what it adds, and both learn in one update."""
     first = actor.generate(prompts, samples=2, max_tokens=4)
@@ -164,7 +172,7 @@ def double_pay(double, mask):
     return torch.where(mask, double[:, None], 0.0)
 
 
-@flow
+@flow(evaluate=second_attempt)
 def harder(prompts, actor, reward):
     """Prompts are chosen before anything is sampled, until there are enough."""
 

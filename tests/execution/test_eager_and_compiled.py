@@ -1,13 +1,16 @@
 """One text, two ways to run it: flows called on real batches and compiled flows learn from the same rows with the same chance."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
+import torch
 
-from rlflow import FlowError, StageError, stage
-from rlflow.author.load import load_flow
+from rlflow import RANK0, FlowError, StageError, flow, loss, scalar, stage
+from rlflow.author.load import load, load_flow
 from rlflow.errors import SkipIteration
 from rlflow.execution.eager import Role
+from rlflow.trace.compile import TraceOptions, compile_flow
 
 
 @stage(gives="prompt")
@@ -15,6 +18,7 @@ def question(completion):
     return completion
 
 
+EMA = load(Path(__file__).parent / "ema.py")
 NAMES = ["adaptive", "remax", "chancy", "warm", "clocked"]
 
 
@@ -183,3 +187,111 @@ def test_only_the_run_gives_its_own_columns(world, flows, prompts, name):
     batch = actor.generate(prompts(0, 2), max_tokens=3)
     with pytest.raises(FlowError, match=f"gives '{name}', which the run itself gives"):
         actor.logprobs(batch, gives=name)
+
+
+# -- settings that are computed ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("controlled", [True, False])
+def test_settings_follow_state_and_progress_in_a_plan_as_eagerly(world, controlled):
+    hp = EMA.EMA(controlled=controlled)
+    eager, compiled = world(EMA.ema, hp=hp), world(EMA.ema, hp=hp)
+    eager.engine.iterations = compiled.engine.iterations = 4
+    heats, states = [], []
+    for iteration in range(4):
+        states.append(compiled.engine.state.get("heat", 1.2 - 0.1 * iteration))
+        eager.eager(5)
+        metrics = compiled.compiled(5).metrics
+        heats.append(metrics["above/temperature"])
+        assert metrics["actor.update/bonus"] == pytest.approx(0.05 * (1 - iteration / 4))
+    assert heats == pytest.approx(states)
+    assert len(set(heats)) > 1
+    assert compiled.learned == eager.learned
+    assert compiled.engine.state == eager.engine.state
+
+
+@stage(gives={"wild": scalar("float32")}, dispatch=RANK0)
+def wild(iteration, *, by):
+    return torch.tensor(by) * iteration
+
+
+@stage(gives="advantages")
+def scaled(mask, scores, *, factor: float):
+    return mask * scores[:, None] * factor
+
+
+@loss
+def scaled_loss(new, advantages, *, factor: float = 1.0):
+    return -new.logprobs * advantages * factor, {}
+
+
+def wild_flow(by, of):
+    @flow
+    def unbounded(prompts, actor, reward):
+        number = wild(prompts, by=by)["wild"]
+        batch = actor.generate(prompts, max_tokens=3, **({of: number} if of in ("temperature", "top_p") else {}))
+        batch |= reward(batch)
+        batch |= scaled(batch, factor=number if of == "factor" else 1.0)
+        actor.update(batch, scaled_loss, factor=number if of == "loss" else 1.0)
+
+    return unbounded
+
+
+@pytest.mark.parametrize(("by", "of", "node", "says"), [
+    (-1.0, "temperature", "actor.generate", "setting 'temperature': found -1, expected a number of at least 0"),
+    (2.0, "top_p", "actor.generate", "setting 'top_p': found 2, expected a number above 0 and at most 1"),
+    (float("inf"), "factor", "scaled", "setting 'factor': found inf, expected a finite number"),
+    (float("nan"), "loss", "actor.update", "setting 'factor': found nan, expected a finite number"),
+])  # fmt: skip
+def test_a_computed_setting_out_of_its_range_is_an_error_at_its_line(world, by, of, node, says):
+    compiled, eager = (world(wild_flow(by, of)) for _ in range(2))
+    compiled.engine.iteration = eager.engine.iteration = 1
+    with pytest.raises(StageError) as caught:
+        compiled.compiled(3)
+    assert says in str(caught.value)
+    assert caught.value.stage == node
+    assert caught.value.place.path == __file__
+    with pytest.raises(FlowError) as other:
+        eager.eager(3)
+    assert says in str(other.value)
+    assert other.value.problems[0].place == caught.value.place
+
+
+def test_a_flag_takes_the_place_of_a_computed_setting():
+    sampling = {"actor.generate": {"temperature": 0.7}}
+    generate = compile_flow(EMA.ema, options=TraceOptions(sampling=sampling)).graph.by_name["actor.generate"]
+    assert [item.parameter for item in generate.inputs] == ["prompt_tokens"]
+    assert dict(generate.settings)["temperature"] == 0.7
+    generate = compile_flow(EMA.ema, options=TraceOptions(sampling={"actor.generate": {"top_k": 3}})).graph.by_name["actor.generate"]
+    assert [item.parameter for item in generate.inputs] == ["prompt_tokens", "setting.temperature"]
+    assert "temperature" not in dict(generate.settings)
+
+
+@stage(gives={"level": scalar("float32")}, dispatch=RANK0)
+def raised(level):
+    return level + 1
+
+
+@stage(gives={"seen": scalar("float32")}, dispatch=RANK0)
+def seen(scores, *, value):
+    return scores.sum() * 0 + value, {"value": value}
+
+
+@flow(state=lambda hp: {"level": 0.0})
+def stepwise(prompts, actor, reward):
+    batch = actor.generate(prompts, max_tokens=3)
+    batch |= reward(batch)
+    batch |= raised(batch)
+    raised(batch)
+    batch |= seen(batch, value=batch["level"])
+    batch |= scaled(batch, factor=batch["iteration"])
+    actor.update(batch, scaled_loss, factor=batch["seen"])
+
+
+def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eager_metrics):
+    compiled, eager = world(stepwise), world(stepwise)
+    for iteration in range(2):
+        metrics = compiled.compiled(3).metrics
+        eager.eager(3)
+        assert metrics["seen/value"] == eager_metrics["seen/value"] == 2 * iteration + 2
+    assert compiled.learned == eager.learned

@@ -23,6 +23,7 @@ from rlflow.passes import plan
 
 ITERATIONS, PROMPTS = 6, 5
 generated = load(Path(__file__).parent / "generated.py")
+EMA = load(Path(__file__).parent / "ema.py")
 
 
 @dataclass(frozen=True)
@@ -352,3 +353,22 @@ def test_rows_that_are_sampled_ahead_are_of_their_own_iteration(run, flows, stal
         assert len(clocks) == 4 + ("enough/iteration" in metrics)  # with surplus enough the body does not run
         assert metrics["schedule/progress"] == pytest.approx(number / ITERATIONS)
         assert metrics.get("enough/progress", number / ITERATIONS) == pytest.approx(number / ITERATIONS)
+
+
+def test_a_temperature_that_falls_with_progress_is_that_of_the_rows_own_iteration_also_after_a_cut(run):
+    def cooling():
+        made = run(EMA.ema, 2, hp=EMA.EMA(controlled=False))
+        made.engine.iterations = ITERATIONS
+        return made
+
+    whole = cooling().steps(last=3)
+    saved = whole.saved(3)
+    whole.steps(3)
+    again = cooling()
+    again.engine.state |= whole.engine.state
+    again.restore(saved)
+    again.steps(3)
+    temperatures = [metrics["above/temperature"] for metrics in whole.told.values()]
+    assert temperatures == pytest.approx([1.2 - 0.4 * number / ITERATIONS for number in range(ITERATIONS)])
+    assert [metrics["above/temperature"] for metrics in again.told.values()] == temperatures[3:]
+    assert again.rows == whole.rows[-len(again.rows) :]

@@ -10,6 +10,7 @@ from rlflow.runs.resume import resume
 from rlflow.watch.reporter import Quiet
 
 CRITIQUE = f"{Path(__file__).parents[1] / 'execution' / 'lineage.py'}::critique"
+EMA = f"{Path(__file__).parents[1] / 'execution' / 'ema.py'}::ema"
 SMALL = {"backend": "null", "prompts": 6, "threads": 1, "held_out": 0, "save_every": 0}
 CLOCKS = ("told/prompt_id", "told#2/prompt_id", "told/iteration", "told#2/iteration", "told/progress")
 
@@ -45,3 +46,26 @@ def test_rows_have_the_number_of_their_record_where_something_reads_it_and_else_
         assert ("prompt_id" in batch) is there
         assert not there or batch["prompt_id"].tolist() == [int(answer) for answer in batch["answer"]]
         roles.close()
+
+
+@pytest.mark.parametrize("controlled", [True, False])
+def test_log_probs_are_at_the_temperature_that_was_computed_for_sampling(task, controlled):
+    """The model's own log-probs and those of sampling are the same numbers only where both divide by the same temperature."""
+    settings = {"hp.controlled": controlled, "hp.max_tokens": 4, "held_out": 4, "save_every": 0, "threads": 1}
+    folder = rlflow.run(EMA, **task | settings | {"iterations": 3}).folder
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "above/temperature" in line]
+    heats = [line["controlled/heat"] for line in lines] if controlled else [1.2 - 0.4 * n / 3 for n in range(3)]
+    assert [line["above/temperature"] for line in lines] == pytest.approx(heats)
+    assert len(set(heats)) == 3
+    assert all(line["policy/mismatch_max"] < 1e-3 for line in lines)
+
+
+def test_a_reward_reads_the_number_of_the_record_in_its_file_in_training_and_in_evaluation(task, tmp_path):
+    """The data have no answers, so that the reward is the judge of the evaluation too."""
+    (tmp_path / "bare.jsonl").write_text("".join(json.dumps({"prompt": f"{n} + 0 ="}) + "\n" for n in range(60)))
+    (tmp_path / "place.py").write_text("def place(prompt_id, prompt):\n    return float(prompt == f'{prompt_id} + 0 =')\n")
+    settings = {"data": str(tmp_path / "bare.jsonl"), "reward": (f"{tmp_path / 'place.py'}:place",), "hp.max_tokens": 3}
+    result = rlflow.run("grpo", **task | settings | {"iterations": 1, "save_every": 0, "threads": 1})
+    (line,) = [line for line in map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines()) if "reward/mean" in line]
+    assert (line["reward/mean"], result.before.greedy, result.before.sampled) == (1.0, 1.0, 1.0)

@@ -8,7 +8,8 @@ import pytest
 from rlflow import RANK0, FlowError, flow, group_mean, loss, repeat, row, scalar, stage, text, truncated_weights
 from rlflow.author.load import load_flow
 from rlflow.graph.model import Column, Op
-from rlflow.trace.compile import TraceOptions, compile_flow, role_names, trace
+from rlflow.trace.arguments import role_names
+from rlflow.trace.compile import TraceOptions, compile_flow, trace
 
 
 @loss

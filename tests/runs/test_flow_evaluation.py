@@ -1,0 +1,95 @@
+"""Runs whose flow says itself how it is evaluated."""
+
+import json
+import shutil
+from pathlib import Path
+
+import rlflow
+from rlflow.runs.report import summary
+from rlflow.runs.resume import resume
+from rlflow.watch.history import summarised
+from rlflow.watch.plain import accuracy
+from rlflow.watch.reporter import Quiet
+
+FLOWS = Path(__file__).parent / "flows" / "judged.py"
+TIMES = ("seconds", "response/tokens_per_second")
+
+
+def ran(task, name, **keywords):
+    return rlflow.run(f"{FLOWS}::{name}", **task | {"eval_every": 1, "save_every": 0, "threads": 1} | keywords)
+
+
+def lines(folder):
+    """(of evaluations, of iterations), without times."""
+    every = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    every = [{name: value for name, value in line.items() if name not in TIMES} for line in every]
+    return [line for line in every if "evaluation/sampled" in line], [line for line in every if "evaluation/sampled" not in line]
+
+
+def answers(folder):
+    return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+
+
+def test_a_body_that_does_what_the_usual_evaluation_does_gives_its_figures_and_changes_nothing_of_training(task):
+    usual, greedy = ran(task, "usual"), ran(task, "greedy")
+    (judged, trained), (own, beside) = lines(usual.folder), lines(greedy.folder)
+    assert [line["evaluation/greedy"] for line in judged] == [line["evaluation/sampled"] for line in own]
+    assert [line["evaluation/score"] for line in own] == [line["evaluation/sampled"] for line in own]
+    assert not any("evaluation/greedy" in line for line in own)
+    assert len(own) == 3
+    assert trained == beside
+    assert (usual.after.greedy, None) == (greedy.after.sampled, greedy.after.greedy)
+
+
+def test_the_same_weights_are_evaluated_the_same_whatever_came_before(task):
+    still = ran(task, "two", lr=0.0, iterations=3)
+    own, trained = lines(still.folder)
+    assert len({json.dumps({**line, "iteration": 0}) for line in own}) == 1
+    assert len({json.dumps({**line, "iteration": 0}) for line in trained}) == 3
+    told = answers(still.folder)
+    assert [one["before"] for one in told] == [one["after"] for one in told]
+    other = answers(ran(task, "two", lr=0.0, iterations=1, seed=7).folder)
+    assert [one["prompt"] for one in other] == [one["prompt"] for one in told]
+    assert [one["before"] for one in other] != [one["before"] for one in told]
+
+
+def test_a_run_that_goes_on_evaluates_as_one_that_was_never_cut(task, tmp_path):
+    whole = ran(task, "two", iterations=3, save_every=1, keep=9)
+    cut = tmp_path / "cut"
+    shutil.copytree(whole.folder, cut)
+    shutil.rmtree(cut / "final")
+    for newer in [path for path in (cut / "checkpoints").iterdir() if path.name != "step-00000001"]:
+        newer.unlink() if newer.is_symlink() or newer.is_file() else shutil.rmtree(newer)
+    resume(cut, {}, Quiet())
+    assert lines(cut) == lines(whole.folder)
+    assert (cut / "answers.jsonl").read_text() == (whole.folder / "answers.jsonl").read_text()
+
+
+def test_rows_that_are_chosen_away_count_in_nothing_and_none_is_no_error(task):
+    result = ran(task, "nothing", iterations=1)
+    own, _ = lines(result.folder)
+    assert [line["evaluation/sampled"] for line in own] == [0.0, 0.0]
+    assert not any("evaluation/score" in line for line in own)
+    assert [(one["before"], one["after"]) for one in answers(result.folder)] == [("", "")] * 10
+
+
+def test_mean_scores_are_shown_beside_shares(task):
+    result = ran(task, "halves", iterations=1)
+    own, _ = lines(result.folder)
+    assert [(line["evaluation/sampled"], line["evaluation/score"]) for line in own] == [(0.0, 0.5)] * 2
+    del own[0]["iteration"]
+    assert accuracy(3, own[0], 16) == "held-out accuracy after 3 iterations: sampled 0.0% of 16, mean score 0.5"
+    assert "mean score" in summary(result)
+    assert summarised(result.folder).evaluation["evaluation/score"] == 0.5
+
+
+def test_without_held_out_prompts_a_body_is_not_run(task):
+    assert lines(ran(task, "two", held_out=0).folder)[0] == []
+
+
+def test_an_evaluation_of_several_sources_gives_the_share_of_each(task, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"prompt": f"{n} - 1 =", "answer": str(n - 1)}) + "\n" for n in range(2, 42)))
+    result = ran(task, "two", iterations=1, data=(f"sums={task['data']}", f"less={other}"))
+    own, _ = lines(result.folder)
+    assert {"evaluation/sampled/sums", "evaluation/sampled/less"} < own[0].keys()
