@@ -51,10 +51,7 @@ def _make(task: str, parameters: Mapping[str, Any]) -> Any:
     kind, config = tasks[task]
     _check_names(task, parameters, [field.name for field in dataclasses.fields(config)])
     try:
-        settings = config(**parameters)
-        if hasattr(settings, "validate"):
-            settings.validate()
-        return kind(config=settings)
+        return kind(config=config(**parameters))  # which validates them
     except (AssertionError, TypeError, ValueError) as error:  # how reasoning-gym refuses values
         raise PlanError.of("task-parameter", f"reasoning-gym refuses the parameters of '{task}': {error or type(error).__name__}",
                            found=str(dict(parameters)), expected=f"values for {config.__name__}") from error

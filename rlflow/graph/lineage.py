@@ -37,7 +37,7 @@ def merge(axes: Axes, axis: int, other: int, by_group: bool) -> Merge:
     mine = list(line(axes, axis))
     up = list(itertools.takewhile(lambda step: step not in mine, line(axes, other)))
     meeting = axes[up[-1]].parent if up else other
-    if meeting is None or meeting not in mine:
+    if meeting is None:
         return Merge.NEVER
     down = list(itertools.takewhile(lambda step: step != meeting, mine))
     all_chosen = all(axes[step].step == "chosen" for step in down)

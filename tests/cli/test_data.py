@@ -37,6 +37,8 @@ def test_fields_lengths_what_is_left_out_and_rows_are_printed(called):
     assert any(line.startswith("  left out: 1 too long: at most 256 tokens of a prompt") and "d.jsonl:3" in line for line in lines)
     assert any(line.startswith("  left out: 1 without a prompt (d.jsonl:2)") for line in lines)
     assert any(line.startswith("  left out: 1 unreadable (d.jsonl:4)") for line in lines)
+    assert "  prompts: 4 to 4 tokens, median 4, 95 of 100 at most 4" in lines
+    assert "  prompts are put as plain text, without a chat template" in lines
     assert "row 1, d.jsonl:1" in lines
     assert "    7 + 5 =" in lines
 

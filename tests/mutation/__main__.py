@@ -4,13 +4,11 @@
     python tests/mutation --count 40 --seed 3 --under rlflow/maths --json mutants.json
 
 Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean operator, a condition, a
-constant, a deleted statement, a returned None. It is applied in a copy of the tree and judged by the unmarked tests that mirror its module
-(judges.py); what these let live meets slow tests: those of files that have the module's name, or its folder's, that are listed for it, or
-that import it where few do. killed, killed slow: a test failed that passes without it. survived: none did. timeout: the unmarked ones did
-not end within --seconds, which is a failure too. A mutant that no test can kill, since nothing that anybody could see differs, is listed in
-equivalents.toml with the reason, and is not run.
-
-A mutant takes 5 to 60 s of a core, most where it survives: a count of 60 takes about half an hour with one job, 400 some three hours.
+constant, a deleted statement, a returned None. It is applied in a copy of the tree and judged by tests that run in forks of one warm
+process (server.py): the unmarked tests that mirror its module, then those of who imports it and of the tests beside (judges.py), then slow
+ones of the files that are listed for it. killed, killed slow: a test failed, or did not end in time, that passes without it. survived: none
+did. timeout: none had after --seconds, which counts as not noticed. A mutant that no test can kill, since nothing that anybody could see
+differs, is listed in equivalents.toml with the reason, and is not run.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from equivalents import equivalents, reason
-from judges import judges, mirrors
+from judges import batches
 from mutants import Mutant, mutants
 from tree import Tree
 
@@ -48,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     parser.add_argument("--under", default="", help="only in files whose path begins so")
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
-    parser.add_argument("--seconds", type=float, default=300.0, help="for all tests of one mutant")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all tests of one mutant")
     parser.add_argument("--json", type=Path, help="the file that gets every verdict")
     chosen = parser.parse_args()
     known, began = equivalents(), time.time()
@@ -68,10 +66,7 @@ def main() -> None:
             tree, since = trees.get(), time.monotonic()
             try:
                 source = mutant.applied((whole / path).read_text())
-                verdict, test = tree.verdict(path, source, judges(path, whole), chosen.seconds, int(began) + 4 * number)
-                if verdict == "survived" and (own := mirrors(path, whole)):
-                    verdict, test = tree.verdict(path, source, own, chosen.seconds, int(began) + 4 * number + 2, slow=True)
-                    verdict = "killed slow" if verdict == "killed" else "survived"
+                verdict, test = tree.verdict(path, source, batches(path, whole), chosen.seconds, int(began) + 2 * number)
             finally:
                 trees.put(tree)
             return {**row, "verdict": verdict, "by": test, "seconds": round(time.monotonic() - since, 1)}
@@ -81,6 +76,8 @@ def main() -> None:
             print(f"{row['verdict']:11} {row['seconds']:6.1f} s  {place(row)}", flush=True)
             if chosen.json:
                 chosen.json.write_text(json.dumps({"seed": chosen.seed, "count": len(mutated), "mutants": rows}, indent=1) + "\n")
+        while not trees.empty():
+            trees.get().close()
     print(f"\n{table(rows)}\n\n{time.time() - began:.0f} s in all")
 
 
@@ -94,7 +91,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for kind in [*sorted({row["kind"] for row in rows}), "all"]:
         found = Counter(row["verdict"] for row in rows if kind in (row["kind"], "all"))
         run = sum(found.values()) - found["equivalent"]
-        share = f"{(run - found['survived']) / run:.0%}" if run else "–"
+        share = f"{(found['killed'] + found['killed slow']) / run:.0%}" if run else "–"
         lines.append(f"| {kind} | {' | '.join(str(found[verdict]) for verdict in VERDICTS)} | {share} |")
     return "\n".join(lines)
 

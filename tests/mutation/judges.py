@@ -1,5 +1,5 @@
 """Which quick tests judge a module: those that mirror it by path or are listed for it, those that import it, and the other tests of its
-package; where there are none, those of the modules that import it. Slow ones: of the first two, and of few that import it."""
+package; where there are none, those of the modules that import it. Slow ones: of the files that are listed for it alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
      "engines: the contract of backends is their test"),
     ("backends/local/padding backends/local/sequences", "tests/backends/test_forward.py", "how rows are laid out for a pass"),
 ]
-FEW = 3  # test files that import a module, whose slow tests judge it too
+FEW = 3  # test files that import a module, which mirror it too
 HEAVY = ("tests/benchmarks", "tests/mutation", "tests/test_packaging.py")  # judge commands and the installation, not modules
 
 
@@ -46,18 +46,28 @@ def module_of(path: Path) -> str:
 
 
 def mirrors(path: Path, root: Path = ROOT) -> list[str]:
-    """Test files that have a source's name, or its folder's: tests/backends/test_fsdp.py for backends/fsdp/network.py; those that are
-    listed for it; and those that import it, where at most FEW do."""
+    """Test files that have a source's name, or its folder's: tests/simulate/test_simulate.py for simulate.py,
+    tests/backends/test_fsdp.py for backends/fsdp/network.py; those that are listed for it; and those that import it, where at most FEW
+    do."""
     inside = Path(*path.parts[1:]) if path.parts[0] == "rlflow" else path
     folder = root / "tests" / inside.parent
-    places = [folder / f"test_{path.stem}.py", root / "tests" / f"test_{path.stem}.py", folder.with_name(f"test_{folder.name}.py")]
+    named = f"test_{path.stem}.py"
+    places = [folder / named, folder / path.stem / named, root / "tests" / named, folder.with_name(f"test_{folder.name}.py")]
     importers = _importers({module_of(path)}, root)
-    places += [*_elsewhere(path, root), *(importers if len(importers) <= FEW else [])]
+    places += [*listed(path, root), *(importers if len(importers) <= FEW else [])]
     return [str(place.relative_to(root)) for place in dict.fromkeys(places) if place.exists()]
 
 
-def _elsewhere(path: Path, root: Path) -> list[Path]:
-    """The test files that are listed for a source."""
+def batches(path: Path, root: Path = ROOT) -> list[tuple[list[str], bool]]:
+    """Test files in the order in which they judge a source, and whether their slow tests do: its mirrors, the other judges, and the slow
+    tests of files that are listed for it."""
+    first = mirrors(path, root)
+    others = [test for test in judges(path, root) if test not in first]
+    return [(first, False), (others, False), ([str(test.relative_to(root)) for test in listed(path, root)], True)]
+
+
+def listed(path: Path, root: Path = ROOT) -> list[Path]:
+    """The test files that are listed for a source in ELSEWHERE."""
     judge = next((judge for names, judge, _ in ELSEWHERE if str(path.with_suffix("")) in names.split()), None)
     if judge is None:
         return []
@@ -92,7 +102,7 @@ def judges(path: Path, root: Path = ROOT) -> list[str]:
     names = {module_of(path), module_of(path.parent)} - {"rlflow"}  # a package gives what its modules define
     importers = _importers(names, root)
     beside = sorted(package.glob("test_*.py")) if package != root / "tests" else []
-    tests = [*mirrors, *_elsewhere(path, root), *importers, *beside]
+    tests = [*mirrors, *listed(path, root), *importers, *beside]
     chosen = dict.fromkeys(str(test.relative_to(root)) for test in tests if test.exists())
     found = [test for test in chosen if not test.startswith(HEAVY)]
     return found or sorted({test for user in _users(path, root) for test in judges(user, root)})

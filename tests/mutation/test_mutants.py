@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from equivalents import equivalents, reason
-from judges import ROOT, judges, module_of
+from judges import ROOT, batches, judges, module_of
 from mutants import mutants
 from tree import Tree
 
@@ -71,6 +71,14 @@ def test_a_module_is_judged_by_its_mirror_by_who_imports_it_and_by_the_tests_bes
     assert all((ROOT / test).exists() for test in found)
 
 
+def test_mirrors_judge_before_others_and_slow_tests_only_where_they_are_listed():
+    (first, slow), (others, also_slow), (listed, last_slow) = batches(Path("rlflow/simulate.py"))
+    assert first[0] == "tests/simulate/test_simulate.py"
+    assert not {*first} & {*others}
+    assert (slow, also_slow, last_slow, listed) == (False, False, True, [])
+    assert batches(Path("rlflow/reshard/mailbox.py"))[2] == (["tests/cluster/weights/test_endpoints.py"], True)
+
+
 @pytest.mark.slow
 def test_every_source_has_tests_that_judge_it():
     sources = [path.relative_to(ROOT) for root in ("rlflow", "backends") for path in sorted((ROOT / root).rglob("*.py"))]
@@ -89,7 +97,12 @@ def test_a_mutant_is_judged_in_a_copy_which_is_then_as_it_was(tmp_path):
     path, tests = Path("rlflow/columns.py"), ["tests/test_columns.py"]
     source = (ROOT / path).read_text()
     tree = Tree.copied(tmp_path)
-    assert tree.verdict(path, source, tests, 120, 1_000_000_000) == ("survived", "")
-    verdict, test = tree.verdict(path, f"{source}\nraise RuntimeError\n", tests, 120, 1_000_000_002)
-    assert verdict == "killed"
+    try:
+        assert tree.verdict(path, source, [(tests, False)], 120, 1_000_000_000) == ("survived", "")
+        assert tree.verdict(path, f"{source}\nraise RuntimeError\n", [(tests, False)], 120, 1_000_000_002)[0] == "killed"
+        asleep = f"{source}\nimport time; time.sleep(600)\n"
+        assert tree.verdict(path, asleep, [(tests, False)], 3, 1_000_000_004) == ("timeout", "")
+        assert tree.verdict(path, source, [(tests, False)], 120, 1_000_000_006) == ("survived", "")
+    finally:
+        tree.close()
     assert (tmp_path / path).read_text() == (ROOT / path).read_text() == source

@@ -36,7 +36,7 @@ class Workers:
     def __init__(self, whole):
         self.whole, self.keys, self.shelves = whole, 0, {}
 
-    def placed(self, split, parts):
+    def placed(self, split, parts, axis=None):
         """The batch as the driver knows it once ``parts`` lie on the ranks of a new pool."""
         pool, shards, used = f"pool-{self.keys}", [], []
         for rank, (rows, part) in enumerate(zip(split, parts, strict=True)):
@@ -45,7 +45,7 @@ class Workers:
                 shards.append(Shard(WorkerId(pool, rank), self.keys, len(rows), lambda *_: None))
                 self.shelves.setdefault(shards[-1].at, ShardStore()).put(self.keys, part)
                 used.append(rows)
-        layout = ShardMap.of(shards, used, len(self.whole))
+        layout = ShardMap.of(shards, used, len(self.whole), axis)
         columns = {name: RemoteColumn(data.kind, layout, data.lengths, name, data.nbytes) for name, data in self.whole.data.items()}
         return Batch(self.whole.axis, columns)
 
@@ -90,3 +90,19 @@ def test_the_same_split_reads_one_whole_shard_and_another_only_what_it_needs():
     assert same(other, whole.rows(torch.tensor([0, 2, 4])))
     assert [(each.at.rank, each.rows.tolist()) for each in asked.transfers] == [(0, [1, 0])]
     assert [part.rows.tolist() for source in asked.inputs.sources for part in source.parts if part.key is not None] == [[2]]
+
+
+def test_keys_are_sent_only_where_no_shard_has_just_the_rows_by_the_same_keys():
+    whole, split = batch_of(5), [torch.tensor([4, 0]), torch.tensor([3, 1, 2])]
+    workers = Workers(whole)
+    batch = workers.placed(split, [whole.rows(rows) for rows in split], axis=whole.axis)
+    at = next(shard.at for shard in batch.data["tokens"].layout.shards if shard.at.rank == 1)
+    own, asked = workers.fetched(batch, split[1], at)
+    assert asked.inputs.keys is None
+    assert same(own, whole.rows(split[1]))
+    for rows in (torch.tensor([3, 1]), split[0], torch.arange(5)):  # a part of the shard, another rank's, several shards'
+        found, asked = workers.fetched(batch, rows, at)
+        assert asked.inputs.keys.tolist() == whole.axis.keys[rows].tolist()
+        assert same(found, whole.rows(rows))
+    renamed = Batch(batch_of(5).axis, batch.data)  # the same places, under keys that the shards do not know
+    assert Routes(renamed).to(split[1], at).inputs.keys is not None
