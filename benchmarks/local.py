@@ -2,7 +2,7 @@
 
     python benchmarks/local.py [--pairs 10] [--threads 2]
 
-On the workload of benchmarks/peers/trl_grpo.py (0.8M parameters, 8 prompts × 8 samples × 64 tokens). Seconds are wall time, and in
+On the workload of `rlflow bench peers` (0.8M parameters, 8 prompts × 8 samples × 64 tokens). Seconds are wall time, and in
 brackets processor time, which tells more on a machine that does other things as well.
 
 1. sampling, the log-probs, the update, each alone; and the matrix products that they consist of, by themselves
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,11 +24,10 @@ import torch
 from rlflow import loss
 from rlflow.backends.local import Generator, Trainer
 from rlflow.batch import Batch
+from rlflow.bench.suites.fixed_shape import make
 from rlflow.training.protocols import ModelSpec, Sampling
 
-sys.path.append(str(Path(__file__).parent / "peers"))
-
-import trl_grpo as workload
+PROMPTS, SAMPLES, TOKENS = 8, 8, 64
 
 Call = Callable[[], object]
 
@@ -56,8 +54,8 @@ class Parts:
     """A trainer, a generator, and rows that it sampled."""
 
     def __init__(self, folder: Path) -> None:
-        workload.make_files(folder, workload.PROMPTS)
-        lines = [json.loads(line)["prompt"] for line in (folder / "data.jsonl").read_text().splitlines()]
+        make(folder)
+        lines = [json.loads(line)["prompt"] for line in (folder / "data.jsonl").read_text().splitlines()[:PROMPTS]]
         self.generator = Generator(ModelSpec(folder / "model"))
         self.trainer = Trainer(ModelSpec(folder / "model", trained=True))
         self.prompts = Batch.of(prompt_tokens=self.generator.tokenizer(lines, add_special_tokens=False).input_ids)
@@ -66,8 +64,7 @@ class Parts:
         self.scored = self.rows | self.trainer.forward(self.rows)
 
     def generate(self) -> Batch:
-        count = workload.PROMPTS * workload.SAMPLES
-        return self.generator.generate(self.prompts, Sampling(workload.SAMPLES, workload.TOKENS), range(count))
+        return self.generator.generate(self.prompts, Sampling(SAMPLES, TOKENS, min_tokens=TOKENS), range(PROMPTS * SAMPLES))
 
     def update(self) -> None:
         self.trainer.update(self.scored, surrogate)
@@ -94,11 +91,10 @@ def main() -> None:
     print(f"torch {torch.__version__}, {given.threads} threads, {given.pairs} rounds")
     with tempfile.TemporaryDirectory() as folder:
         parts = Parts(Path(folder))
-        count = workload.PROMPTS * workload.SAMPLES
         tokens = int(parts.rows.data["tokens"].lengths.sum() + parts.rows.data["prompt_tokens"].lengths.sum())
         named: dict[str, Call] = {
             "sampling": parts.generate,
-            "its matrix products": parts.products(count, workload.TOKENS),
+            "its matrix products": parts.products(PROMPTS * SAMPLES, TOKENS),
             "log-probs": lambda: parts.trainer.forward(parts.rows),
             "update": parts.update,
             "its matrix products, forward and backward": parts.products(tokens, 3),

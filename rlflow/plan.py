@@ -76,6 +76,13 @@ class Plan:
     turns: Mapping[int, int] = field(default_factory=dict)
     evaluation: Plan | None = None
 
+    def _repr_html_(self) -> str:
+        """A picture with the pool or the lane of each node, and what the passes did, as notebooks show it."""
+        from rlflow.graph.picture import html
+
+        where = {i: self.home.get(i) or self.lane.get(i, "") for i in self.live}
+        return html(self.graph, where, [str(note) for note in self.did])
+
     @cached_property
     def units(self) -> tuple[int, ...]:
         """Ids of all units that the executor schedules: live nodes and pieces."""

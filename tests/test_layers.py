@@ -74,6 +74,7 @@ MAY_IMPORT = {
 VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said, recorded
 WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not load
     ("author.flow", "execution.eager"): "calling a flow runs it",
+    ("author.flow", "trace.compile"): "a flow gives its graph to notebooks",
     ("author.scope", "execution.eager"): "a stage called outside any flow runs at once",
     ("author.load", ""): "the names that rlflow exports, for the nearest",
 }

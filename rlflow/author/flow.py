@@ -43,6 +43,12 @@ class Flow:
 
         return call(self, prompts, roles, named)
 
+    def graph(self, hp: Any = None) -> Any:
+        """The graph of one iteration at the flow's own settings, or at ``hp``. Notebooks show it as a picture. Raises FlowError."""
+        from rlflow.trace.compile import compile_flow
+
+        return compile_flow(self, hp if hp is not None else self.parameters.hp).graph
+
     @property
     def name(self) -> str:
         """The function's name."""

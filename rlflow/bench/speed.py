@@ -201,8 +201,8 @@ def _to_next_look(looks: Looks, rounds: int) -> int:
 
 
 def _exp(logarithm: float) -> float:
-    """A ratio, at most 1e304: beyond it none is worth telling apart."""
-    return math.exp(min(logarithm, 700.0))
+    """A ratio between 1e-304 and 1e304: beyond these none is worth telling apart."""
+    return math.exp(min(max(logarithm, -700.0), 700.0))
 
 
 def _ratios(interval: Interval) -> Interval:

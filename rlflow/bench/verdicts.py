@@ -51,6 +51,8 @@ def decided(suite: Suite, cells: Cells) -> bool:
         return False
     pairs = speeds(suite, alive)
     rounds = min(len(block_seconds(measured)) for _, measured in alive)
+    if not rounds:  # cells without a timed turn are not comparable yet, which is no verdict
+        return False
     return finished(pairs, rounds, looks(suite))
 
 

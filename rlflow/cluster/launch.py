@@ -99,6 +99,7 @@ def start(address: str | None, ranks: int, folder: Path, insecure: bool = False,
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls that nobody waits for after a death
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle processes, none with the environment of a run's workers
     if ray.is_initialized():
         raise PlanError.of("ray-twice", "this process is connected to a Ray already", found="an earlier ray.init or another run",
                            expected="a process of its own for each cluster run", remedy="ray.shutdown() first")

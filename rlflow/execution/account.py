@@ -59,11 +59,12 @@ class Count(NamedTuple):
     def of(axis: Axis, lengths: Tensor | None, chosen: Tensor | None = None, elsewhere: Tensor | None = None) -> Count:
         """Count the rows of an axis. ``lengths``: tokens of each row, int64 [rows]; ``chosen``: bool [rows], which rows count; groups of
         rows that are ``elsewhere``, bool [rows], are counted there."""
-        where = torch.ones(len(axis), dtype=torch.bool) if chosen is None else chosen
-        own = axis.slots[where]
-        if elsewhere is not None:
-            own = own[~torch.isin(own, axis.slots[elsewhere])]
-        return Count(len(torch.unique(own)), int(where.sum()), int(lengths[where].sum()) if lengths is not None else 0)
+        slots = axis.slots
+        own = slots if chosen is None else slots[chosen]
+        groups = own if elsewhere is None else own[~torch.isin(own, slots[elsewhere])]
+        if lengths is not None and chosen is not None:
+            lengths = lengths[chosen]
+        return Count(len(set(groups.tolist())), len(own), 0 if lengths is None else int(lengths.sum()))
 
 
 @dataclass
@@ -205,10 +206,12 @@ class Ledger:
             name, axis, returned = source_of(node), self.axes[node.rows_axis], self._returned(i)
             if bool(returned.any()) and bool(returned.all()):
                 continue
+            here, elsewhere = (~returned, returned) if bool(returned.any()) else (None, None)
             if node.op is not Op.REPEAT:
-                total.sample(name, Count.of(axis, lengths, ~returned, returned))
+                total.sample(name, Count.of(axis, lengths, here, elsewhere))
             for number, end in enumerate(fates[i].ends):
-                total.end(name, end, Count.of(axis, lengths, ~returned & (fates[i].end == number), returned))
+                ended = fates[i].end == number
+                total.end(name, end, Count.of(axis, lengths, ended if here is None else here & ended, elsewhere))
         return total
 
     @property
@@ -230,8 +233,8 @@ class Ledger:
 
     def _reader(self, source: Node) -> str:
         """The last node that reads what a source gave; the source itself where none does."""
-        readers = [node.name for node in self.graph.nodes if any(item.column.node == source.id for item in node.inputs)]
-        return readers[-1] if readers else source.name
+        later = reversed(self.graph.nodes[source.id + 1 :])
+        return next((node.name for node in later if any(item.column.node == source.id for item in node.inputs)), source.name)
 
     def _asked(self, node: Node, fates: Mapping[int, _Fates]) -> None:
         """Rows whose prompt was too long to be asked, but not rows that are asked for single tokens, of which there may be none."""

@@ -128,9 +128,11 @@ class Executor:
 
 def sampler_of_records(graph: Graph, recorded: Collection[Column]) -> str:
     """The role that gave the completions among the recorded columns, where several roles sample; empty where one does, or none alone."""
-    roles = frozenset().union(*(sampler_of(node) for node in graph.nodes))
     makers = [sampler_of(graph.nodes[column.node]) for column in recorded if column.name == "completion"]
-    return next(iter(makers[0])) if len(roles) > 1 and len(makers) == 1 and len(makers[0]) == 1 else ""
+    if len(makers) != 1 or len(makers[0]) != 1:
+        return ""
+    roles = frozenset().union(*(sampler_of(node) for node in graph.nodes if node.op in (Op.GENERATE, Op.REPEAT)))
+    return next(iter(makers[0])) if len(roles) > 1 else ""
 
 
 class _Run:

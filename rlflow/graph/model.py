@@ -169,6 +169,12 @@ class Graph:
 
         return text(self)
 
+    def _repr_html_(self) -> str:
+        """A picture, as notebooks show it."""
+        from rlflow.graph.picture import html
+
+        return html(self)
+
     @cached_property
     def by_name(self) -> dict[str, Node]:
         """The nodes by their names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
@@ -13,6 +13,7 @@ from rlflow.batch import Batch
 from rlflow.config.flags import RunConfig, flat, sort_values
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
+from rlflow.plan import Plan
 from rlflow.rewards.spec import from_function
 from rlflow.runs.context import RunContext, RunResult
 from rlflow.runs.directory import check_free
@@ -84,7 +85,8 @@ def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> 
 
 
 class Roles(dict[str, Any]):
-    """Role objects by name, for ``flow(batch, **roles)``; ``take(n)`` takes the next prompts, ``close()`` ends what was started."""
+    """Role objects by name, for ``flow(batch, **roles)``; ``take(n)`` takes the next prompts, ``close()`` or the end of ``with`` ends what
+    was started."""
 
     def __init__(self, context: RunContext, roles: Mapping[str, Any], hp: Any) -> None:
         super().__init__({**roles, **({"hp": hp} if hp is not None else {})})
@@ -99,9 +101,20 @@ class Roles(dict[str, Any]):
         """The scalars that live across iterations, by name."""
         return self.prepared.engine.state
 
+    @property
+    def plan(self) -> Plan:
+        """The plan of an iteration, which notebooks show as a picture."""
+        return self.prepared.plan
+
     def close(self) -> None:
         """End everything that was started for the roles."""
         self.prepared.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def roles(flow: Flow | str, hp: Any = None, **keywords: Any) -> Roles:

@@ -89,6 +89,16 @@ class RunResult:
     skipped: int = 0  # iterations in which nothing was kept to train on
     shown: str = ""  # the folder, as people who are where the run was started would write it
 
+    def _repr_html_(self) -> str:
+        """Numbers and the learning curve, as notebooks show them."""
+        from rlflow.watch.page import run_html
+
+        rows = [("run", self.shown or str(self.folder)), ("iterations", f"{self.iterations}"), ("seconds", f"{self.seconds:.1f}")]
+        for name, accuracy in (("before", self.before), ("after", self.after)):
+            if accuracy is not None:
+                rows.append((f"held out, {name}", f"sampled {accuracy.sampled:.1%}, greedy {accuracy.greedy:.1%}"))
+        return run_html(self.folder, rows)
+
     def as_json(self) -> dict[str, Any]:
         """The last line of ``--json``."""
         return {

@@ -100,10 +100,10 @@ def _no_batch(body: Flow, value: object) -> Problem:
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
     """An evaluation gives scores, and neither learns nor depends on anything but the weights: numbers before and after are to differ by
     these alone."""
-    names = [item.parameter for item in graph.results]
-    if "scores" not in names:
-        yield Problem("evaluate-scores", f"the evaluation '{body.name}' gives no 'scores'", body.place, flow.place, found=listed(names),
-                      expected="the row column scores", nearest=nearest("scores", names),
+    columns = [item.parameter for item in graph.results]
+    if "scores" not in columns:
+        yield Problem("evaluate-scores", f"the evaluation '{body.name}' gives no 'scores'", body.place, flow.place, found=listed(columns),
+                      expected="the row column scores", nearest=nearest("scores", columns),
                       remedy="score the rows that are returned: batch |= reward(batch)")
     for node in graph.nodes:
         own = node.name.removeprefix(PREFIX)
@@ -115,9 +115,9 @@ def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) 
                            "the held-out prompts that it is given", "call the body of the repeat on the prompts")
             continue  # it is handed all state, read or not
         read = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
-        if held := [*read, *(output.name for output in node.outputs if output.name in state and node.op is not Op.STATE)]:
-            yield _refused("evaluate-state", f"'{own}' depends on {listed(held)} inside an evaluation, which is another number each time",
-                           node.place, body, f"state {listed(held)}", "the same prompts, settings and chance each time",
+        if names := [*read, *(output.name for output in node.outputs if output.name in state and node.op is not Op.STATE)]:
+            yield _refused("evaluate-state", f"'{own}' depends on {listed(names)} inside an evaluation, which is another number each time",
+                           node.place, body, f"state {listed(names)}", "the same prompts, settings and chance each time",
                            "take a setting of the flow, or a number")
 
 

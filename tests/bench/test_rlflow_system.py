@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,17 +49,25 @@ def test_an_error_of_the_run_is_that_of_the_turn(tmp_path):
 @pytest.mark.slow
 def test_a_killed_cell_goes_on_from_its_checkpoint_to_the_same_end(tmp_path):
     whole = recorded(rlflow.run("grpo", out=str(tmp_path), name="alone", seed=0, **NULL).folder)
-    for killed in (True, False):
-        cell = CellProcess(sys.executable, Path(rlflow_system.__file__), tmp_path / "log", 120)
+    with closing(CellProcess(sys.executable, Path(rlflow_system.__file__), tmp_path / "log", 120)) as cell:
         cell.ask("prepare", cell=CELL, folder=str(tmp_path), seed=0)
-        turn = cell.ask("iterate", count=3 if killed else 9)
-        if killed:
-            cell.process.kill()
-            with pytest.raises(CellFailed, match="ended with code -9"):
-                cell.ask("iterate", count=1)
-        else:
-            assert turn["ended"]
-            assert turn["iterations"][0]["iteration"] == 2
-        assert cell.use().memory >= 0
-        cell.close()
+        cell.ask("iterate", count=3)
+        written(tmp_path / "run" / "checkpoints" / "step-00000002" / "manifest.json")
+        cell.process.kill()
+        with pytest.raises(CellFailed, match="ended with code -9"):
+            cell.ask("iterate", count=1)
+    with closing(CellProcess(sys.executable, Path(rlflow_system.__file__), tmp_path / "log", 120)) as cell:
+        cell.ask("prepare", cell=CELL, folder=str(tmp_path), seed=0)
+        turn = cell.ask("iterate", count=9)
+        assert turn["ended"]
+        assert turn["iterations"][0]["iteration"] == 2
+        assert cell.use().memory > 0
     assert recorded(tmp_path / "run") == whole
+
+
+def written(path):
+    """Wait for a file, which another thread of another process writes."""
+    limit = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < limit, f"{path} was not written"
+        time.sleep(0.02)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from suites import NOISE, cells, suite
@@ -112,6 +112,8 @@ def test_no_spread_is_said():
 
 
 @given(SECONDS, st.floats(0.001, 0.5))
+@example(np.array([[275.0, 1e-6], [1e-6, 1e-6]]), 0.5)
+@example(np.array([[962.0, 1e-6], [1e-6, 1e-6]]), 0.5)
 def test_swapped_cells_have_the_inverse_ratio_and_the_opposite_outcome(seconds, margin):
     there, back = of(seconds, margin=margin), of(seconds[:, ::-1], margin=margin)
     assert there.ratio * back.ratio == pytest.approx(1)

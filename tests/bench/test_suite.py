@@ -51,6 +51,11 @@ def test_repeated_flags_on_an_axis_are_one_value_each(suite):
     assert [cell.flags["reward"] for cell in read.cells] == [("math",), ("task",)]
 
 
+def test_another_system_gets_values_as_they_are_written(suite):
+    read = suite('[base]\nsystem = "SYSTEM"\ndata = "a.jsonl"\nreward = "math"\niterations = 3')
+    assert dict(read.cells[0].flags) == {"data": "a.jsonl", "reward": "math", "iterations": 3}
+
+
 @pytest.mark.parametrize(("text", "message", "remedy"), [
     ("[sute]\nseeds = 1", r"no table \[sute\]", "nearest:  suite"),
     ("[suite]\nseds = 1", r"\[suite\] seds cannot be used", "nearest:  seeds"),

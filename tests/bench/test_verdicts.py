@@ -49,6 +49,12 @@ def test_few_rounds_decide_nothing_and_say_how_many_more():
     assert not decided(suite(rounds=20), cells)
 
 
+def test_nothing_is_decided_before_every_cell_has_a_timed_turn():
+    base, warm = ("base", measured(1.0, 20, seed=1)), measured(1.0, 1)
+    assert not decided(suite(rounds=20), [("base", Measured()), ("other", Measured())])
+    assert not decided(suite(rounds=20), [base, ("other", warm)])
+
+
 def test_a_cell_that_failed_is_not_waited_for():
     failed = measured(1.0, 1)
     failed.failed[0] = "it does not work"

@@ -108,6 +108,7 @@ def test_nothing_is_left_of_a_run_and_nobody_else_reaches_it_meanwhile(tmp_path,
             time.sleep(random.Random(how).random() * 2)  # a moment that nobody chose, the same each time
             if at_work:
                 assert COMING.search(said.read_text()), said.read_text()
+                assert len(list(folder.glob("r/session_latest/logs/worker-*.out"))) == 3  # Ray started no processes beside the ranks
             end(process)
             assert until(lambda: process.poll() is not None, 60), "the driver goes on"
             assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (marked(mark.encode()), said.read_text())

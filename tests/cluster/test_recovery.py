@@ -36,7 +36,7 @@ class Said(Quiet):
         self.notes.append(text)
 
 
-AT = ("forward of actor", "forward of reference", "forward of critic", "reward of reward", "stage of judge")  # what is asked of a worker
+AT = ("forward of critic", "reward of reward", "stage of judge")  # what is asked of a worker
 
 
 class Ended:

@@ -1,0 +1,39 @@
+"""docs/first_look.ipynb runs from its first cell to its last, and each picture that it ends on is shown."""
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "first_look.ipynb"
+
+
+def cells():
+    return ["".join(cell["source"]) for cell in json.loads(PAGE.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def shown(source, names):
+    """What a notebook shows beneath a cell: the value of its last line as HTML."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, str(PAGE), "exec"), names)
+    return eval(compile(ast.Expression(last.value), str(PAGE), "eval"), names)._repr_html_() if last else None
+
+
+@pytest.mark.slow
+def test_every_cell_runs_and_shows_a_picture(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    pages = [shown(source, names) for source in cells()]
+    assert len(pages) == 4
+    assert all("<svg" in page for page in pages)
+    assert "reference" not in pages[0]
+    assert "reference" in pages[1]
+    assert "held out, after" in pages[3]
+    assert os.listdir("runs") == ["grpo-1"]
+
+
+def test_the_notebook_holds_no_outputs_that_could_go_stale():
+    assert all(not cell.get("outputs") for cell in json.loads(PAGE.read_text())["cells"])
