@@ -9,7 +9,7 @@ from typing import Any
 from rlflow.author.flow import Flow
 from rlflow.author.scope import entered
 from rlflow.columns import Kind
-from rlflow.errors import FlowError, Place, Problem, listed, nearest
+from rlflow.errors import FlowError, Problem, listed, nearest
 from rlflow.graph.model import Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
 from rlflow.trace.arguments import arguments, raised, role_names
@@ -106,20 +106,21 @@ def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) 
                       expected="the row column scores", nearest=nearest("scores", columns),
                       remedy="score the rows that are returned: batch |= reward(batch)")
     for node in graph.nodes:
-        own = node.name.removeprefix(PREFIX)
-        if node.writes:
-            yield _refused("evaluate-update", f"'{own}' changes weights inside an evaluation", node.place, body, own,
-                           "sampling, scoring and pure stages", "update in the flow")
-        if node.op is Op.REPEAT:
-            yield _refused("evaluate-repeat", f"'{own}' draws prompts of the training data inside an evaluation", node.place, body, own,
-                           "the held-out prompts that it is given", "call the body of the repeat on the prompts")
-            continue  # it is handed all state, read or not
-        read = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
-        if names := [*read, *(output.name for output in node.outputs if output.name in state and node.op is not Op.STATE)]:
-            yield _refused("evaluate-state", f"'{own}' depends on {listed(names)} inside an evaluation, which is another number each time",
-                           node.place, body, f"state {listed(names)}", "the same prompts, settings and chance each time",
-                           "take a setting of the flow, or a number")
+        yield from _node_problems(node, graph, body, state)
 
 
-def _refused(code: str, message: str, place: Place | None, body: Flow, found: str, expected: str, remedy: str) -> Problem:
-    return Problem(code, message, place, body.place, found=found, expected=expected, remedy=remedy)
+def _node_problems(node: Node, graph: Graph, body: Flow, state: set[str]) -> Iterator[Problem]:
+    own, places = node.name.removeprefix(PREFIX), (node.place, body.place)
+    if node.writes:
+        yield Problem("evaluate-update", f"'{own}' changes weights inside an evaluation", *places, found=own,
+                      expected="sampling, scoring and pure stages", remedy="update in the flow")
+    if node.op is Op.REPEAT:  # it is handed all state, read or not
+        yield Problem("evaluate-repeat", f"'{own}' draws prompts of the training data inside an evaluation", *places, found=own,
+                      expected="the held-out prompts that it is given", remedy="call the body of the repeat on the prompts")
+        return
+    names = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
+    names += [output.name for output in node.outputs if output.name in state and node.op is not Op.STATE]
+    if names:
+        yield Problem("evaluate-state", f"'{own}' depends on {listed(names)} inside an evaluation, which is another number each time",
+                      *places, found=f"state {listed(names)}", expected="the same prompts, settings and chance each time",
+                      remedy="take a setting of the flow, or a number")
