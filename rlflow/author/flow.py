@@ -33,6 +33,7 @@ class Flow:
     data: Mapping[str, Kind] = field(default_factory=dict)
     state: Callable[[Any], Mapping[str, float]] | None = None
     evaluate: Callable[..., Any] | None = None
+    trains: bool = True  # whether it must update a role; `rlflow eval` has one that answers alone
 
     def __post_init__(self) -> None:
         vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlflow.author.flow import Flow
 from rlflow.columns import Level
-from rlflow.config.flags import RunConfig
+from rlflow.config.flags import RunConfig, evaluation_names
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder
 from rlflow.data.fields import FIELDS, Record
@@ -31,7 +31,7 @@ def open_dataset(flow: Flow, config: RunConfig, wanted: Callable[[str], Wanted] 
                            remedy="--data FILE")
     columns = {name: kind for name, kind in flow.data.items() if name not in FIELDS}
     sources = parse_sources(config.options.data)
-    names = [source.name for source in sources]
+    names = [*(source.name for source in sources), *evaluation_names(config.options.eval)]
     parts: dict[str, Dataset] = {}
     for source in sources:
         asked = wanted(source.name)

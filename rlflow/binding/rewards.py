@@ -14,6 +14,7 @@ from torch import Tensor
 from rlflow.author.verbs import MODEL_READS
 from rlflow.batch import Batch
 from rlflow.binding.backends import backend, numbers
+from rlflow.binding.judging import HeldOutJudge, check_judge, no_judge
 from rlflow.binding.roles import half_class
 from rlflow.columns import SOURCE, field_column
 from rlflow.config.flags import RunConfig
@@ -21,6 +22,7 @@ from rlflow.config.options import Options
 from rlflow.data.json_fields import Wanted
 from rlflow.data.scorer import Judged
 from rlflow.data.spec import parse_sources
+from rlflow.errors import PlanError
 from rlflow.execution.engine import Engine, Scorer
 from rlflow.execution.tally import PartialMetric, PartialMetrics, merged
 from rlflow.rewards.confinement import Confinement
@@ -137,16 +139,18 @@ class RewardNames:
     named: tuple[RewardSpec, ...] = ()  # of --reward, in its order; the data's own scorer where none is named
     own: Mapping[str, RewardSpec] = field(default_factory=dict)  # role → its own (--ROLE.reward)
     sources: tuple[str, ...] = ()  # names of the sources of data
+    judges: Mapping[str, RewardSpec] = field(default_factory=dict)  # held-out set of --eval → the reward that is named for it alone
     made_up: bool = False  # whether scores are the null backend's own, and nothing judges
 
     @staticmethod
     def of(config: RunConfig) -> RewardNames:
         """Read the names of rewards. Raises PlanError for a reward or a source that is not there, and a source that nothing judges."""
         sources = tuple(source.name for source in parse_sources(config.options.data))
+        judges = _judges(config.judges)
         if config.judged_by_nothing:
             return RewardNames(made_up=True)
         own = {role: parse_reward(str(values["reward"])) for role, values in config.roles.items() if values.get("reward")}
-        names = RewardNames(tuple(map(parse_reward, config.options.reward or ("task",))), own, sources)
+        names = RewardNames(tuple(map(parse_reward, config.options.reward or ("task",))), own, sources, judges)
         for rewards in (names.named, *((reward,) for reward in own.values())):
             check_sources(rewards, sources)
         return names
@@ -162,9 +166,16 @@ class RewardNames:
         """The fields that functions among the rewards of a source may ask for."""
         return wanted(spec for spec in (*self.named, *self.own.values()) if spec.source in ("", source))
 
+    def wanted_of_set(self, name: str) -> Wanted:
+        """The fields that what judges a held-out set may ask for: must, where a reward is named for the set."""
+        if name in self.judges:
+            return wanted([self.judges[name]])
+        maybe = wanted(spec for spec in self.named if not spec.source)
+        return dataclasses.replace(maybe, names=dict.fromkeys(maybe.names, False))
+
     def forms(self) -> Iterator[str]:
         """A line for each reward function that has the form of another project."""
-        for spec in dict.fromkeys([*self.named, *self.own.values()]):
+        for spec in dict.fromkeys([*self.named, *self.own.values(), *self.judges.values()]):
             form = reads(spec.path, spec.function).form if spec.kind == "function" else None
             if form:
                 yield f"reward {spec.name} is called as {form.project} calls it: {spec.function}({', '.join(form.parameters)})"
@@ -172,6 +183,20 @@ class RewardNames:
     def functions_only(self, role: str) -> bool:
         """Whether no model is among the rewards that may judge for a role."""
         return all(spec.kind != "model" for spec in ([self.own[role]] if role in self.own else self.named))
+
+
+def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
+    """Held-out set → the reward that is named for it. Raises PlanError for a second one, and for a reward model."""
+    judges: dict[str, RewardSpec] = {}
+    for spec in map(parse_reward, written):
+        if spec.kind == "model" or spec.source in judges:
+            second = f", and {judges[spec.source].name} too" if spec.source in judges else ""
+            raise PlanError.of("eval-reward", f"the held-out set '{spec.source}' has no one judge of right and wrong",
+                               found=f"{'the reward model ' * (spec.kind == 'model')}{spec.name}{second}",
+                               expected="one reward that is task, math, a function or a server",
+                               remedy=f"--reward math@{spec.source}, or --reward FILE.py:function@{spec.source}")
+        judges[spec.source] = dataclasses.replace(spec, weight=1.0)
+    return judges
 
 
 class Rewards:
@@ -243,20 +268,31 @@ class Rewards:
         """The first message of each cause for which scores were missing."""
         return {cause: message for scorer in self._bound for cause, message in scorer.reasons.items()}
 
-    def judge(self) -> Scorer | None:
-        """The scorer that says whether a held-out answer is right, at weight 1: the reward ``math`` or ``task`` where it is named, else the
-        data's own scorer, else the first reward that is a function or a server. One for style or length does not tell right from wrong.
+    def judge(self) -> HeldOutJudge | None:
+        """The judge of answers to prompts that are held out of the data: the reward ``math`` or ``task`` where it is named, else
+        the data's own scorer, else the first reward that is a function or a server. One for style does not tell right from wrong.
         Of several sources each has a judge of its own; None where one has none."""
         chosen = [self._judge(source, data) for source, data in self._sources.items()]
-        judges = [dataclasses.replace(spec, weight=1.0, source=source) for spec, source in zip(chosen, self._sources, strict=True) if spec]
-        return self._by_source(judges) if len(judges) == len(chosen) else None
+        judges = {source: dataclasses.replace(spec, weight=1.0, source=source)
+                  for spec, source in zip(chosen, self._sources, strict=True) if spec}  # fmt: skip
+        if len(judges) < len(chosen):
+            return None
+        return HeldOutJudge.of(self._dtype, {source: self._bind([spec], source)[0] for source, spec in judges.items()})
+
+    def judge_of_set(self, name: str, data: Judged) -> HeldOutJudge:
+        """The judge of a held-out set of ``--eval``: the reward that is named for it, else as ``judge``, by rewards that name no source.
+        Raises PlanError where there is none, and where it reads what the set has not."""
+        unsourced = tuple(spec for spec in self.names.named if not spec.source)
+        spec = self.names.judges.get(name) or _chosen(unsourced, data)
+        if spec is None:
+            raise no_judge(name, unsourced)
+        spec = dataclasses.replace(spec, weight=1.0, source="")
+        (reward,) = bind([spec], self._pool, data, self._options.reward_timeout, self._options.unsafe_scorers)
+        check_judge(reward, name, data)
+        return HeldOutJudge.of(self._dtype, {"": reward})
 
     def _judge(self, source: str, data: Judged) -> RewardSpec | None:
-        specs = [spec for spec in self.names.named if not source or spec.source in ("", source)]
-        named = [spec for spec in specs if spec.kind == "math" or (spec.kind == "task" and data.scorer)]
-        own = [parse_reward("task")] if data.scorer else []
-        functions = [spec for spec in specs if spec.kind in ("function", "remote")]
-        return next(iter([*named, *own, *functions]), None)
+        return _chosen([spec for spec in self.names.named if not source or spec.source in ("", source)], data)
 
     def load_models(self, device: str, roles: Collection[str] | None = None) -> None:
         """Load the reward models of some roles, or of all."""
@@ -271,3 +307,12 @@ class Rewards:
     def close(self) -> None:
         """End the processes of reward functions."""
         self._pool.close()
+
+
+def _chosen(specs: Iterable[RewardSpec], data: Judged) -> RewardSpec | None:
+    """The one of some rewards that tells right answers from wrong ones; the data's own scorer where none is named for that."""
+    specs = list(specs)
+    named = [spec for spec in specs if spec.kind == "math" or (spec.kind == "task" and data.scorer)]
+    own = [parse_reward("task")] if data.scorer else []
+    functions = [spec for spec in specs if spec.kind in ("function", "remote")]
+    return next(iter([*named, *own, *functions]), None)

@@ -12,7 +12,7 @@ from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.author.verbs import MODEL_READS
 from rlflow.check.check import Report, check
-from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_values
+from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_rewards, sort_values
 from rlflow.config.names import role_types, setting_problems
 from rlflow.data.fields import FIELDS
 from rlflow.data.records import read
@@ -62,7 +62,7 @@ def read_config(flow: Flow, flags: Mapping[str, Any]) -> RunConfig:
     file = values.pop("config", None)
     values = (read_toml(Path(file)) if file else {}) | values
     remember(values)
-    names = roles_of(flow, values.get("reward", ()))
+    names = roles_of(flow, sort_rewards(values)[0])
     return sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
 
 

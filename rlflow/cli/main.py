@@ -123,6 +123,21 @@ def resume(
     raise typer.Exit(resume_run(run, context.args, fork, trust))
 
 
+@app.command("eval", context_settings=WITH_FLAGS)
+def evaluate(
+    context: typer.Context,
+    what: Annotated[str, typer.Argument(help="a model folder, a run's folder, its name in runs/, or a checkpoint", show_default=False)],
+    checkpoint: Annotated[int | None, typer.Option("--checkpoint", help="of a run, by its iterations", show_default=False)] = None,
+    out: Annotated[str, typer.Option("--out", help="the folder that gets a folder with the answers")] = "evaluations",
+    trust: Annotated[bool, typer.Option("--trust", help="execute files that the run names and that may not be yours")] = False,
+) -> None:
+    """Measure a model on held-out prompts: a run on its own and on sets of --eval, with the numbers that the run has. Takes --eval
+    NAME=FILE, --eval-samples, --reward, --json, --max-tokens for a model folder, and flags of `run`."""
+    from rlflow.cli.eval import evaluate as evaluate_model
+
+    raise typer.Exit(evaluate_model(what, context.args, checkpoint, out, trust))
+
+
 @app.command()
 def export(
     run: Run,

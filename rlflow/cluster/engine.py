@@ -267,6 +267,10 @@ class ClusterEngine(Engine):
         large = [name for name, data in batch.data.items() if isinstance(data, RemoteColumn) and data.nbytes > FETCHED]
         if large:
             raise ValueError(f"fetch: found column '{large[0]}' of {batch.data[large[0]].nbytes} bytes, expected at most {FETCHED}")
+        return self.gather(batch)
+
+    def gather(self, batch: Batch) -> Batch:
+        """Columns of any size."""
         there = Batch(batch.axis, {name: data for name, data in batch.data.items() if isinstance(data, RemoteColumn)})
         if not there.data:
             return batch

@@ -31,7 +31,7 @@ from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
 from rlflow.columns import Level
 from rlflow.execution.apply import apply_piece, apply_stage, merge_pieces
-from rlflow.execution.engine import JUDGE, CallOptions, Engine
+from rlflow.execution.engine import CallOptions, Engine
 from rlflow.execution.summary import summarise
 from rlflow.execution.tally import PartialMetric
 from rlflow.execution.threads import others_alone
@@ -86,8 +86,6 @@ class Worker:
         engine = Engine(models, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
                         asking=asking(graph, roles, setup.config))
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
-        if (judge := self.rewards.judge()) is not None:
-            scorers[JUDGE] = judge
         pools_of_judges = reward_pools(graph, setup.placement)
         self.rewards.load_models(device, [role for role, pools in pools_of_judges.items() if setup.pool in pools])
         return engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -15,7 +16,7 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES
 
 SWITCHES = ("json", "quiet")
-REPEATED = ("data", "reward", "reward_env", "reward_write", "track")
+REPEATED = ("data", "eval", "reward", "reward_env", "reward_write", "track")
 NULL = "null"  # the backend without models
 ELSEWHERE = {  # what other programs call a flag
     "learning_rate": "lr", "actor_learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule",
@@ -25,6 +26,7 @@ ELSEWHERE = {  # what other programs call a flag
     "max_steps": "iterations", "num_iterations": "iterations", "total_training_steps": "iterations", "output_dir": "out", "output": "out",
     "save_path": "out", "run_name": "name", "dataset": "data", "dataset_name": "data", "train_files": "data", "prompt_data": "data",
     "model_name_or_path": "model", "pretrain": "model", "report_to": "track", "logger": "track", "save_steps": "save_every",
+    "val_files": "eval", "eval_dataset": "eval", "eval_n_samples_per_prompt": "eval_samples",
     "save_freq": "save_every", "eval_steps": "eval_every", "test_freq": "eval_every", "save_total_limit": "keep", "reward_funcs": "reward",
     "reward_fn": "reward", "torch_dtype": "dtype", "precision": "dtype", "lora_rank": "lora", "lora_r": "lora", "lora_dropout": "lora",
     "num_generations": "hp.samples", "n_samples": "hp.samples", "n_samples_per_prompt": "hp.samples", "group_size": "hp.samples",
@@ -35,6 +37,7 @@ ELSEWHERE = {  # what other programs call a flag
     "max_prompt_length": "data.max_prompt", "prompt_max_len": "data.max_prompt", "input_key": "data.prompt", "label_key": "data.answer",
     "gpus": "pools", "n_gpus": "pools", "num_gpus": "pools", "num_workers": "pools", "fp16": "dtype", "bf16": "dtype",
 }  # fmt: skip
+SET = re.compile(r"(\w[\w.-]*)=(.+)", re.DOTALL)  # a held-out set, as --eval names it
 ALIASES = {"data.source": "data"}  # a TOML table [data] cannot also be a value
 ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.pool", "generator.pool")
 
@@ -69,6 +72,21 @@ def _put(flags: dict[str, Any], name: str, value: str) -> None:
         raise PlanError.of("flag", f"--{name} is given twice", found=both, expected="one value", remedy="remove one")
     else:
         flags[name] = value
+
+
+def evaluation_names(written: Iterable[str]) -> tuple[str, ...]:
+    """The names of the sets of ``--eval``, as far as they are named."""
+    return tuple(parts[1] for text in written if (parts := SET.fullmatch(str(text))))
+
+
+def sort_rewards(values: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """The rewards of ``--reward`` that training has, and those that judge a set of ``--eval`` alone: REWARD@NAME, with a weight or
+    without. ``values``: of all flags."""
+    written = {name: values.get(name) or () for name in ("reward", "eval")}
+    rewards, sets = ((value,) if isinstance(value, str) else tuple(value) for value in written.values())
+    of_a_set = re.compile(f".*@({'|'.join(map(re.escape, evaluation_names(sets)))})(:[^:@/]*)?", re.DOTALL)
+    judges = tuple(reward for reward in rewards if sets and isinstance(reward, str) and of_a_set.fullmatch(reward))
+    return tuple(reward for reward in rewards if reward not in judges), judges
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -131,6 +149,7 @@ class RunConfig:
     values: Mapping[str, Any] = field(default_factory=dict)  # all of the above by flag, as it came: what a run records
     own: tuple[str, ...] = ()  # names of all settings of the flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in place of the flow's
+    judges: tuple[str, ...] = ()  # rewards that judge a set of --eval alone, which are none of those of the options
 
     def role(self, name: str) -> RoleConfig:
         """The settings of one role; a setting of its own goes before one for all roles."""
@@ -181,8 +200,11 @@ def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any =
         raise PlanError(*problems)
     if pools:
         options["pools"] = ",".join(pools)
+    rewards, judges = sort_rewards(options)
+    if judges:
+        options["reward"] = rewards
     return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(values),
-                     tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), sampling)  # fmt: skip
+                     tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), sampling, judges)  # fmt: skip
 
 
 def _of_a_call(name: str, roles: Iterable[str]) -> bool:

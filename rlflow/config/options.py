@@ -20,6 +20,8 @@ class Options:
     prompts: Annotated[int, Ge(1)] = 64  # prompts per iteration
     iterations: Annotated[int, Ge(1)] = 100  # iterations of the algorithm
     held_out: Annotated[int, Ge(0)] = 512  # prompts kept out of training for evaluation
+    eval: tuple[str, ...] = ()  # further held-out sets, as NAME=FILE; several: repeat the flag
+    eval_samples: Annotated[int, Ge(1)] = 1  # sampled answers to each held-out prompt; from 2: mean@n, pass@k and maj@k too
     eval_every: Annotated[int, Ge(0)] = 0  # iterations between evaluations; 0 evaluates before and after only
     save_every: Annotated[int, Ge(0)] = 10  # iterations between checkpoints; 0 saves at the end and when stopped only
     keep: Annotated[int, Ge(1)] = 2  # checkpoints that are kept

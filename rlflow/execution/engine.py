@@ -34,7 +34,6 @@ from rlflow.training.protocols import Generator, Sampling, Trainer
 from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
 
 Metrics = dict[str, float]
-JUDGE = "(held-out)"  # the scorer that says whether an answer to a held-out prompt is right; no role can have this name
 
 
 @dataclass
@@ -288,6 +287,10 @@ class Engine:
 
     def fetch(self, batch: Batch) -> Batch:
         """The batch here, where it can be looked into."""
+        return batch
+
+    def gather(self, batch: Batch) -> Batch:
+        """The batch here, however large its columns are: for what a run keeps of an evaluation."""
         return batch
 
     def moved(self) -> dict[str, Any]:

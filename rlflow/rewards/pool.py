@@ -25,7 +25,7 @@ from rlflow.rewards.confinement import STRICT, Confinement
 from rlflow.rewards.forms import FORMS
 from rlflow.rewards.process import Died, Hear, RewardLate, WorkerProcess, in_worker
 from rlflow.rewards.scorers import BUILT_IN
-from rlflow.rewards.values import KEY, OTHERS
+from rlflow.rewards.values import KEY, LONGEST, OTHERS
 
 if TYPE_CHECKING:
     from rlflow.rewards.remote import RemoteReward
@@ -52,6 +52,7 @@ class Results:
     missing: Counter[str] = field(default_factory=Counter)  # cause → number of missing scores
     first: dict[str, str] = field(default_factory=dict)  # cause → message of the first missing score
     others: dict[str, list[float]] = field(default_factory=dict)  # key → a number of each row beside its score; NaN where it has none
+    answers: dict[int, str] = field(default_factory=dict)  # row → the answer that the scorer read out of its response, where it gave one
 
 
 @dataclass(eq=False)
@@ -69,11 +70,13 @@ class _Call:
     error: BaseException | None = None  # what ended the call as a whole
 
     def put(self, row: int, reply: Any) -> None:
-        """Store the result of a row: a number, a number with others beside it, or (cause, message)."""
+        """Store the result of a row: a number, a number with others or an answer beside it, or (cause, message)."""
         with self.lock:
             if isinstance(reply, dict):
-                for key, number in reply["others"].items():
+                for key, number in reply.get("others", {}).items():
                     self.results.others.setdefault(key, [NAN] * len(self.rows))[row] = number
+                if "answer" in reply:
+                    self.results.answers[row] = reply["answer"]
                 reply = reply["score"]
             if isinstance(reply, float):
                 self.results.values[row] = reply
@@ -338,22 +341,23 @@ def _built_in(scorer: ScorerSpec) -> bool:
 def _verdict(reply: Any, built_in: bool) -> Any:
     """The reply where it can be a score: a finite number (from 0 to 1 for built-in scorers), or [cause, message] for a missing one. Raises
     Died for any other reply, which no scorer can have sent."""
-    if isinstance(reply, float) and math.isfinite(reply):
-        return reply if not built_in or 0 <= reply <= 1 else ("type", f"the scorer gave {reply:g}, not a number from 0 to 1")
-    if isinstance(reply, dict) and not built_in and _with_others(reply):
-        return reply
+    score = reply["score"] if isinstance(reply, dict) and _with_more(reply, built_in) else reply
+    if isinstance(score, float) and math.isfinite(score):
+        return reply if not built_in or 0 <= score <= 1 else ("type", f"the scorer gave {score:g}, not a number from 0 to 1")
     if isinstance(reply, list) and len(reply) == 2 and reply[0] in CAUSES and isinstance(reply[1], str):
         return reply
     raise Died("the process sent what is no score")
 
 
-def _with_others(reply: dict[Any, Any]) -> bool:
-    """Whether the reply is a score with other numbers beside it."""
-    others = reply.get("others")
-    if reply.keys() != {"score", "others"} or not isinstance(others, dict) or len(others) > OTHERS:
+def _with_more(reply: dict[Any, Any], built_in: bool) -> bool:
+    """Whether the reply has a score, and beside it the answer of the response or, of users' functions, other numbers."""
+    others, answer = reply.get("others", {}), reply.get("answer", "")
+    if not {"score"} < reply.keys() <= {"score", "answer"} | (set() if built_in else {"others"}):
+        return False
+    if not isinstance(answer, str) or len(answer) > LONGEST or not isinstance(others, dict) or len(others) > OTHERS:
         return False
     return all(isinstance(key, str) and KEY.fullmatch(key) for key in others) and all(
-        isinstance(number, float) and math.isfinite(number) for number in (reply["score"], *others.values()))
+        isinstance(number, float) and math.isfinite(number) for number in others.values())
 
 
 def _cause(stopped: Died | RewardLate, timeout: float) -> tuple[str, str]:

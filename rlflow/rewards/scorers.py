@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -14,6 +15,8 @@ from typing import Any
 from rlflow.extras import require
 from rlflow.rewards import plain
 from rlflow.rewards.forms import VERL, by_row
+from rlflow.rewards.values import ANSWER as PRED
+from rlflow.rewards.values import SCORE
 
 Score = Callable[..., Any]
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -28,9 +31,9 @@ def build(kind: str, settings: Mapping[str, Any]) -> Score:
     return BUILDERS[kind](**settings)
 
 
-def match() -> Score:
-    """The scorer that compares texts: ``exact``."""
-    return exact
+def match(extract: bool = False) -> Score:
+    """The scorer that compares texts: ``exact``. ``extract``: whether it gives what it compares too, for votes."""
+    return _with_answer(exact, compared) if extract else exact
 
 
 def exact(*, completion: str, answer: str) -> float:
@@ -39,6 +42,21 @@ def exact(*, completion: str, answer: str) -> float:
     if FINAL in answer:
         return float(_final(answer) == _final(completion))
     return float(final_answer(completion) == answer.strip())
+
+
+def compared(*, completion: str, answer: str) -> str:
+    """The part of a response that ``exact`` compares; empty where there is none."""
+    return _final(completion) if FINAL in answer else final_answer(completion)
+
+
+def _with_answer(score: Score, read: Callable[..., str]) -> Score:
+    """The scorer with the answer that ``read`` takes out of the response beside its score, unless that is empty."""
+
+    def both(**row: Any) -> dict[str, Any]:
+        answer = read(**row)
+        return {SCORE: score(**row), **({PRED: answer} if answer else {})}
+
+    return both
 
 
 def final_answer(completion: str) -> str:
@@ -51,8 +69,9 @@ def _final(text: str) -> str:
     return final_answer(text.rpartition(FINAL)[2]).replace(",", "").removeprefix("$").removesuffix(".").strip()
 
 
-def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Score:
-    """The scorer that comes with a reasoning-gym task. One that evaluates text gets plain answers alone; see ``rlflow.rewards.plain``."""
+def reasoning_gym(task: str, parameters: Mapping[str, Any], extract: bool = False) -> Score:
+    """The scorer that comes with a reasoning-gym task. One that evaluates text gets plain answers alone; see ``rlflow.rewards.plain``.
+    ``extract``: whether it gives the answer within the response too, for votes."""
     from rlflow.data.frozen import thawed
 
     kind, config = require("reasoning_gym.factory", extra="tasks").DATASETS[task]
@@ -62,7 +81,7 @@ def reasoning_gym(task: str, parameters: Mapping[str, Any]) -> Score:
         row = thawed(json.loads(entry))
         return score(plain.readable(task, final_answer(completion), row), row)
 
-    return scored
+    return _with_answer(scored, lambda *, completion, entry: final_answer(completion)) if extract else scored
 
 
 Row = Mapping[str, Any]
@@ -78,12 +97,13 @@ def portions(kind: str, settings: Mapping[str, Any], rows: Sequence[Row]) -> Ite
         yield [row], CODE.search(str(row.get("completion", ""))) is not None
 
 
-def math() -> Score:
-    """The scorer that compares mathematical expressions with math-verify. Raises PlanError where that is not installed."""
+def math(extract: bool = False) -> Score:
+    """The scorer that compares mathematical expressions with math-verify. ``extract``: whether it gives the expression that it found in
+    the response too, for votes. Raises PlanError where math-verify is not installed."""
     verifier = require("math_verify", extra="tasks")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    def scored(*, completion: str, answer: str) -> float | None:
+    def scored(*, completion: str, answer: str) -> Any:
         """1.0 where both say the same number, set or expression, else 0.0; None where the right answer cannot be read as one.
 
         Of a right answer with ``####`` (GSM8K) only the text after it counts. Of a response the number after its last ``####`` counts;
@@ -94,9 +114,18 @@ def math() -> Score:
             return None
         final = FINAL_NUMBER.findall(final_answer(completion))  # what stands before it may hold dollars, which would be read as LaTeX
         claim = _read(verifier, final[-1]) if final else verifier.parse(final_answer(completion), parsing_timeout=None)
-        return float(verifier.verify(right, claim, timeout_seconds=None, raise_on_error=True))
+        score = float(verifier.verify(right, claim, timeout_seconds=None, raise_on_error=True))
+        return {SCORE: score, PRED: _said(claim)} if extract and claim else score
 
     return scored
+
+
+def _said(claim: Sequence[Any]) -> str:
+    """The expression that math-verify read in a response, in one writing for equal ones; as it stands there where it cannot be written."""
+    for each in claim:
+        with contextlib.suppress(Exception):  # such as a number of too many digits
+            return str(each)
+    return ""
 
 
 def _read(verifier: Any, answer: str) -> Any:

@@ -1,4 +1,5 @@
-"""What a reward function gave, as the message about its row: a number, a number with others beside it, or why there is none."""
+"""What a reward function gave, as the message about its row: a number, alone or with others and an answer beside it, or why there is
+none."""
 
 from __future__ import annotations
 
@@ -14,20 +15,28 @@ from rlflow.rewards.hints import hint
 
 MESSAGE = 2000  # characters of an error that are sent
 SCORE = "score"  # the key of a dictionary whose number counts
+ANSWER = "pred"  # the key of a dictionary under which is the answer that the function read out of the response, as verl names it
+LONGEST = 1000  # characters of an answer that are sent
 OTHERS = 32  # most other numbers of a row that are logged
 KEY = re.compile(r"[\w.@/-]{1,64}")  # keys under which they are; others are left out
 
 
 def verdict(value: Any) -> Any:
-    """The value that a reward returned for a row: a finite float, {"score": float, "others": {key: float}} for a dictionary with more than
-    its score, or [cause, message] where there is no score."""
+    """The value that a reward returned for a row: a finite float, {"score": float, "others": {key: float}, "answer": text} for a dictionary
+    with more than its score, of which others or answer may be missing, or [cause, message] where there is no score."""
     if not isinstance(value, Mapping):
         return number(value)
     if SCORE not in value:
         return ["type", f"the function returned {type(value).__name__} without '{SCORE}'{_instead(value)}"]
     score = number(value[SCORE])
-    others = dict(_others(value))
-    return {"score": score, "others": others} if isinstance(score, float) and others else score
+    others, answer = dict(_others(value)), _answer(value.get(ANSWER))
+    beside = ({"others": others} if others else {}) | ({"answer": answer} if answer is not None else {})
+    return {"score": score, **beside} if isinstance(score, float) and beside else score
+
+
+def _answer(value: Any) -> str | None:
+    """An answer as text, which is what votes are counted by; None for what is neither text nor a number, and for no text."""
+    return str(value)[:LONGEST] or None if isinstance(value, str | numbers.Real) else None
 
 
 def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:

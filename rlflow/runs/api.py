@@ -10,7 +10,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.batch import Batch
-from rlflow.config.flags import RunConfig, flat, sort_values
+from rlflow.config.flags import RunConfig, flat, sort_rewards, sort_values
 from rlflow.errors import PlanError
 from rlflow.execution.eager import Role
 from rlflow.plan import Plan
@@ -45,7 +45,7 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
     if isinstance(hp, Mapping):
         values, hp = {**{f"hp.{name}": value for name, value in hp.items()}, **values}, None
     remember(values)
-    rewards = max(len(values.get("reward", ())), 1)
+    rewards = max(len(sort_rewards(values)[0]), 1)
     names = [name for names in role_names(flow, rewards).values() for name in names]
     if packaged_beneath and uses_packaged(values):
         beneath = packaged(flow.name)[1]

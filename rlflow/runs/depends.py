@@ -8,7 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -49,12 +49,13 @@ class Sources:
     training: Dataset
     held_out: Dataset
     tokenizer: str | None  # the folder whose tokenizer encodes the data
+    sets: Mapping[str, Dataset] = field(default_factory=dict)  # further held-out sets by name
 
 
 def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, RewardSpec]:
     """The rewards of a run, each once, by a name that does not change where the same files are named by other paths. ``roles``: those that
     are rewards."""
-    specs = [*rewards.named, *(rewards.own[role] for role in roles if role in rewards.own)]
+    specs = [*rewards.named, *(rewards.own[role] for role in roles if role in rewards.own), *rewards.judges.values()]
     named: dict[str, RewardSpec] = {}
     for spec in dict.fromkeys(replace(spec, weight=1.0, source="") for spec in specs):
         name = f"{Path(spec.path).name}:{spec.function}" if spec.kind == "function" else spec.name
@@ -86,7 +87,8 @@ def find_dependencies(sources: Sources, options: Options) -> Dependencies:
     modules = Imports()
     kept |= dict(_code(sources, modules))
     data = f"data {Path(sources.training.name).name}"
-    kept |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}"}
+    kept |= {f"{data}: records": f"digest {sources.training.digest}", f"{data}: held-out records": f"digest {sources.held_out.digest}",
+             **{f"held-out set {name}: records": f"digest {each.digest}" for name, each in sources.sets.items()}}
     return Dependencies(Identity(kept=kept, told=versions(sources, options, modules), weights=weights), paths)
 
 

@@ -3,97 +3,179 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from rlflow.batch import Batch
+from rlflow.binding.judging import SAMPLED, HeldOutJudge
 from rlflow.columns import SOURCE
-from rlflow.execution.engine import JUDGE, Engine
+from rlflow.execution.engine import Engine
 from rlflow.execution.executor import Executor, Outcome
 from rlflow.execution.lanes import Lanes
 from rlflow.plan import Plan
+from rlflow.rewards.values import ANSWER as PRED
+from rlflow.runs.pass_rates import Answers, repeated_figures
 from rlflow.seeds import derived
 from rlflow.training.protocols import Sampling
 
-CHUNK = 1024  # prompts that are sampled from at once
+CHUNK = 1024  # answers that are sampled at once
 PART = 256  # prompts that a flow's own evaluation gets at once: it may sample many rows of each
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """Share of held-out answers that score 1.0: sampled at temperature 1, and greedy; or of the rows that a flow's own evaluation returns,
-    with the mean of their scores."""
+    with the mean of their scores. None where no prompts are held out of the data."""
 
-    sampled: float
+    sampled: float | None
     greedy: float | None = None
     roles: dict[str, dict[str, float]] = field(default_factory=dict)  # where several roles are evaluated, all shares of each
     sources: dict[str, float] = field(default_factory=dict)  # where data have several sources, shares as sampled/NAME and greedy/NAME
     score: float | None = None  # of a flow's own evaluation, without those that are missing; None where all are
+    repeated: dict[str, float] = field(default_factory=dict)  # mean@n, pass@k and maj@k, where several answers are sampled
+    sets: dict[str, dict[str, float]] = field(default_factory=dict)  # set of --eval → its figures; of further roles as ROLE/FIGURE
+
+
+@dataclass(frozen=True)
+class HeldOutSet:
+    """Prompts that nothing is trained on, and what judges answers to them."""
+
+    prompts: Batch
+    judge: HeldOutJudge
+    name: str = ""  # of --eval; empty for those held out of the data
+
+
+KeepAnswers = Callable[[Mapping[str, Any]], object]  # takes what is kept of the answers to one prompt
+
+
+def forget(answers: Mapping[str, Any]) -> None:
+    """Keep no answers."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measures the accuracy of a role on held-out prompts, judged by the engine's scorer JUDGE. ``others``: of further roles; ``named``:
-    whether figures and answers say which role they are of."""
+    """Measures the accuracy of a role on held-out prompts. ``sampling``: of one answer or of several to each prompt; ``others``: of further
+    roles; ``named``: whether figures and answers say which role they are of."""
 
     lanes: Lanes
     engine: Engine
     role: str
-    prompts: Batch
+    sets: tuple[HeldOutSet, ...]
     sampling: Sampling
     others: tuple[Evaluation, ...] = ()
     named: bool = False
 
-    def __call__(self) -> Accuracy:
-        """The accuracy of the role, and by name where there are several."""
-        return self.lanes.do("model", self._accuracy)
+    @property
+    def held_out(self) -> int:
+        """How many prompts are held out of the data."""
+        return sum(len(each.prompts) for each in self.sets if not each.name)
 
-    def _accuracy(self) -> Accuracy:
-        shares = {each.role: each._shares("sampled", 1.0) | each._shares("greedy", 0.0) for each in (self, *self.others)}
-        own = shares[self.role]
-        sources = {name: share for name, share in own.items() if "/" in name}
-        return Accuracy(own["sampled"], own["greedy"], shares if self.named else {}, sources)
+    def only(self, names: Collection[str]) -> Evaluation:
+        """The evaluation on the sets of these names alone."""
+        others = tuple(each.only(names) for each in self.others)
+        return replace(self, sets=tuple(each for each in self.sets if each.name in names), others=others)
+
+    def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
+        """The accuracy of the role, and by name where there are several. ``keep`` is handed the answers to each prompt."""
+        return self.lanes.do("model", partial(self._accuracy, keep))
+
+    def _accuracy(self, keep: KeepAnswers) -> Accuracy:
+        measured = {each.role: {held_out.name: each._figures(held_out, keep) for held_out in each.sets} for each in (self, *self.others)}
+        own = measured[self.role].get("", {})
+        roles = {role: sets[""] for role, sets in measured.items() if "" in sets} if self.named else {}
+        sets = {each.name: {"prompts": float(len(each.prompts))} | measured[self.role][each.name] for each in self.sets if each.name}
+        for role in measured if self.named else ():
+            for name, figures in sets.items():
+                figures |= {f"{role}/{figure}": value for figure, value in measured[role][name].items()}
+        sources = {name: value for name, value in own.items() if "/" in name}
+        repeated = {name: value for name, value in own.items() if name not in ("sampled", "greedy", *sources)}
+        return Accuracy(own.get("sampled"), own.get("greedy"), roles, sources, None, repeated, sets)
 
     def answers(self, count: int) -> list[dict[str, str]]:
         """The first ``count`` prompts, the right answers where the data have them, and what the model samples."""
         return self.lanes.do("model", partial(self._answers, count))
 
     def _answers(self, count: int) -> list[dict[str, str]]:
-        rows = self._sampled(self.prompts.rows(range(min(count, len(self.prompts)))), 1.0)
+        prompts = self.sets[0].prompts
+        rows = self._sampled(prompts.rows(range(min(count, len(prompts)))), 1.0, 1)
         names = [name for name in ("prompt", "answer", "completion") if name in rows]
         rows = self.engine.fetch(rows.select(*names))
         self.engine.finished()
         role = {"role": self.role} if self.named else {}
         return [role | dict(zip(names, values, strict=True)) for values in zip(*(rows[name] for name in names), strict=True)]
 
-    def _shares(self, name: str, temperature: float) -> dict[str, float]:
-        """The share of all prompts, as ``name``, and of those of each source, as ``name/SOURCE``."""
-        right, several = self._right(temperature), SOURCE in self.prompts
-        return {name: sum(right) / len(right)} | by_source(name, self.prompts[SOURCE] if several else (), right)
+    def _figures(self, held_out: HeldOutSet, keep: KeepAnswers) -> dict[str, float]:
+        """The share of right answers of a set, sampled and greedy, and by source as ``NAME/SOURCE``; with several answers to each prompt
+        what these say together too."""
+        prompts, samples = held_out.prompts, self.sampling.samples
+        sampled: list[Answers] = []
+        greedy: list[bool] = []
+        for start in range(0, len(prompts), step := max(CHUNK // samples, 1)):
+            part = prompts.rows(range(start, min(start + step, len(prompts))))
+            draws, best = (self._judged(held_out.judge, part, temperature, count) for temperature, count in ((1.0, samples), (0.0, 1)))
+            for record, several, one in zip(records(part), draws, best, strict=True):
+                keep({"set": held_out.name, "role": self.role, **record, "seed": self.engine.seed, "greedy": one.as_json()[0],
+                      "sampled": several.as_json()})  # fmt: skip
+            sampled += [answers.judged for answers in draws]
+            greedy += [answers.judged.right[0] for answers in best]
+        shares: dict[str, Sequence[float]] = {"sampled": [sum(answers.right) / samples for answers in sampled], "greedy": greedy}
+        figures = {name: mean(right) for name, right in shares.items()}
+        for name, right in shares.items():
+            figures |= by_source(name, prompts[SOURCE] if SOURCE in prompts.data else (), right)
+        return figures | (repeated_figures(sampled) if samples > 1 or held_out.name else {})
 
-    def _right(self, temperature: float) -> list[bool]:
-        """Whether each prompt is answered right."""
-        right: list[bool] = []
-        for start in range(0, len(self.prompts), CHUNK):
-            part = self.prompts.rows(range(start, min(start + CHUNK, len(self.prompts))))
-            scores = self.engine.reward(JUDGE, self._sampled(part, temperature))[0]
-            right += (self.engine.fetch(scores)["scores"] == 1.0).tolist()
-            self.engine.finished()
-        return right
+    def _judged(self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int) -> list[Drawn]:
+        """The answers to each prompt."""
+        rows = self._sampled(prompts, temperature, samples)
+        rows = self.engine.gather(rows.select(*prompts.columns, *SAMPLED))
+        self.engine.finished()
+        judgement = judge(rows)
+        scores, texts, finish = judgement.scores.tolist(), rows["completion"], rows["finish"]
+        return [Drawn(Answers(scores[first:last], judgement.extracted[first:last]), texts[first:last], finish[first:last])
+                for first in range(0, len(rows), samples) for last in (first + samples,)]  # fmt: skip
 
-    def _sampled(self, prompts: Batch, temperature: float) -> Batch:
-        """The prompts' rows with completions: one each, from seeds that are the same at every evaluation."""
-        sampling = replace(self.sampling, temperature=temperature)
+    def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
+        """The prompts' rows with completions, adjacent for each prompt, from seeds that are the same at every evaluation."""
+        sampling = replace(self.sampling, temperature=temperature, samples=samples)
         rows = self.engine.sample(self.role, prompts.select("prompt_tokens"), sampling, derived(self.engine.seed, "evaluation"))
         assert rows.axis.index is not None
         carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
         return Batch(rows.axis, carried | rows.data)
 
 
-def by_source(name: str, sources: Sequence[str], right: Sequence[bool]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Drawn:
+    """The answers to one prompt as they were sampled and judged."""
+
+    judged: Answers
+    completions: Sequence[str]
+    finish: Sequence[str]  # why each ended
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """An object for each answer, of plain values."""
+        rows = zip(self.completions, self.judged.scores, self.judged.extracted, self.finish, strict=True)
+        return [{"completion": completion, "score": None if math.isnan(score) else score, "extracted": extracted,
+                 "truncated": finish == "length"} for completion, score, extracted, finish in rows]  # fmt: skip
+
+
+def records(prompts: Batch) -> Iterator[dict[str, Any]]:
+    """An object for each prompt: its text, its right answer, its source, and the number of its record, as far as the data have them."""
+    names = {"source": SOURCE, "record": "prompt_id", "prompt": "prompt", "answer": "answer"}
+    columns = {name: values if isinstance(values := prompts[column], list) else values.tolist()
+               for name, column in names.items() if column in prompts}  # fmt: skip
+    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of one value or more."""
+    return sum(values) / len(values)
+
+
+def by_source(name: str, sources: Sequence[str], right: Sequence[float]) -> dict[str, float]:
     """The share of right answers of each source, as ``name/SOURCE``. ``sources``: of the answers; none where the data have one source."""
-    hits: dict[str, list[bool]] = {}
+    hits: dict[str, list[float]] = {}
     for source, hit in zip(sources, right, strict=bool(sources)):
         hits.setdefault(source, []).append(hit)
     return {f"{name}/{source}": sum(each) / len(each) for source, each in hits.items()}
@@ -107,7 +189,12 @@ class FlowEvaluation:
     plan: Plan
     prompts: Batch
 
-    def __call__(self) -> Accuracy:
+    @property
+    def held_out(self) -> int:
+        """How many prompts are held out of the data."""
+        return len(self.prompts)
+
+    def __call__(self, keep: KeepAnswers = forget) -> Accuracy:
         """The share of the rows it returns that score 1.0, 0 where it returns none, and the mean of their scores."""
         scores: list[float] = []
         sources: list[str] = []
@@ -144,9 +231,18 @@ class FlowEvaluation:
 
 
 def shown(accuracy: Accuracy) -> Mapping[str, float]:
-    """An accuracy as metrics: that of the first role, or of the flow's own evaluation, by source of data where there are several, and where
-    roles are named that of each by name."""
+    """An accuracy as metrics: that of the first role, or of the flow's own evaluation, by source of data where there are several, where
+    roles are named that of each by name, and the figures of each further set."""
     named = {f"evaluation/{name}": share for name, share in accuracy.sources.items()}
     named |= {f"evaluation/{role}/{name}": share for role, shares in accuracy.roles.items() for name, share in shares.items()}
-    figures = {"sampled": accuracy.sampled, "greedy": accuracy.greedy, "score": accuracy.score}
+    named |= {f"evaluation/{name}/{figure}": value for name, figures in accuracy.sets.items() for figure, value in figures.items()}
+    figures = {"sampled": accuracy.sampled, "greedy": accuracy.greedy, "score": accuracy.score, **accuracy.repeated}
     return {f"evaluation/{name}": value for name, value in figures.items() if value is not None} | named
+
+
+def unvoted(accuracy: Accuracy) -> Iterator[str]:
+    """Lines about held-out prompts that have pass@k of several answers and no maj@k."""
+    every = {"the prompts held out of the data": accuracy.repeated, **{f"the set '{name}'": each for name, each in accuracy.sets.items()}}
+    for what, figures in every.items():
+        if any(name.startswith("pass@") and name != "pass@1" for name in figures) and not any(name.startswith("maj@") for name in figures):
+            yield f"no maj@k for {what}: the reward that judges it gives no answers to count votes of ('{PRED}' in what it returns)"

@@ -19,7 +19,7 @@ from rlflow.plan import Plan
 from rlflow.runs.bounds import RunTotals
 from rlflow.runs.canary import canary_warnings
 from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
-from rlflow.runs.evaluate import Accuracy, shown
+from rlflow.runs.evaluate import Accuracy, shown, unvoted
 from rlflow.runs.fates import fate_metrics
 from rlflow.runs.guards import Guard, mismatch_warnings, short_repeat_warnings
 from rlflow.runs.records import Records
@@ -213,7 +213,10 @@ class Loop:
         if self.context.evaluation is None:
             return None
         if iteration not in self.evaluated:
-            accuracy = self.context.evaluation()
+            with self.records.evaluation(iteration) as keep:
+                accuracy = self.context.evaluation(keep)
+            for line in unvoted(accuracy) if not self.evaluated else ():
+                self.reporter.note(line)
             self.records.metrics(iteration, shown(accuracy))
             self.reporter.evaluation(iteration, shown(accuracy))
             self.evaluated[iteration] = accuracy

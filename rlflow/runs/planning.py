@@ -66,10 +66,13 @@ def evaluation_role(graph: Graph, roles: Roles, options: Options) -> str | None:
 
 def evaluation_roles(graph: Graph, roles: Roles, options: Options) -> tuple[str, ...]:
     """The roles that are evaluated where held-out records can be judged: language models that are trained and sample from prompts of the
-    data; where none of those samples from them, the first of those. None where the flow evaluates by itself."""
+    data; where none of those samples from them, the first of those. In a flow that trains nothing, where ``--eval`` asks for it, all that
+    sample from them. None where the flow evaluates by itself."""
     names, answering = policies(roles), answering_roles(graph)
+    if options.eval and not any(role.use.trained for role in roles.values()):
+        names = [name for name in roles if name in answering]
     names = [name for name in names if name in answering] or names[:1]
-    return tuple(names) if options.held_out and options.backend != "null" and graph.evaluation is None else ()
+    return tuple(names) if (options.held_out or options.eval) and options.backend != "null" and graph.evaluation is None else ()
 
 
 def policies(roles: Roles) -> list[str]:

@@ -21,6 +21,7 @@ from rlflow.binding import rewards as bound
 from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of, numbers
 from rlflow.binding.dataset import open_dataset
+from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
 from rlflow.check.check import check
@@ -47,8 +48,8 @@ from rlflow.rewards.spec import readers
 from rlflow.runs.canary import canary
 from rlflow.runs.context import RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
-from rlflow.runs.evaluate import Evaluation, FlowEvaluation
-from rlflow.runs.held_out import evaluated_role, evaluations, flow_evaluation
+from rlflow.runs.evaluate import Evaluation, FlowEvaluation, HeldOutSet
+from rlflow.runs.held_out import HeldOut, evaluated_role, evaluations, flow_evaluation, usable_sets
 from rlflow.runs.planning import (
     PlacedRoles,
     crowd_warnings,
@@ -76,11 +77,13 @@ def accept(graph: Graph, dependencies: Dependencies) -> Dependencies:
 
 
 def prepare(
-    flow: Flow, hp: Any, config: RunConfig, note: Callable[[str], None] = QUIET.note, judge: Judge | None = accept, begun: bool = False
+    flow: Flow, hp: Any, config: RunConfig, note: Callable[[str], None] = QUIET.note, judge: Judge | None = accept, begun: bool = False,
+    data: Dataset | None = None,
 ) -> RunContext:
     """Make everything that a run needs. ``note`` is told what takes long. ``judge`` is shown the graph and what the run depends on before
     any model is loaded, and may add digests that it knows; None where nothing will go on with the run. ``begun``: whether the run has begun
-    before, so that no record stops it. Raises FlowError and PlanError, and what ``judge`` raises."""
+    before, so that no record stops it. ``data``: in place of those that are named. Raises FlowError and PlanError, and what ``judge``
+    raises."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
@@ -96,7 +99,7 @@ def prepare(
         note(str(warning))
     if options.pools:
         ask("ray", "cluster")
-    data = open_dataset(flow, config, placed.rewards.wanted)
+    data = open_dataset(flow, config, placed.rewards.wanted) if data is None else data
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
@@ -105,7 +108,9 @@ def prepare(
         program = compile_with_data(flow, hp, traced_with, note)
         note_warnings(report.of_functions, note)
         data = replace(data, numbered=reads_prompt_id(program.graph))
-        prompts, held_out = screen_records(data, program.graph, placed.roles, options, note, begun)
+        opened = partial(open_sets, options, config.data, config.tokenizer_folder, placed.rewards.wanted_of_set)
+        prompts, kept_out = screen_records(data, program.graph, placed.roles, options, note, begun)
+        held_out = HeldOut(kept_out, usable_sets(program.graph, placed.roles, options, opened, note, begun))
         for line in amounts(prompts.data, options.prompts):
             note(line)
         return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge)
@@ -152,11 +157,12 @@ def trace_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], d
 
 
 def _assemble(
-    program: Program, placed: PlacedRoles, config: RunConfig, prompts: Prompts, held_out: Dataset, rewards: bound.Rewards,
+    program: Program, placed: PlacedRoles, config: RunConfig, prompts: Prompts, held_out: HeldOut, rewards: bound.Rewards,
     watchdog: Watchdog, note: Callable[[str], None], judge: Judge | None,
 ) -> RunContext:
     graph, options, training, roles = program.graph, config.options, prompts.data, placed.roles
-    evaluated = evaluated_role(graph, roles, held_out, rewards, options)
+    sets = held_out.judged(rewards) if graph.evaluation is None else ()
+    evaluated = evaluated_role(graph, roles, sets, options)
     placed = settle_evaluation(placed, program, evaluated)
     plan = make_plan(program, placed)
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
@@ -188,29 +194,28 @@ def _assemble(
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
     executor = Executor(runtime.engine, runtime.lanes)
     return RunContext(runtime.plan, runtime.engine, executor, prompts, options,
-                      _evaluation(runtime.plan, placed, executor, held_out, rewards), recorded_settings(program, config), files, inputs,
+                      _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, inputs,
                       runtime.reasons, stop, watchdog, runtime.ahead, runtime.workers,
                       canary(roles, runtime.engine, training, options), heard_by)  # fmt: skip
 
 
 def _evaluation(
-    plan: Plan, placed: PlacedRoles, executor: Executor, held_out: Dataset, rewards: bound.Rewards
+    plan: Plan, placed: PlacedRoles, executor: Executor, held_out: HeldOut, sets: tuple[HeldOutSet, ...]
 ) -> Evaluation | FlowEvaluation | None:
     """None where there are no held-out prompts, or nothing can judge them."""
     if plan.evaluation is not None:
-        return flow_evaluation(executor, plan, held_out)
-    scorer = rewards.judge() if placed.evaluated else None
-    if placed.evaluated is None or scorer is None:
+        return flow_evaluation(executor, plan, held_out.data)
+    if placed.evaluated is None or not sets:
         return None
-    return evaluations(plan.graph, placed.roles, placed.evaluated, executor.engine, executor.lanes, held_out, scorer, placed.options)
+    return evaluations(plan.graph, placed.roles, placed.evaluated, executor.engine, executor.lanes, held_out, sets, placed.options)
 
 
 def depends_on(
-    program: Program, placed: PlacedRoles, tokenizer: str | None, training: Dataset, held_out: Dataset
+    program: Program, placed: PlacedRoles, tokenizer: str | None, training: Dataset, held_out: HeldOut
 ) -> Dependencies:
     """Everything that the run's numbers depend on beside its settings and its graph."""
     rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
-    sources = Sources(Path(program.flow.place.path), placed.roles, rewards, training, held_out, tokenizer)
+    sources = Sources(Path(program.flow.place.path), placed.roles, rewards, training, held_out.data, tokenizer, held_out.sets)
     return find_dependencies(sources, placed.options)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from rlflow import durable
 from rlflow.execution.account import Account
 from rlflow.execution.executor import Outcome
 from rlflow.logs import Keep, Log
+from rlflow.runs.answer_file import answer_file, name_of
+from rlflow.runs.evaluate import KeepAnswers
 from rlflow.runs.printed import FILE, Printed
 from rlflow.runs.timeline import Timeline
 
@@ -69,6 +72,13 @@ class Records:
         lines += [f",{json.dumps(event)}\n" for event in self._rows.events(iteration, outcome.spans, outcome.ranks)]
         self._events += len(lines)
         self._timeline.add("".join(lines))
+
+    @contextlib.contextmanager
+    def evaluation(self, iteration: int) -> Iterator[KeepAnswers]:
+        """While inside, take the answers of the evaluation after so many iterations, which get a file of their own."""
+        name = name_of(iteration)
+        with answer_file(self.folder / name, self._failing(name)) as keep:
+            yield keep
 
     def answers(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """answers.jsonl: held-out prompts with what the model answered before and after."""

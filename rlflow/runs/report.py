@@ -14,7 +14,7 @@ from rlflow.runs.bounds import PATH, Bounds, RunTotals
 from rlflow.runs.context import RunResult
 from rlflow.runs.evaluate import shown
 from rlflow.runs.fates import fates_text, run_account
-from rlflow.watch.names import accuracies
+from rlflow.watch.names import accuracies, change, share
 from rlflow.watch.recorded import recorded
 from rlflow.watch.tables import curves
 
@@ -45,7 +45,7 @@ def _learning(result: RunResult) -> Table:
     first, last = accuracies(shown(result.before)), accuracies(shown(result.after))
     for name, after in last.items():
         before = first.get(name, math.nan)
-        table.add_row(name, f"{before:.1%}", f"{after:.1%}", f"{100 * (after - before):+.1f} points")
+        table.add_row(name, share(before), share(after), change(before, after))
     one, two = result.before.score, result.after.score
     if one is not None and two is not None:
         table.add_row("mean score", f"{one:.3f}", f"{two:.3f}", f"{two - one:+.3f}")
@@ -90,8 +90,8 @@ def _stages(totals: RunTotals) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     total = totals.seconds or 1.0
-    for share in totals:
-        table.add_row(share.node, str(share.calls), f"{share.seconds:.2f}", f"{share.part / total:.0%}", f"{share.critical / total:.0%}")
+    for node in totals:
+        table.add_row(node.node, str(node.calls), f"{node.seconds:.2f}", f"{node.part / total:.0%}", f"{node.critical / total:.0%}")
     return table
 
 

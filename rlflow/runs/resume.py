@@ -14,6 +14,7 @@ from rlflow import durable
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
+from rlflow.config.options import Options
 from rlflow.data.spec import parse_source
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.graph import wire
@@ -35,7 +36,7 @@ from rlflow.watch.secrets import MASK
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "reward_workers", "reward_env", "reward_write",
               "reward_network", "reward_memory", "unsafe_scorers", "max_missing", "max_mismatch", "canary", "max_bad", "heartbeat",
               "load_timeout", "commit_every", "interface", "insecure", "memory")
-PATHS = ("model", "data", "reward")  # settings that may be paths, of the run and of a role
+PATHS = ("model", "data", "eval", "reward")  # settings that may be paths, of the run and of a role
 
 
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
@@ -49,7 +50,7 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
         raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
                            expected=f"changes to {listed(MAY_CHANGE)} only",
                            remedy="rlflow resume RUN --fork … starts a new run with others")
-    check_trusted(folder, saved, _left(saved, changes), trust, reporter)
+    check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     with Lock(folder):
         context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
         try:
@@ -65,10 +66,12 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
     """A new run from the checkpoint of another, with other settings or a changed algorithm. trust: as of ``resume``."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
-    check_trusted(folder, saved, _left(saved, changes), trust, reporter)
+    check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     context = prepare_again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
     try:
         start = restore_checkpoint(newest(folder, reporter), context, reporter)
+        if not _same_evaluation(saved, context.options):
+            start = RunStart(start.iteration)
         _iterations_left(name, start, context.options.iterations)
     except BaseException:
         context.close()
@@ -77,6 +80,15 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
     reporter.note(f"fork of {name} at iteration {start.iteration}")
     with Lock(new):
         return continue_run(context, new, reporter, start)
+
+
+EVALUATION: dict[str, Any] = {"held_out": 512, "eval": [], "eval_samples": 1}  # options that decide what is measured, at their defaults
+
+
+def _same_evaluation(saved: Mapping[str, Any], options: Options) -> bool:
+    """Whether a fork evaluates as its run did, so that it need not measure again what that has measured."""
+    before, now = saved.get("options"), json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    return isinstance(before, dict) and all(before.get(name, default) == now[name] for name, default in EVALUATION.items())
 
 
 WHAT = {"file": str, "flow": str, "values": dict, "hp": dict}  # what settings.json must say so that a run can go on
@@ -104,7 +116,7 @@ def recorded_values(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {**saved["values"], **{f"hp.{name}": value for name, value in saved["hp"].items()}}
 
 
-def _left(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def unchanged_settings(saved: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that stay as they are recorded, their paths as they lead from here."""
     recorded = {name: value for name, value in recorded_values(saved).items() if name not in changes}
     return anchor_paths(recorded, saved.get("started_in"))
@@ -136,7 +148,7 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
     if not isinstance(start, str):
         return dict(recorded)
     paths = {name for name in recorded if name.rpartition(".")[2] in PATHS and not name.startswith(("hp.", "data."))}
-    anchored = {name: _anchored_data if name == "data" else _anchored for name in paths}
+    anchored = {name: _anchored_data if name in ("data", "eval") else _anchored for name in paths}
     return {name: value if name not in paths else tuple(anchored[name](each, start) for each in value) if isinstance(value, list)
             else anchored[name](value, start) for name, value in recorded.items()}  # fmt: skip
 

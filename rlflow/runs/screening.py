@@ -37,8 +37,8 @@ def screen_records(
     if judged < len(training):
         note(f"{judged} of {len(training)} records to train on were checked in {time.monotonic() - began:.0f} s; the others are checked "
              "when they are drawn, and left out where they cannot be used")
-    kept = [record for i, record in enumerate(held_out.records) if i not in asides]
-    return prompts, replace(held_out, records=kept)
+    usable = [record for i, record in enumerate(held_out.records) if i not in asides]
+    return prompts, replace(held_out, records=usable)
 
 
 def in_order(faults: Sequence[Fault]) -> list[Fault]:

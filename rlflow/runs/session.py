@@ -12,7 +12,7 @@ from rlflow.checkpoints.writer import Writer
 from rlflow.errors import FlowError, PlanError, RemoteError, StageError, Stopped, printable
 from rlflow.execution.apply import ending
 from rlflow.own_lines import noted_lines, whole
-from rlflow.runs import directory, final, identity, state
+from rlflow.runs import answer_file, directory, final, identity, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import Home, Lost
@@ -82,7 +82,7 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
     reader = DigestReader(inputs.identity, inputs.paths, partial(identify, context, inputs, records), reporter.note)
     evaluation = context.evaluation
     reporter.start(RunInfo(folder, context.plan.graph.name, options.iterations, context.settings,
-                           len(evaluation.prompts) if evaluation else 0, start.iteration, home.shown))
+                           evaluation.held_out if evaluation else 0, start.iteration, home.shown))
     context.watchdog.watch(folder)
     context.executor.board = context.watchdog.board
     ended, error = "failed", ""
@@ -161,7 +161,8 @@ def _how_to_go_on(writer: Writer, home: Home, start: RunStart) -> str:
 def clear_leftovers(folder: Path, reporter: Reporter) -> None:
     """Remove what a process that was killed here left half written."""
     try:
-        durable.clear(folder)
+        for where in (folder, folder / answer_file.FOLDER):
+            durable.clear(where)
     except OSError as error:
         reporter.note(f"what an earlier process left half written stays: {error.strerror} ('{error.filename}')")
 

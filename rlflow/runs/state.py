@@ -48,11 +48,9 @@ def snapshot(context: RunContext, at: RunStart, cursor: Mapping[str, Any]) -> Sn
     return Snapshot(at.iteration, tensors, state, files)
 
 
-def restore(context: RunContext, saved: Snapshot) -> RunStart:
-    """Put a run that was just context where the snapshot was taken.
-
-    Raises PlanError where the data are others, or a role is missing.
-    """
+def restore_models(context: RunContext, saved: Snapshot) -> None:
+    """Give the models of a run that was just prepared the weights and optimizers of a snapshot. Raises PlanError where a role is
+    missing."""
     for role, model in trained(context).items():
         assert model.trainer is not None
         context.engine.keeper.settle(copying(role))
@@ -61,6 +59,11 @@ def restore(context: RunContext, saved: Snapshot) -> RunStart:
         if role in context.engine.models:
             context.engine.models[role].version = version
             context.engine.models[role].sampled_version = -1 if version else 0  # the generator was loaded from the first weights
+
+
+def restore(context: RunContext, saved: Snapshot) -> RunStart:
+    """Put a run that was just prepared where the snapshot was taken. Raises PlanError where the data are others, or a role is missing."""
+    restore_models(context, saved)
     context.engine.state = dict(saved.state["flow_state"])
     context.prompts.load(saved.state["prompts"])
     if context.ahead is not None and saved.state["queue"]:

@@ -89,7 +89,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     tracer.problems += stopped
     evaluation = trace_evaluation(tracer, flow, hp, options.rewards, columns) if flow.evaluate and not stopped else None
     graph = _graph(tracer, flow, hp, roles, initial, result, evaluation)
-    problems = list(graph_problems(graph, tracer, flow.place)) if not stopped else []
+    problems = list(graph_problems(graph, tracer, flow.place, flow.trains)) if not stopped else []
     found = tuple(_distinct([*tracer.problems, *problems]))
     return TraceResult(Program(flow, hp, graph, tracer.functions, tracer.bound), found), tracer.reads_prompt_id and not numbered
 
@@ -199,14 +199,14 @@ def role_use(name: str, nodes: tuple[Node, ...], functions: Mapping[str, Stage |
     return RoleUse(name, bool(losses), head, any(node.op is Op.GENERATE for node in own_nodes), Op.REWARD in ops)
 
 
-def graph_problems(graph: Graph, tracer: Tracer, place: Place | None) -> Iterator[Problem]:
-    """Problems that can be judged only once the whole flow is known."""
+def graph_problems(graph: Graph, tracer: Tracer, place: Place | None, trains: bool = True) -> Iterator[Problem]:
+    """Problems that can be judged only once the whole flow is known. ``trains``: whether it must update a role."""
     yield from rules.replaced_unread(graph, tracer.recorded.replaced)
     yield from rules.never_read(graph, tracer.functions)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
     evaluating = [f"{node.role}.generate" for node in (graph.evaluation.nodes if graph.evaluation else ()) if node.op is Op.GENERATE]
     yield from rules.no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
-    if not any(node.writes for node in graph.nodes):
+    if trains and not any(node.writes for node in graph.nodes):
         yield Problem("nothing-updated", f"flow '{graph.name}' updates nothing", place, found="no update of any role",
                       expected="at least one", remedy="end with actor.update(batch, loss, …)")
     yield from _heads(graph, tracer.functions)

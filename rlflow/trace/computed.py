@@ -43,14 +43,14 @@ def call_settings(
             continue
         if column.recorded is not recorded:
             raise FlowError(rules.leaked(place))
-        found = list(_column_problems(what, name, column, takes(name), recorded, place))
+        wrong = list(_column_problems(what, name, column, takes(name), recorded, place))
         del values[name]
-        if found or column.source is None:
+        if wrong or column.source is None:
             default = defaults.get(name, REQUIRED)
             values[name] = 1 if default is REQUIRED else default
         else:
             edges.append(Input(SETTING + name, column.source.column))
-        problems += found
+        problems += wrong
     return CallSettings(values, tuple(edges), tuple(problems))
 
 

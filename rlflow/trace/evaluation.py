@@ -100,27 +100,22 @@ def _no_batch(body: Flow, value: object) -> Problem:
 def _evaluation_problems(graph: Graph, flow: Flow, body: Flow, state: set[str]) -> Iterator[Problem]:
     """An evaluation gives scores, and neither learns nor depends on anything but the weights: numbers before and after are to differ by
     these alone."""
-    columns = [item.parameter for item in graph.results]
-    if "scores" not in columns:
-        yield Problem("evaluate-scores", f"the evaluation '{body.name}' gives no 'scores'", body.place, flow.place, found=listed(columns),
-                      expected="the row column scores", nearest=nearest("scores", columns),
+    names = [item.parameter for item in graph.results]
+    if "scores" not in names:
+        yield Problem("evaluate-scores", f"the evaluation '{body.name}' gives no 'scores'", body.place, flow.place, found=listed(names),
+                      expected="the row column scores", nearest=nearest("scores", names),
                       remedy="score the rows that are returned: batch |= reward(batch)")
     for node in graph.nodes:
-        yield from _node_problems(node, graph, body, state)
-
-
-def _node_problems(node: Node, graph: Graph, body: Flow, state: set[str]) -> Iterator[Problem]:
-    own, places = node.name.removeprefix(PREFIX), (node.place, body.place)
-    if node.writes:
-        yield Problem("evaluate-update", f"'{own}' changes weights inside an evaluation", *places, found=own,
-                      expected="sampling, scoring and pure stages", remedy="update in the flow")
-    if node.op is Op.REPEAT:  # it is handed all state, read or not
-        yield Problem("evaluate-repeat", f"'{own}' draws prompts of the training data inside an evaluation", *places, found=own,
-                      expected="the held-out prompts that it is given", remedy="call the body of the repeat on the prompts")
-        return
-    names = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
-    names += [output.name for output in node.outputs if output.name in state and node.op is not Op.STATE]
-    if names:
-        yield Problem("evaluate-state", f"'{own}' depends on {listed(names)} inside an evaluation, which is another number each time",
-                      *places, found=f"state {listed(names)}", expected="the same prompts, settings and chance each time",
-                      remedy="take a setting of the flow, or a number")
+        own = node.name.removeprefix(PREFIX)
+        if node.writes:
+            yield Problem("evaluate-update", f"'{own}' changes weights inside an evaluation", node.place, body.place, found=own,
+                          expected="sampling, scoring and pure stages", remedy="update in the flow")
+        if node.op is Op.REPEAT:
+            yield Problem("evaluate-repeat", f"'{own}' draws prompts of the training data inside an evaluation", node.place, body.place,
+                          found=own, expected="the held-out prompts that it is given", remedy="call the body of the repeat on the prompts")
+            continue  # it is handed all state, read or not
+        read = [item.column.name for item in node.inputs if graph.nodes[item.column.node].op is Op.STATE]
+        if names := [*read, *(output.name for output in node.outputs if output.name in state and node.op is not Op.STATE)]:
+            yield Problem("evaluate-state", f"'{own}' depends on {listed(names)} inside an evaluation, which is another number each time",
+                          node.place, body.place, found=f"state {listed(names)}",
+                          expected="the same prompts, settings and chance each time", remedy="take a setting of the flow, or a number")

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from rlflow.errors import PlanError, listed, nearest, printable
 from rlflow.watch.chart import chart, color, mark
-from rlflow.watch.names import reward_roles
+from rlflow.watch.names import evaluation_sets, reward_roles
 from rlflow.watch.recorded import EVALUATION, HELD_OUT, Curve, Recorded, as_text, differing
 
 ENOUGH = 5  # seeds of each arm below which nothing is ranked
-DATA = {"data", "held_out", "model"}  # settings without which evaluations are not of the same prompts and first weights
+DATA = {"data", "held_out", "eval", "model"}  # settings without which evaluations are not of the same prompts and first weights
 NO_ARM = {"seed"}  # settings in which runs of one arm differ
 GRAPH = "graph"  # the identity of the graph, whose difference is said in words
 
@@ -110,7 +110,9 @@ def compared(runs: Sequence[Recorded], metrics: Sequence[str], graphs: Mapping[s
     if unknown is not None:
         raise PlanError.of("no-metric", f"none of the runs has the metric '{unknown}'", found=unknown, expected=listed(names),
                            nearest=nearest(unknown, names), remedy="--metric NAME, as metrics.jsonl has it")
-    first = next((name for name in (HELD_OUT, *(f"{role}/mean" for role in reward_roles(names)), "reward/mean") if name in names), None)
+    sets = (f"{EVALUATION}{name}/sampled" for name in evaluation_sets(names))
+    rewards = (f"{role}/mean" for role in reward_roles(names))
+    first = next((name for name in (HELD_OUT, *sets, *rewards, "reward/mean") if name in names), None)
     chosen = dict.fromkeys([*([first] if first else []), *metrics])
     return Comparison(tuple(arms_of(runs)), tuple(chosen), graphs)
 

@@ -6,6 +6,8 @@
     ROLE.update/NAME                ROLE/NAME, a second update line of the role ROLE#2/NAME
     reward/mean                     critic/score/mean; of another reward role rewards/ROLE/mean
     reward/NAME_mean                rewards/NAME/mean: one of several weighted rewards
+    evaluation/SET/FIGURE           of a set of --eval: val/SET/accuracy and val/SET/accuracy_greedy; mean@n, pass@k and maj@k are
+                                    val-core/SET/acc/mean@n, …/best@k/mean, …/maj@k/mean
     the rest                        the table below; any other name stays as it is
 
 A node's seconds are timing_s/NODE. Steps count finished iterations.
@@ -38,6 +40,10 @@ TABLE = {
     "critic/explained_variance": "critic/vf_explained_var",
 }
 SCORE = "evaluation/score"  # the mean score of the rows that a flow's own evaluation returns
+PROMPTS = "prompts"  # how many prompts a set of --eval has: a figure that every set has, and nothing else
+FIGURE = re.compile(r"sampled|greedy|(?:mean|pass|maj)@\d+")  # a figure of an evaluation
+OF_SETS = {"sampled": "val/{}/accuracy", "greedy": "val/{}/accuracy_greedy", "mean": "val-core/{}/acc/mean@{}",
+           "pass": "val-core/{}/acc/best@{}/mean", "maj": "val-core/{}/acc/maj@{}/mean"}  # fmt: skip
 COMPUTED = ("evaluation", "fates", "policy", "response", "reward", "canary")  # heads of metrics that any run may have
 UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
@@ -47,19 +53,22 @@ HABITS = {"actor": POLICY, "policy": POLICY, "critic": VALUE, "value": VALUE}  #
 
 def renamed(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """The finite metrics under the trackers' names. A metric keeps its name where the tracker's name would stand for two metrics."""
-    rewards = reward_roles(metrics)
+    rewards, sets = reward_roles(metrics), evaluation_sets(metrics)
     renamed_metrics: dict[str, float] = {}
     for name, value in metrics.items():
         if value is not None and math.isfinite(value):
-            tracker_name = tracked(name, rewards)
+            tracker_name = tracked(name, rewards, sets)
             renamed_metrics[name if tracker_name in renamed_metrics or tracker_name in metrics else tracker_name] = float(value)
     return renamed_metrics
 
 
-def tracked(name: str, rewards: Iterable[str] = ()) -> str:
-    """The name of a metric in trackers. ``rewards``: names of the reward roles."""
+def tracked(name: str, rewards: Iterable[str] = (), sets: Iterable[str] = ()) -> str:
+    """The name of a metric in trackers. ``rewards``: names of the reward roles; ``sets``: of the sets of --eval."""
     if name in TABLE:
         return TABLE[name]
+    if (parts := name.split("/"))[0] == "evaluation" and len(parts) == 3 and parts[1] in sets and FIGURE.fullmatch(parts[2]):
+        figure, _, count = parts[2].partition("@")
+        return OF_SETS[figure].format(parts[1], count)
     update = UPDATE.fullmatch(name)
     if update:
         role, line = update["role"], update["line"] or ""
@@ -74,13 +83,33 @@ def tracked(name: str, rewards: Iterable[str] = ()) -> str:
 
 def accuracies(evaluation: Mapping[str, float]) -> dict[str, float]:
     """The shares of an evaluation by what a reader sees: ``sampled`` and ``greedy``, or where several roles are evaluated ``ROLE sampled``
-    and so on; after these the shares by source of data, ``sampled SOURCE``. Without the mean score of a flow's own evaluation."""
-    evaluation = {name: value for name, value in evaluation.items() if name != SCORE}
-    first = {name: name.removeprefix("evaluation/").partition("/")[0] for name in evaluation if name.count("/") > 1}
-    by_source = [name for name, part in first.items() if part in ("sampled", "greedy")]
-    by_role = [name for name in first if name not in by_source]
-    named = [*(by_role or (name for name in evaluation if name not in by_source)), *(() if by_role else by_source)]
+    and so on; after these the shares by source of data, ``sampled SOURCE``, and those of each set of --eval, ``SET sampled``. Without the
+    mean score of a flow's own evaluation."""
+    sets = evaluation_sets(evaluation)
+    shares = [name for name in evaluation if name != SCORE and not name.endswith(f"/{PROMPTS}")]
+    first = {name: name.removeprefix("evaluation/").partition("/")[0] for name in shares if name.count("/") > 1}
+    of_sets = [name for name, part in first.items() if part in sets]
+    by_source = [name for name, part in first.items() if FIGURE.fullmatch(part)]
+    by_role = [name for name in first if name not in (*of_sets, *by_source)]
+    plain = [name for name in shares if name not in (*of_sets, *by_source)]
+    named = [*(by_role or plain), *(() if by_role else by_source), *of_sets]
     return {name.removeprefix("evaluation/").replace("/", " "): evaluation[name] for name in named}
+
+
+def evaluation_sets(metrics: Iterable[str]) -> list[str]:
+    """The names of the sets of --eval among metrics."""
+    return [parts[1] for name in metrics if len(parts := name.split("/")) == 3 and parts[0] == "evaluation" and parts[2] == PROMPTS]
+
+
+def share(value: float) -> str:
+    """A share in per cent; a mean of scores that is none, as a number."""
+    return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
+
+
+def change(before: float, after: float) -> str:
+    """The difference of two shares in points; of numbers that are none, as a number."""
+    shares = all(0 <= value <= 1 for value in (before, after))
+    return f"{100 * (after - before):+.1f} points" if shares else f"{after - before:+.3g}"
 
 
 def own_metrics(metrics: Iterable[str]) -> list[str]:

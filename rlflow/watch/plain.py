@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rlflow.errors import printable
-from rlflow.watch.names import SCORE, accuracies
+from rlflow.watch.names import SCORE, accuracies, share
 from rlflow.watch.reporter import Metrics, Rows, RunInfo, State
 from rlflow.watch.secrets import masked
 
@@ -47,7 +47,7 @@ class Plain:
 
 def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
     """The line about an evaluation. ``held_out``: how many prompts it had; 0 where that is not known."""
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in accuracies(metrics).items())
+    shares = ", ".join(f"{name} {share(value)}" for name, value in accuracies(metrics).items())
     count = f" of {held_out}" if held_out else ""
     score = f", mean score {metrics[SCORE]:.3g}" if SCORE in metrics else ""
     return f"held-out accuracy after {number} iterations: {shares}{count}{score}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlflow.watch.history import Growing, History, RunSummary, as_object, is_number, read_object, summarised
+from rlflow.watch.names import evaluation_sets
 
 Curve = Sequence[tuple[int, float]]  # (finished iterations, value), by iteration
 
@@ -72,6 +73,12 @@ def flags_of(folder: Path) -> dict[str, Any]:
     flags = {name: content[name] for name in ("flow", "graph", *VERSIONS) if name in content}
     flags |= {f"hp.{name}": value for name, value in hp.items()}
     return flags | {name: value for name, value in (values | options).items() if name not in NO_SETTINGS}
+
+
+def sampled_share(evaluation: Mapping[str, float]) -> float | None:
+    """The share of held-out answers that are right; where nothing is held out of the data, of the first set of --eval."""
+    names = (HELD_OUT, *(f"{EVALUATION}{name}/sampled" for name in evaluation_sets(evaluation)))
+    return next((evaluation[name] for name in names if name in evaluation), None)
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
 from rlflow.watch.frame import OWN, Frame, figures, spoken
 from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
-from rlflow.watch.names import SCORE, accuracies, own_metrics, reward_roles
-from rlflow.watch.recorded import HELD_OUT, Recorded, as_text, differing, recorded
+from rlflow.watch.names import SCORE, accuracies, change, evaluation_sets, own_metrics, reward_roles, share
+from rlflow.watch.recorded import HELD_OUT, Recorded, as_text, differing, recorded, sampled_share
 from rlflow.watch.recorder import NOTES
 
 STYLES = {"running": "cyan", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
@@ -34,7 +34,8 @@ WORDS = 3  # last lines of bounds.txt, which say in words what bounded the run
 FILES = {
     "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
     "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print",
-    "answers.jsonl": "held-out answers before and after", "timeline.json": "times, for ui.perfetto.dev",
+    "answers.jsonl": "held-out answers before and after", "evaluations": "all held-out answers",
+    "timeline.json": "times, for ui.perfetto.dev",
     "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "weights.json": "what a sync moves", "final": "trained models",
     "tensorboard": "TensorBoard events", "wandb": "Weights & Biases",
 }
@@ -55,7 +56,7 @@ def runs(chosen: Sequence[ListedRun], now: float, names: Sequence[str] = (), wid
         table.add_column(plain(name))
     for position, run in enumerate(chosen):
         summary = run.summary
-        accuracy, score = summary.evaluation.get("evaluation/sampled"), reward(summary.metrics)
+        accuracy, score = sampled_share(summary.evaluation), reward(summary.metrics)
         own = [different[name][position] for name in shown] + [as_text(run.values[name]) if name in run.values else "-" for name in asked]
         table.add_row(plain(summary.folder.name), plain(summary.flow), state(summary), f"{summary.iteration}/{summary.iterations}",
                       "" if accuracy is None else f"{accuracy:.1%}", "" if score is None else f"{score:.3f}",
@@ -117,8 +118,7 @@ def learning(history: History) -> RenderableType | None:
     table = Table("held-out accuracy", f"after {first}", f"after {end}", "change", box=None, padding=(0, 2, 0, 0))
     for name in before:
         if name in after:
-            change = 100 * (after[name] - before[name])
-            table.add_row(plain(name), f"{before[name]:.1%}", f"{after[name]:.1%}", f"{change:+.1f} points")
+            table.add_row(plain(name), share(before[name]), share(after[name]), change(before[name], after[name]))
     one, two = (values.get(SCORE) for _, values in (history.evaluations[0], history.evaluations[-1]))
     if one is not None and two is not None:
         table.add_row("mean score", f"{one:.3f}", f"{two:.3f}", f"{two - one:+.3f}")
@@ -127,10 +127,11 @@ def learning(history: History) -> RenderableType | None:
 
 def curves(run: Recorded) -> list[RenderableType]:
     """The learning curve, a line for the reward and each metric of the author's own stages, and how many rows were trained on."""
-    shares = run.curve(HELD_OUT)
     parts: list[RenderableType] = []
-    if len(shares) > 1:
-        parts += [plain("held-out accuracy after iterations"), chart({ALONE: shares}, CURVE, LINES)]
+    drawn_sets = {"": HELD_OUT} | {f" on {name}": f"evaluation/{name}/sampled" for name in evaluation_sets(run.metrics)}
+    for which, metric in drawn_sets.items():
+        if len(shares := run.curve(metric)) > 1:
+            parts += [plain(f"held-out accuracy{which} after iterations"), chart({ALONE: shares}, CURVE, LINES)]
     rewards = next((name for name in (*(f"{role}/mean" for role in reward_roles(run.metrics)), "reward/mean") if name in run.metrics), None)
     named = {"reward": rewards} if rewards else {}
     named |= {name: name for name in own_metrics(run.metrics)[:OWN]}

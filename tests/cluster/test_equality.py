@@ -11,6 +11,9 @@ import rlflow
 from rlflow.author.load import load
 from rlflow.cluster import engine
 from rlflow.cluster.sharding.steps import RankSteps
+from rlflow.runs.evaluate import shown
+from rlflow.runs.evaluating import evaluate_run
+from rlflow.watch.reporter import Quiet
 
 flows = load(Path(__file__).parent / "flows.py")
 SMALL = {"prompts": 6, "iterations": 2, "held_out": 16, "threads": 1, "save_every": 0}
@@ -32,10 +35,19 @@ def apart(one, other):
 
 @pytest.mark.slow
 def test_one_rank_of_each_pool_is_bit_equal_to_one_process(tmp_path, ray_address):
-    """Those of one pool are compared where a worker dies in between: test_recovery.py."""
-    here, weights = run("ppo", tmp_path / "here")
-    there, others = run("ppo", tmp_path / "there", pools="train=1,rollout=1", ray_address=ray_address)
+    """Those of one pool are compared where a worker dies in between: test_recovery.py. What is measured and answered is the same too, and
+    is so again from the checkpoint, on other pools."""
+    sums = [{"prompt": f"{n} + 12 =", "answer": str(n + 12)} for n in range(20, 29)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    sets = {"eval": [f"sums={tmp_path}/sums.jsonl"], "eval_samples": 4}
+    here, weights = run("ppo", tmp_path / "here", **sets)
+    there, others = run("ppo", tmp_path / "there", pools="train=1,rollout=1", ray_address=ray_address, **sets)
     assert there == here
+    answers = [(tmp_path / where / "ppo-1/evaluations/after-000002.jsonl").read_text() for where in ("here", "there")]
+    assert answers[0] == answers[1]
+    again = evaluate_run(tmp_path / "there" / "ppo-1", {"pools": "all=2"}, tmp_path / "again", Quiet())
+    assert (again.folder / "answers.jsonl").read_text() == answers[0]
+    assert dict(shown(again.accuracy)).items() <= here[-1].items()
     assert weights.keys() == others.keys() == {"actor", "critic"}
     for role, tensors in weights.items():
         assert all(torch.equal(tensor, others[role][name]) for name, tensor in tensors.items()), role

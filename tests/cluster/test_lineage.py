@@ -30,7 +30,7 @@ def run(name, folder, **keywords):
     return told(rlflow.run(name if "::" in name else f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder)
 
 
-PLACES = [("marked", "all=4"), ("redone", "all=2"), ("critique", "train=2,rollout=1"), (EMA, "all=2"), ("vine", "train=1,rollout=2")]
+PLACES = [("marked", "all=4"), ("critique", "train=2,rollout=1"), (EMA, "all=2"), ("vine", "train=1,rollout=2")]
 
 
 @pytest.mark.slow

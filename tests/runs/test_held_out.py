@@ -7,6 +7,7 @@ from run_faults import MODEL, write_sums
 import rlflow
 from rlflow import ask, flow, leave_one_out, loss, stage, text
 from rlflow.runs.report import summary
+from rlflow.watch.recorded import recorded, sampled_share
 
 SMALL = {"model": MODEL, "prompts": 4, "iterations": 2, "eval_every": 1, "save_every": 0, "threads": 1, "hp.max_tokens": 3}
 
@@ -26,6 +27,51 @@ def test_accuracy_is_measured_before_the_first_iteration_and_as_often_as_asked_f
 
 def test_without_held_out_prompts_nothing_is_measured(tmp_path):
     assert evaluated(tmp_path, 0) == []
+
+
+def answers_of(folder, iteration):
+    return [json.loads(line) for line in (folder / "evaluations" / f"after-00000{iteration}.jsonl").read_text().splitlines()]
+
+
+def sums(path, first, count):
+    path.write_text("".join(json.dumps({"ask": f"{first} + {n} =", "sum": str(first + n)}) + "\n" for n in range(count)))
+    return path
+
+
+def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their_answers_are_kept(tmp_path):
+    small, fields = sums(tmp_path / "small.jsonl", 1, 6), {"data.small.prompt": "ask", "data.small.answer": "sum"}
+    keywords = {"eval": [f"small={small}"], "eval_samples": 4, **fields}
+    lines = evaluated(tmp_path, 5, name="both", **keywords)
+    assert [line["iteration"] for line in lines] == [0, 1, 2]
+    figures = {"sampled", "greedy", "mean@4", "pass@1", "pass@2", "pass@4", "maj@2", "maj@4"}
+    assert {name for name in lines[0] if name != "iteration"} == {
+        f"evaluation/{name}" for name in (*figures, "small/prompts", *(f"small/{name}" for name in figures))}
+    assert lines[0]["evaluation/small/prompts"] == 6
+    assert sorted(path.name for path in (tmp_path / "both/evaluations").iterdir()) == [f"after-00000{n}.jsonl" for n in range(3)]
+    kept = answers_of(tmp_path / "both", 2)
+    assert [row["set"] for row in kept] == [""] * 4 + ["small"] * 6
+    assert [(row["record"], row["prompt"], row["answer"], row["role"], row["seed"]) for row in kept[4:]] == [
+        (n, f"1 + {n} =", str(1 + n), "actor", 0) for n in range(6)]
+    each = [answer for row in kept for answer in (row["greedy"], *row["sampled"])]
+    assert {len(row["sampled"]) for row in kept} == {4}
+    assert all(answer.keys() == {"completion", "score", "extracted", "truncated"} for answer in each)
+    assert all(answer["truncated"] == (len(answer["completion"]) == 3) for answer in each)  # a token is a letter
+    assert {answer["truncated"] for answer in each} == {True, False}
+    right = [answer["score"] for row in kept[4:] for answer in row["sampled"]]
+    assert lines[-1]["evaluation/small/pass@1"] == lines[-1]["evaluation/small/sampled"] == sum(right) / 24
+    assert evaluated(tmp_path, 0, name="alone", eval=[f"small={small}"], **fields) == []  # nothing held out of the data
+    first, several = (answers_of(tmp_path / name, 0) for name in ("alone", "both"))
+    assert [row["sampled"][0] for row in first] == [row["sampled"][0] for row in several[4:]]
+    assert [row["greedy"] for row in first] == [row["greedy"] for row in several[4:]]
+    last = recorded(tmp_path / "alone")
+    assert {"evaluation/small/mean@1", "evaluation/small/pass@1"} < last.summary.evaluation.keys()
+    assert sampled_share(last.summary.evaluation) == last.curve("evaluation/small/sampled")[-1][1]
+
+
+def test_a_prompt_of_a_pair_is_answered_once(tmp_path):
+    folder = rlflow.run("dpo", out=str(tmp_path), name="pairs", prompts=4, iterations=1, held_out=6, save_every=0, threads=1).folder
+    kept = answers_of(folder, 0)
+    assert len({row["record"] for row in kept}) == len(kept) >= 6
 
 
 @loss

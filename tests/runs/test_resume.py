@@ -122,11 +122,11 @@ def test_asked_to_stop_in_an_evaluation_or_while_saving_it_ends_the_same(sums):
     def stop_evaluating():
         evaluate, calls = Evaluation.__call__, []
 
-        def evaluating(self):
+        def evaluating(self, keep):
             calls.append(1)
             if len(calls) == 2:
                 os.kill(os.getpid(), signal.SIGINT)
-            return evaluate(self)
+            return evaluate(self, keep)
 
         Evaluation.__call__ = evaluating
         run("grpo", sums, "stopped")
@@ -155,7 +155,7 @@ def test_killed_between_its_last_save_and_its_final_models_it_is_finished_and_ev
 
     def finish():
         if known:  # then no weights are evaluated again
-            Evaluation.__call__ = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+            Evaluation.__call__ = lambda self, keep: os.kill(os.getpid(), signal.SIGKILL)
         resume.resume(folder, {}, make_reporter(quiet=True))
 
     assert in_child(finish) == 0

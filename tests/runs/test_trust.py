@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import rlflow
+import rlflow.algorithms
 from rlflow.errors import PlanError
 from rlflow.runs import resume
 from rlflow.runs.trust import doubted
@@ -56,7 +56,7 @@ class Ground:
 
     def doubts(self):
         saved = resume.read_settings(self.run)
-        return [str(doubt) for doubt in doubted(self.run, saved, resume._left(saved, {}))]
+        return [str(doubt) for doubt in doubted(self.run, saved, resume.unchanged_settings(saved, {}))]
 
     def refused(self, **options):
         with pytest.raises(PlanError) as refused:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rlflow.watch.names import TABLE, accuracies, own_metrics, renamed
+from rlflow.watch.names import TABLE, accuracies, change, own_metrics, renamed, share
 
 
 @pytest.mark.parametrize(("name", "known"), [
@@ -45,6 +45,22 @@ def test_an_evaluation_of_several_roles_is_read_by_role_and_that_of_one_without(
     assert accuracies(one) == {"sampled": 0.25, "greedy": 0.5}
     assert accuracies({**one, "evaluation/solver/sampled": 0.25, "evaluation/verifier/sampled": 0.75}) == {
         "solver sampled": 0.25, "verifier sampled": 0.75}
+
+
+def test_figures_of_further_sets_are_read_by_set_after_the_others_and_have_the_names_of_the_field():
+    plain = {"evaluation/sampled": 0.25, "evaluation/pass@2": 0.5, "evaluation/sampled/gsm8k": 0.5}
+    sets = {"evaluation/math/prompts": 9.0, "evaluation/math/sampled": 0.125, "evaluation/math/maj@4": 0.75, "evaluation/math/mean@4": 1.5,
+            "evaluation/math/one/sampled": 0.5}  # fmt: skip
+    assert list(accuracies({**plain, **sets}).items()) == [
+        ("sampled", 0.25), ("pass@2", 0.5), ("sampled gsm8k", 0.5), ("math sampled", 0.125), ("math maj@4", 0.75), ("math mean@4", 1.5),
+        ("math one sampled", 0.5)]
+    assert list(accuracies({"evaluation/sampled": 0.5, "evaluation/one/sampled": 0.5, "evaluation/math/prompts": 9.0,
+                            "evaluation/math/greedy": 1.0})) == ["one sampled", "math greedy"]  # fmt: skip
+    assert renamed(sets | {"evaluation/math/greedy": 0.0, "evaluation/math/pass@4": 0.0, "evaluation/one/sampled": 0.5}) == {
+        "evaluation/math/prompts": 9.0, "val/math/accuracy": 0.125, "val-core/math/acc/maj@4/mean": 0.75, "val-core/math/acc/mean@4": 1.5,
+        "evaluation/math/one/sampled": 0.5, "val/math/accuracy_greedy": 0.0, "val-core/math/acc/best@4/mean": 0.0,
+        "evaluation/one/sampled": 0.5}
+    assert ([share(value) for value in (0.5, 1.5)], change(0.25, 0.5), change(0.5, 2.0)) == (["50.0%", "1.5"], "+25.0 points", "+1.5")
 
 
 def test_own_metrics_are_those_of_the_authors_stages():

@@ -1,0 +1,75 @@
+"""`rlflow eval`: the figures of a model folder, or of a run at a checkpoint, on held-out prompts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from rlflow.checkpoints import names
+from rlflow.checkpoints.names import MANIFEST
+from rlflow.config.flags import parse_flags
+from rlflow.errors import PlanError
+from rlflow.watch.history import find_run
+from rlflow.watch.names import accuracies, share
+from rlflow.watch.plain import Plain
+from rlflow.watch.reporter import Quiet
+from rlflow.watch.tables import output, plain
+
+if TYPE_CHECKING:
+    from rlflow.runs.evaluating import Evaluated
+
+
+def evaluate(what: str, arguments: Sequence[str], checkpoint: int | None, out: str, trust: bool) -> int:
+    """Evaluate a model folder, a run, or one checkpoint of a run. ``arguments``: flags. Raises PlanError, StageError."""
+    flags = parse_flags(arguments)
+    quiet, as_json = bool(flags.pop("quiet", False)), bool(flags.pop("json", False))
+    reporter = Quiet() if quiet else Plain(sys.stderr if as_json else sys.stdout)
+    try:
+        evaluated = _evaluated(Path(what), flags, checkpoint, Path(out), trust, reporter)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; no answers are kept") from None
+    if as_json:
+        print(json.dumps(evaluated.as_json()))
+    else:
+        output([plain(f"{evaluated.model}{_after(evaluated.iteration)}"), table(evaluated), plain(f"answers: {evaluated.folder}")])
+    return 0
+
+
+def _evaluated(what: Path, flags: dict[str, Any], checkpoint: int | None, out: Path, trust: bool, reporter: Any) -> Evaluated:
+    if (what / "config.json").is_file():
+        if checkpoint is not None:
+            raise PlanError.of("eval-checkpoint", f"'{what}' is a model folder, which has no checkpoints",
+                               found=f"--checkpoint {checkpoint}", expected="the folder of a run",
+                               remedy="leave --checkpoint out, or name the run")
+        from rlflow.runs.evaluating import evaluate_folder  # loads backends, which takes seconds
+
+        tokens = {"hp.max_tokens": flags.pop("max_tokens")} if "max_tokens" in flags else {}
+        return evaluate_folder(what, {**flags, **tokens}, out, reporter)
+    if (what / MANIFEST).is_file() and (step := names.of_step(what.absolute().name)):
+        what, checkpoint = what.absolute().parent.parent, step[0]
+    run = find_run(str(what))
+
+    from rlflow.runs.evaluating import evaluate_run
+
+    return evaluate_run(run, flags, out, reporter, checkpoint, trust)
+
+
+def _after(iteration: int | None) -> str:
+    return "" if iteration is None else f", after {iteration} iteration{'s' * (iteration != 1)}"
+
+
+def table(evaluated: Evaluated) -> Table:
+    """A line for each figure."""
+    from rlflow.runs.evaluate import shown
+
+    lines = Table("held-out accuracy", "", box=None, padding=(0, 2, 0, 0))
+    for name, value in accuracies(shown(evaluated.accuracy)).items():
+        lines.add_row(plain(name), share(value))
+    if evaluated.accuracy.score is not None:
+        lines.add_row("mean score", f"{evaluated.accuracy.score:.3f}")
+    return lines

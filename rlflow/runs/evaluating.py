@@ -1,0 +1,155 @@
+"""`rlflow eval`: the evaluation of a run at one of its checkpoints, as the run itself makes it, or of a model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlflow import durable
+from rlflow.binding.dataset import made_up
+from rlflow.binding.positions import positions_of
+from rlflow.checkpoints import names
+from rlflow.checkpoints.folder import of_run, steps
+from rlflow.checkpoints.load import Damaged, Loaded, read
+from rlflow.config.flags import evaluation_names, sort_rewards
+from rlflow.config.folders import model_folder
+from rlflow.errors import PlanError, listed
+from rlflow.execution import threads
+from rlflow.runs import directory, state
+from rlflow.runs.answer_file import answer_file
+from rlflow.runs.answering import ANSWER, Answering
+from rlflow.runs.api import resolve_config
+from rlflow.runs.context import RunContext
+from rlflow.runs.evaluate import Accuracy, Evaluation, shown, unvoted
+from rlflow.runs.inputs import other_inputs
+from rlflow.runs.prepare import prepare
+from rlflow.runs.resume import newest, prepare_again, read_settings, recorded_values, unchanged_settings
+from rlflow.runs.trust import check_trusted
+from rlflow.watch.reporter import Reporter
+
+ANSWERS, FIGURES = "answers.jsonl", "evaluation.json"  # in the folder of an evaluation
+NO_SETTINGS = ("name", "track", "out")  # flags of a run that an evaluation does not take from it
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The figures of a model, and the folder in which its answers are."""
+
+    model: Path  # the model's folder, or the checkpoint
+    iteration: int | None  # of the checkpoint; None for a model folder
+    accuracy: Accuracy
+    folder: Path
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of evaluation.json, but for the settings."""
+        return {"model": str(self.model), "iteration": self.iteration, "evaluation": dict(shown(self.accuracy)), "folder": str(self.folder)}
+
+
+def evaluate_folder(folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter) -> Evaluated:
+    """Evaluate a Hugging Face folder on the sets of ``--eval``. ``values``: by flag, as of a run; ``out``: the folder that gets a folder
+    with the answers. Raises PlanError."""
+    model_folder(str(folder), "rlflow eval")
+    if not values.get("eval"):
+        raise PlanError.of("eval-nothing", "there is nothing to evaluate the model on", found="no --eval", expected="a file with prompts",
+                           remedy=f"rlflow eval {folder} --eval NAME=FILE")
+    tokens = {"hp.max_tokens": min(Answering().max_tokens, positions // 2)} if (positions := positions_of(folder)) else {}
+    config, hp = resolve_config(ANSWER, None, {**tokens, **values, "model": str(folder), "held_out": 0}, packaged_beneath=False)
+    context = prepare(ANSWER, hp, config, reporter.note, judge=None, data=made_up(ANSWER))
+    return _measured(context, folder, None, out, folder.name, reporter)
+
+
+def evaluate_run(
+    folder: Path, values: Mapping[str, Any], out: Path, reporter: Reporter, checkpoint: int | None = None, trust: bool = False
+) -> Evaluated:
+    """Evaluate a run at its newest good checkpoint, or at that after ``checkpoint`` iterations: on what the run itself evaluates on, or on
+    the sets of ``--eval`` alone where ``values`` has some. trust: execute files that the run names although nothing vouches for them.
+    Raises PlanError."""
+    folder = folder.absolute()
+    saved = read_settings(folder)
+    loaded = newest(folder, reporter) if checkpoint is None else checkpoint_of(folder, checkpoint)
+    sets = evaluation_names(values.get("eval") or saved["values"].get("eval") or ())
+    saved = {**saved, "values": without_sets(saved["values"], sets)}
+    changes = {**dict.fromkeys(NO_SETTINGS), "track": (), "out": "runs", **with_rewards(saved["values"], values)}
+    check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
+    context = prepare_again(saved, changes, reporter, partial(other_inputs, folder, reporter))
+    try:
+        context.executor.lanes.do("control", partial(state.restore_models, context, loaded.snapshot))
+        if values.get("eval") and isinstance(context.evaluation, Evaluation):
+            context.evaluation = context.evaluation.only(sets)
+    except BaseException:
+        context.close()
+        raise
+    return _measured(context, loaded.path, loaded.snapshot.iteration, out, folder.name, reporter)
+
+
+def without_sets(saved: Mapping[str, Any], names_of_sets: Collection[str]) -> dict[str, Any]:
+    """The values of a run but for those of its sets that are not among ``names_of_sets``: their fields, and what judges them."""
+    dropped = [name for name in evaluation_names(saved.get("eval") or ()) if name not in names_of_sets]
+    values = {name: value for name, value in saved.items() if not any(name.startswith(f"data.{each}.") for each in dropped)}
+    rewards = [reward for reward in saved.get("reward") or () if not any(_judges(reward, name) for name in dropped)]
+    return values | ({"reward": rewards} if "reward" in saved else {})
+
+
+def with_rewards(saved: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, whose rewards judge sets alone: those of the run are as they were, and one that names no set judges each set that has
+    none of its own. ``saved``: values of the run."""
+    if not values.get("reward"):
+        return dict(values)
+    sets = evaluation_names(values.get("eval") or saved.get("eval") or ())
+    general, named = sort_rewards({"reward": values["reward"], "eval": [f"{name}=-" for name in sets]})
+    lacking = [name for name in sets if not any(_judges(reward, name) for reward in named)]
+    own = [*named, *(f"{reward}@{name}" for name in lacking for reward in general)]
+    before = [reward for reward in saved.get("reward") or () if not any(_judges(reward, name) for name in sets)]
+    return {**values, "reward": (*before, *own)}
+
+
+def _judges(reward: Any, name: str) -> bool:
+    """Whether a reward judges the set alone."""
+    return bool(sort_rewards({"reward": (reward,), "eval": (f"{name}=-",)})[1])
+
+
+def checkpoint_of(folder: Path, iteration: int) -> Loaded:
+    """The checkpoint of a run after so many iterations. Raises PlanError where there is none that is whole."""
+    there = {path: number for path in steps(of_run(folder)) if (number := (names.of_step(path.name) or (-1,))[0]) >= 0}
+    path = next((path for path, number in there.items() if number == iteration), None)
+    if path is None:
+        known = sorted(set(there.values()))
+        raise PlanError.of("no-checkpoint", f"the run has no checkpoint after {iteration} iterations",
+                           found=f"checkpoints after {listed(map(str, known))}" if known else "no checkpoint",
+                           expected="one that was kept (--keep)", remedy=f"--checkpoint {known[-1]}" if known else "--save-every")
+    try:
+        return Loaded(read(path), path, [])
+    except Damaged as damage:
+        raise PlanError.of("checkpoint-damaged", f"the checkpoint '{path}' is damaged", found=str(damage), expected="a whole one",
+                           remedy="leave --checkpoint out, which takes the newest good one") from damage
+
+
+def _measured(context: RunContext, model: Path, iteration: int | None, out: Path, name: str, reporter: Reporter) -> Evaluated:
+    """Evaluate, write what was answered, and end what was started."""
+    try:
+        if context.evaluation is None:
+            raise PlanError.of("eval-nothing", "there is nothing to evaluate on", found="no held-out prompts that something judges",
+                               expected="--eval, and a backend with models", remedy="--eval NAME=FILE")
+        context.executor.lanes.do("model", threads.keep)
+        folder = directory.create(out, None, name)
+        try:
+            with threads.alone(), answer_file(folder / ANSWERS, _raised) as keep:
+                evaluated = Evaluated(model.absolute(), iteration, context.evaluation(keep), folder)
+            for line in unvoted(evaluated.accuracy):
+                reporter.note(line)
+            content = {**evaluated.as_json(), "settings": recorded_values(context.settings)}
+            durable.write(folder / FIGURES, [f"{json.dumps(content, indent=1, default=str)}\n".encode()])
+        except BaseException:
+            durable.delete(folder)
+            raise
+        return evaluated
+    finally:
+        context.close()
+
+
+def _raised(error: OSError) -> None:
+    raise error

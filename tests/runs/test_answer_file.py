@@ -1,0 +1,48 @@
+"""The file of an evaluation's answers is whole or not there."""
+
+import json
+import os
+
+import pytest
+
+from rlflow import durable
+from rlflow.runs.answer_file import answer_file, name_of
+
+
+def test_the_file_is_there_when_all_answers_are(tmp_path):
+    path, failures = tmp_path / name_of(3), []
+    with answer_file(path, failures.append) as keep:
+        keep({"prompt": "\ud800", "sampled": []})
+        keep({"prompt": "two"})
+        assert not path.exists()
+    assert [json.loads(line)["prompt"] for line in path.read_text().splitlines()] == ["\ud800", "two"]
+    assert (os.listdir(path.parent), failures) == (["after-000003.jsonl"], [])
+
+
+def interrupted(path):
+    with answer_file(path, print) as keep:
+        keep({"prompt": "one"})
+        keep({"prompt": 1 / 0})
+
+
+def test_nothing_is_left_where_the_evaluation_ends_early_or_has_no_answers(tmp_path):
+    path = tmp_path / name_of(0)
+    with answer_file(path, print):
+        pass
+    assert not path.parent.exists()
+    with pytest.raises(ZeroDivisionError):
+        interrupted(path)
+    assert os.listdir(path.parent) == []
+
+
+def test_a_disk_that_refuses_answers_is_told_once_and_ends_nothing(tmp_path, monkeypatch):
+    def full(file, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable, "write_all", full)
+    failures = []
+    with answer_file(tmp_path / name_of(0), failures.append) as keep:
+        keep({})
+        keep({})
+    assert [error.errno for error in failures] == [28]
+    assert os.listdir(tmp_path / "evaluations") == []

@@ -1,0 +1,173 @@
+"""`rlflow eval` has the numbers that a run has of itself, at every checkpoint, and says what it cannot do and why."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from run_faults import MODEL, write_sums
+
+import rlflow
+from rlflow import PlanError
+from rlflow.binding.positions import positions_of
+from rlflow.cli.eval import table
+from rlflow.cli.main import called
+from rlflow.runs.answering import Answering
+from rlflow.runs.evaluate import shown
+from rlflow.runs.evaluating import evaluate_folder, evaluate_run, with_rewards, without_sets
+from rlflow.runs.resume import fork, resume
+from rlflow.watch.recorded import recorded
+from rlflow.watch.reporter import Quiet
+
+JUDGES = '''
+def even(completion):
+    """Whether the number said is even: the small model is right too seldom for figures that tell anything apart."""
+    said = "".join(letter for letter in completion if letter.isdigit())
+    return {"score": float(bool(said) and int(said) % 2 == 0), "pred": said[:1]}
+
+def short(completion):
+    return 1.0 if len(completion) < 3 else 0.25
+'''
+SMALL = ("--eval", "x=WHERE/small.jsonl", "--data.x.prompt", "ask")
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    """A run of three iterations that was measured before, after each of them, and saved each time."""
+    where = tmp_path_factory.mktemp("ground")
+    write_sums(where / "sums.jsonl")
+    small = "".join(json.dumps({"ask": f"{n} + {n + 1} ="}) + "\n" for n in range(7))
+    (where / "small.jsonl").write_text(small)
+    (where / "judges.py").write_text(JUDGES)
+    rlflow.run("grpo", name="run", **settings(where))
+    return where
+
+
+def settings(where, **more):
+    return {"model": MODEL, "data": str(where / "sums.jsonl"), "prompts": 4, "iterations": 3, "eval_every": 1, "save_every": 1, "keep": 5,
+            "threads": 1, "held_out": 4, "hp.max_tokens": 4, "lr": 1e-3, "out": str(where), "eval": [f"small={where}/small.jsonl"],
+            "eval_samples": 4, "reward": ["task", f"{where}/judges.py:even@small"], "data.small.prompt": "ask", **more}  # fmt: skip
+
+
+def own(folder, iteration):
+    """The figures of a run's own evaluation."""
+    return dict(dict(recorded(folder).history.evaluations)[iteration])
+
+
+def answers(folder, iteration):
+    return (folder / "evaluations" / f"after-00000{iteration}.jsonl").read_text()
+
+
+@pytest.mark.parametrize("checkpoint", [None, 1])
+def test_a_run_has_the_same_numbers_and_answers_as_it_had_itself(ground, tmp_path, checkpoint):
+    evaluated = evaluate_run(ground / "run", {}, tmp_path / "out", Quiet(), checkpoint)
+    assert evaluated.iteration == (checkpoint or 3)
+    assert dict(shown(evaluated.accuracy)) == own(ground / "run", evaluated.iteration)
+    assert (evaluated.folder / "answers.jsonl").read_text() == answers(ground / "run", evaluated.iteration)
+    content = json.loads((evaluated.folder / "evaluation.json").read_text())
+    assert content["evaluation"] == own(ground / "run", evaluated.iteration)
+    assert 0 < content["evaluation"]["evaluation/small/sampled"] < 1
+
+
+def test_a_model_folder_has_the_numbers_of_the_run_that_wrote_it(ground, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["eval", str(ground / "run/final/actor"), "--eval", f"small={ground}/small.jsonl", "--data.small.prompt", "ask",
+             "--eval-samples", "4", "--reward", f"{ground}/judges.py:even", "--max-tokens", "4", "--threads", "1", "--json"]
+    assert called(words) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["evaluation"] == {name: value for name, value in own(ground / "run", 3).items() if "small" in name}
+    kept = [line for line in answers(ground / "run", 3).splitlines() if json.loads(line)["set"] == "small"]
+    assert (tmp_path / "evaluations/actor-1/answers.jsonl").read_text().splitlines() == kept
+    assert called([*words[:-1], "--quiet"]) == 0
+    assert "small pass@4" in capsys.readouterr().out
+
+
+def test_a_run_is_measured_on_other_sets_and_by_other_judges(ground, tmp_path):
+    (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "2 + 2 =", "answer": "4"}) + "\n")
+    evaluated = evaluate_run(ground / "run", {"eval": (f"other={tmp_path}/other.jsonl",), "reward": (f"{ground}/judges.py:short",)},
+                             tmp_path, Quiet())  # fmt: skip
+    figures = shown(evaluated.accuracy)
+    assert {name.split("/")[1] for name in figures} == {"other"}
+    assert figures["evaluation/other/prompts"] == 1
+    assert figures["evaluation/other/mean@4"] >= 0.25
+    assert "evaluation/other/maj@4" not in figures  # the judge gives no answers
+
+
+def test_rewards_of_an_evaluation_judge_sets_alone():
+    saved = {"reward": ["math", "a.py:f@old"], "eval": ["old=x"]}
+    assert with_rewards(saved, {}) == {}
+    assert with_rewards(saved, {"reward": ("task",)})["reward"] == ("math", "task@old")
+    other = {"reward": ("task", "b.py:g@two"), "eval": ("one=x", "two=y")}
+    assert with_rewards(without_sets(saved, ["one", "two"]), other)["reward"] == ("math", "b.py:g@two", "task@one")
+    assert without_sets({**saved, "data.old.prompt": "ask", "data.prompt": "q"}, ["one"]) == {
+        "reward": ["math"], "eval": ["old=x"], "data.prompt": "q"}
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_has_the_same_answers_as_one_that_was_never_cut_and_a_fork_measures_what_it_is_told_to(ground, tmp_path):
+    cut = rlflow.run("grpo", **settings(ground, name="cut", iterations=1)).folder
+    (cut / "evaluations/.writing-1-1-0-after-000002.jsonl-1").touch()  # of a process that was killed
+    resume(cut, {"iterations": "3"}, Quiet())
+    assert sorted(path.name for path in (cut / "evaluations").iterdir()) == [f"after-00000{n}.jsonl" for n in range(4)]
+    for number in range(4):
+        assert (own(cut, number), answers(cut, number)) == (own(ground / "run", number), answers(ground / "run", number))
+    forked = fork(cut, {"iterations": "4", "eval_samples": "2", "name": "fork"}, Quiet())
+    assert {"evaluation/small/pass@2", "evaluation/small/prompts"} < own(forked.folder, 3).keys()
+    assert own(forked.folder, 3)["evaluation/small/greedy"] == own(cut, 3)["evaluation/small/greedy"]
+
+
+def test_what_a_run_was_measured_on_is_part_of_its_identity(ground, tmp_path):
+    cut = rlflow.run("grpo", **settings(ground, name="changed", iterations=1)).folder
+    before = (ground / "small.jsonl").read_text()
+    try:
+        (ground / "small.jsonl").write_text(before + '{"ask": "9 + 9 ="}\n')
+        with pytest.raises(PlanError, match="depends on has changed") as error:
+            resume(cut, {"iterations": "2"}, Quiet())
+    finally:
+        (ground / "small.jsonl").write_text(before)
+    assert "held-out set small: records" in str(error.value)
+
+
+@pytest.mark.parametrize(("words", "message", "remedy"), [
+    (["eval", "gone"], "there is no run 'gone'", "rlflow runs"),
+    (["eval", "RUN", "--checkpoint", "9"], "no checkpoint after 9", "--checkpoint 3"),
+    (["eval", "MODEL"], "nothing to evaluate the model on", "--eval NAME=FILE"),
+    (["eval", "MODEL", "--eval", "x=WHERE/gone.jsonl"], "no such data: .*gone.jsonl", ""),
+    (["eval", "MODEL", "--eval", "WHERE/small.jsonl"], "has no name", "--eval small="),
+    (["eval", "MODEL", "--eval", "x=WHERE/small.jsonl"], "prompt", "--data.prompt FIELD"),
+    (["eval", "MODEL", *SMALL], "nothing judges the held-out set 'x'", "--reward REWARD@x"),
+    (["eval", "MODEL", *SMALL, "--reward", "math"], "reads 'answer'", "--data.x.answer"),
+    (["eval", "MODEL", "--eval", "x=WHERE/small.jsonl", "--checkpoint", "1"], "has no checkpoints", "name the run"),
+    (["eval", "MODEL", "--eval", "x=WHERE/sums.jsonl", "--backend", "null"], "nothing to evaluate on", "--eval"),
+])  # fmt: skip
+def test_what_cannot_be_evaluated_is_said_with_a_remedy_and_leaves_nothing(ground, tmp_path, monkeypatch, words, message, remedy):
+    monkeypatch.chdir(tmp_path)
+    places = {"RUN": str(ground / "run"), "MODEL": MODEL, "WHERE": str(ground)}
+    with pytest.raises(PlanError, match=message) as error:
+        called([places.get(word, word.replace("WHERE", str(ground))) for word in words])
+    assert remedy in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_checkpoints_is_no_model(ground, tmp_path):
+    folder = Path(shutil.copytree(ground / "run", tmp_path / "run"))
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(PlanError, match="has no checkpoint"):
+        evaluate_run(folder, {}, tmp_path, Quiet())
+
+
+def test_a_folder_is_measured_from_python(ground, tmp_path):
+    evaluated = evaluate_folder(Path(MODEL), {"eval": (f"sums={ground}/sums.jsonl",), "threads": "1"}, tmp_path, Quiet())
+    assert (evaluated.iteration, evaluated.accuracy.sampled) == (None, None)
+    assert evaluated.accuracy.sets["sums"]["prompts"] == 24
+    tokens = json.loads((evaluated.folder / "evaluation.json").read_text())["settings"]["hp.max_tokens"]
+    assert tokens == positions_of(Path(MODEL)) // 2 < Answering().max_tokens
+    assert [str(cell) for cell in table(evaluated).columns[0].cells][:2] == ["sums sampled", "sums greedy"]
+
+
+@pytest.mark.slow
+def test_adapters_have_the_same_numbers_from_a_checkpoint(ground, tmp_path):
+    folder = rlflow.run("grpo", **settings(ground, name="adapters", lora=4, iterations=2)).folder
+    evaluated = evaluate_run(folder, {}, tmp_path, Quiet())
+    assert dict(shown(evaluated.accuracy)) == own(folder, 2)
+    assert (evaluated.folder / "answers.jsonl").read_text() == answers(folder, 2)
