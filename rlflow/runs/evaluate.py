@@ -213,9 +213,9 @@ class FlowEvaluation:
         each; empty for a prompt of which it returns none."""
         prompts = self.prompts.rows(range(min(count, len(self.prompts))))
         rows = self._rows(prompts, ("completion",), first=True)
-        said = dict(zip(rows.axis.keys[:, 0].tolist(), rows["completion"], strict=True)) if "completion" in rows else {}
+        completions = dict(zip(rows.axis.keys[:, 0].tolist(), rows["completion"], strict=True)) if "completion" in rows else {}
         names = [name for name in ("prompt", "answer") if name in prompts]
-        return [dict(zip(names, values, strict=True)) | {"completion": said.get(position, "")}
+        return [dict(zip(names, values, strict=True)) | {"completion": completions.get(position, "")}
                 for position, *values in zip(prompts.axis.keys[:, 0].tolist(), *(prompts[name] for name in names), strict=True)]
 
     def _rows(self, prompts: Batch, names: tuple[str, ...], first: bool = False) -> Batch:
