@@ -304,6 +304,9 @@ class Role:
         rest = checked(f"loss '{loss.name}'", loss.signature, {k: v for k, v in settings.items() if k not in specified})
         batch = Batch(batch.axis, batch.data | self._engine.state_batch(batch).data)
         suits(f"loss '{loss.name}'", loss.signature, batch, call_place(), loss.place)
+        levels = {name: data.kind.level for name, data in batch.data.items()}
+        if problems := list(rules.torn_groups(loss, levels, node, call_place())):
+            raise FlowError(*problems)
         inputs = batch.select(*verbs.MODEL_READS, "mask") | reads(update_reads(loss), batch)
         with failing(node, self._engine.iteration, inputs, call_place()):
             metrics, rows = self._engine.update(self._name, inputs, loss, {**own, **rest}, call)

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.stage import Stage
@@ -315,6 +316,18 @@ def update_rules(loss: Loss, axis: RowAxis, what: str, place: Place | None) -> I
     elif loss.rows == "group" and axis.samples == 1:
         yield Problem("single-groups", f"loss '{loss.name}' works on groups, but each group has one row", place, loss.place,
                       found="samples=1", expected="samples of at least 2", remedy="sample more responses per prompt")
+
+
+def torn_groups(loss: Loss, levels: Mapping[str, Level | None], what: str, place: Place | None) -> Iterator[Problem]:
+    """A loss that works on groups gets the rows of its ``where`` alone, so that column has to be one value per group. ``levels``: of the
+    columns by name; None where one is not known."""
+    parts = zip(loss.losses, loss.where, strict=True) if isinstance(loss, JointLoss) else ()
+    for part, name in parts:
+        level = levels.get(name) if name is not None else None
+        if part.rows == "group" and level not in (None, Level.GROUP):
+            yield Problem("torn-groups", f"loss '{part.name}' works on groups, and where='{name}' leaves it parts of groups", place,
+                          part.place, found=f"'{name}' with one value per {level}", expected="a group column of bool, or no where",
+                          remedy=f"give '{name}' as group(bool), by a stage with rows=\"group\"; or choose the rows before {what}")
 
 
 def body_rules(graph: Graph, place: Place | None) -> Iterator[Problem]:

@@ -340,7 +340,8 @@ class Tracer:
             item for item in self.inputs(batch, loss.signature.columns, f"loss '{loss.name}'", loss.place)
             if item.parameter not in {known.parameter for known in inputs}
         ) + edges
-        self.report(*rules.update_rules(loss, self.recorded.axes[batch.axis], what, place))
+        levels = {name: kind.level if kind else None for name, kind in batch.columns.items()}
+        self.report(*rules.update_rules(loss, self.recorded.axes[batch.axis], what, place), *rules.torn_groups(loss, levels, what, place))
         node = self.add(Op.UPDATE, what, batch.axis, inputs=inputs, settings={**bound, **bound_loss},
                         role=role, rows=loss.rows, digest=loss.digest, timeout=verbs.DEADLINES["update"], pure=False, place=place,
                         definition=loss.place)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import rlflow
 from rlflow import RANK0, FlowError, StageError, flow, loss, scalar, stage
 from rlflow.author.load import load, load_flow
 from rlflow.errors import SkipIteration
@@ -295,3 +296,11 @@ def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eage
         eager.eager(3)
         assert metrics["seen/value"] == eager_metrics["seen/value"] == 2 * iteration + 2
     assert compiled.learned == eager.learned
+
+
+def test_a_loss_on_groups_that_gets_parts_of_them_is_refused_in_eager_calls_too():
+    torn = load(Path(__file__).parents[1] / "check" / "fixtures" / "torn_groups.py").torn
+    roles = rlflow.roles(torn, backend="null", prompts=2, threads=1)
+    with pytest.raises(FlowError, match=r"'over_groups' works on groups, and where='right' leaves it parts"):
+        torn(roles.take(), **roles)
+    roles.close()
