@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import rlflow
-from rlflow import RANK0, FlowError, StageError, flow, loss, scalar, stage
+from rlflow import RANK0, FlowError, StageError, flow, loss, row, scalar, stage
 from rlflow.author.load import load, load_flow
+from rlflow.batch import Batch
 from rlflow.errors import SkipIteration
 from rlflow.execution.eager import Role
 from rlflow.trace.compile import TraceOptions, compile_flow
@@ -298,9 +298,11 @@ def test_a_state_as_a_setting_is_the_newest_whichever_batch_is_asked(world, eage
     assert compiled.learned == eager.learned
 
 
-def test_a_loss_on_groups_that_gets_parts_of_them_is_refused_in_eager_calls_too():
-    torn = load(Path(__file__).parents[1] / "check" / "fixtures" / "torn_groups.py").torn
-    roles = rlflow.roles(torn, backend="null", prompts=2, threads=1)
+def test_a_loss_on_groups_that_gets_parts_of_them_is_refused_in_eager_calls_too(world, flows, prompts):
+    torn = load(Path(__file__).parents[1] / "check" / "fixtures" / "torn_groups.py")
+    actor = Role("actor", world(flows.remax).engine)
+    batch = actor.generate(prompts(0, 2), samples=2, max_tokens=3)
+    more = Batch.of(scores=[1.0, 0.0, 1.0, 1.0], right=[True, False, True, True], kinds={"right": row("bool")})
+    batch |= Batch(batch.axis, more.data)
     with pytest.raises(FlowError, match=r"'over_groups' works on groups, and where='right' leaves it parts"):
-        torn(roles.take(), **roles)
-    roles.close()
+        actor.update(batch, (torn.likelihood, torn.over_groups), where=(None, "right"))
