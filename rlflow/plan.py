@@ -55,7 +55,10 @@ class Plan:
     by id. A node in pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes.
 
     ``residency``: the memory schedules of pools with a limit. ``turns``: for a node or piece the one that has its lane before it, where
-    that is settled. ``evaluation``: the plan of the flow's own evaluation, where it has one."""
+    that is settled. ``evaluation``: the plan of the flow's own evaluation, where it has one.
+
+    ``records``: by name the columns that samples and health metrics show; ``policies``: where several trained roles sample, by role those
+    that its health is measured by."""
 
     program: Program
     graph: Graph
@@ -75,6 +78,8 @@ class Plan:
     residency: tuple[MemorySchedule, ...] = ()
     turns: Mapping[int, int] = field(default_factory=dict)
     evaluation: Plan | None = None
+    records: Mapping[str, Column] = field(default_factory=dict)
+    policies: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         """A picture with the pool or the lane of each node, and what the passes did, as notebooks show it."""

@@ -6,7 +6,7 @@ import queue
 import time
 from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -37,12 +37,13 @@ from rlflow.watchdog.kin import here_alone
 @dataclass
 class Outcome:
     """The outcome of an iteration: metrics by ``node/name``, the spans in which each node and, on pools, each rank ran, the columns that
-    the run records, and the account of all rows."""
+    the run records, those of each role where several trained roles sample, and the account of all rows."""
 
     metrics: Metrics = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     ranks: list[RankSpan] = field(default_factory=list)
     records: dict[str, Any] = field(default_factory=dict)
+    policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     summary: IterationSummary = field(default_factory=IterationSummary)
     account: Account = field(default_factory=Account)
@@ -84,12 +85,19 @@ class Executor:
         self.store = run.store
         try:
             self._finished(run, outcome)
-            outcome.summary = self.lanes.do("model", partial(self.engine.summarise, outcome.records))
+            outcome.summary = self.lanes.do("model", partial(self._summary, outcome))
             outcome.ranks = self.engine.ran()
         finally:
             if not self.stopping:  # what was done ahead for an iteration that is not done is saved
                 self.engine.finished()
         return outcome
+
+    def _summary(self, outcome: Outcome) -> IterationSummary:
+        """Summarise what the iteration recorded. Where several trained roles sample, health metrics begin with the name of the role."""
+        whole = self.engine.summarise(outcome.records)
+        own = {role: self.engine.summarise(records).health for role, records in outcome.policies.items()}
+        named = {f"{role}/{name}": value for role, health in own.items() for name, value in health.items()}
+        return replace(whole, health=named) if named else whole
 
     def _finished(self, run: _Run, outcome: Outcome) -> None:
         """Run to the end. What is known of rows of an iteration that is skipped goes along with the reason."""
@@ -302,15 +310,19 @@ class _Run:
             self.taken = {i: self._given(self.plan.graph.nodes[i]) for i in self.wanted}
             return
         graph, columns = self.plan.graph, self.store.columns
-        for column in sorted(self.plan.held_to_end, key=lambda c: c.node):
-            if column in columns:
-                axis = self.store.axes[graph.nodes[column.node].rows_axis]
-                self.outcome.records[column.name] = Batch(axis, {column.name: columns[column]})
+        self.outcome.records |= self._recorded(self.plan.records)
+        self.outcome.policies = {role: self._recorded(own) for role, own in self.plan.policies.items()}
         self.outcome.sampler = sampler_of_records(graph, self.plan.held_to_end)
         self.outcome.state = {slot.name: float(columns[slot.final].value) for slot in graph.state}
         self.outcome.account.add(self.ledger.account())
         if graph.results:
             self._take_results()
+
+    def _recorded(self, names: Mapping[str, Column]) -> dict[str, Batch]:
+        """Each of these columns that is held to the end, by itself."""
+        store, nodes = self.store, self.plan.graph.nodes
+        there = {name: column for name, column in names.items() if column in self.plan.held_to_end and column in store.columns}
+        return {name: Batch(store.axes[nodes[column.node].rows_axis], {name: store.columns[column]}) for name, column in there.items()}
 
     def _given(self, node: Node) -> Batch:
         """The columns of a node that are kept."""

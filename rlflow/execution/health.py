@@ -1,4 +1,5 @@
-"""Standard health metrics of an iteration, from the columns that it has anyway: nothing is computed by a model for them.
+"""Standard health metrics of an iteration, from the columns that it has anyway: nothing is computed by a model for them. Where several
+trained roles sample, the executor has them measured for each, and puts the role's name before them.
 
     policy/kl_reference      mean over tokens of the k3 estimate of KL(policy, reference), nats (Schulman, "Approximating KL divergence")
     policy/kl_sampler        the same between trainer and sampler: 0 but for rounding where both hold the same weights

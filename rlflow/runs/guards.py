@@ -28,7 +28,7 @@ class Guard:
                              f"are not finite, as position.sample: {listed(rows) if rows else 'none: the gradient is not'}")
 
     def _missing(self, iteration: int, metrics: Mapping[str, float], summary: IterationSummary) -> None:
-        rate = metrics.get("reward/missing_rate", 0.0)
+        rate = max((value for name, value in metrics.items() if name.endswith("reward/missing_rate")), default=0.0)  # of any role's rows
         if rate <= self.options.max_missing:
             return
         causes = "; ".join(f"{cause}: {message}" for cause, message in self.reasons().items())
@@ -36,15 +36,22 @@ class Guard:
                          f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}")
 
 
+MISMATCH = "policy/mismatch_factor"
+
+
 def mismatch_warnings(options: Options, metrics: Mapping[str, float], role: str = "") -> Iterator[str]:
-    """Warnings of a sampler that gives tokens other log-probs than the trainer. Samples with a staleness are of other weights,
-    and the null backend's numbers of none."""
-    factor = metrics.get("policy/mismatch_factor", 1.0)
-    if factor > options.max_mismatch and not options.staleness and options.backend != "null":
-        of = f" of {role}" if role else ""
-        yield (f"trainer and sampler{of} differ by a factor of {factor:.3g} on a token, in the mean (--max-mismatch "
-               f"{options.max_mismatch:g}): log-probs by {metrics['policy/mismatch_max']:.3g} at most. Their weights, dtypes or kernels "
-               "are not the same; importance weights (truncated_weights) make up for little of it")
+    """Warnings of a sampler that gives tokens other log-probs than the trainer, for each role whose metrics have its name. ``role``: of
+    metrics without a name, where several roles sample. Samples with a staleness are of other weights, and the null backend's numbers of
+    none."""
+    if options.staleness or options.backend == "null":
+        return
+    for name, factor in metrics.items():
+        if name.endswith(MISMATCH) and factor > options.max_mismatch:
+            prefix = name.removesuffix(MISMATCH)
+            of = f" of {prefix.rstrip('/') or role}" if prefix or role else ""
+            yield (f"trainer and sampler{of} differ by a factor of {factor:.3g} on a token, in the mean (--max-mismatch "
+                   f"{options.max_mismatch:g}): log-probs by {metrics[f'{prefix}policy/mismatch_max']:.3g} at most. Their weights, dtypes "
+                   "or kernels are not the same; importance weights (truncated_weights) make up for little of it")
 
 
 def short_repeat_warnings(plan: Plan, metrics: Mapping[str, float]) -> Iterator[str]:

@@ -88,14 +88,20 @@ def figures(frame: Frame) -> list[tuple[str, str]]:
         role, _, which = f" of {name}".rpartition(" ")
         if which == "sampled":
             numbers.append((f"accuracy{role if ' ' in name else ''}", f"{share:.1%} (after {frame.evaluated})"))
-    numbers += [(label, f"{metrics[name]:.4f}") for name, label in KL.items() if name in metrics]
+    numbers += [(label, f"{value:.4f}") for name, short in KL.items() for label, value in _by_role(metrics, name, short)]
     labels = {"actor/entropy": ("entropy", "{:.3f}"), "response_length/mean": ("length", "{:.1f}"),
              "response_length/clip_ratio": ("truncated", "{:.1%}"), "perf/tokens_per_second": ("tokens/s", "{:,.0f}"),
              "actor/pg_clipfrac": ("clipped", "{:.1%}"), "actor/grad_norm": ("gradient", "{:.3g}")}
-    numbers += [(label, form.format(metrics[name])) for name, (label, form) in labels.items() if name in metrics]
+    numbers += [(label, form.format(value)) for name, (short, form) in labels.items() for label, value in _by_role(metrics, name, short)]
     numbers += [("rows trained", f"{frame.trained:,}")] if frame.trained else []
     own = [name for name in own_metrics(frame.metrics) if frame.metrics[name] is not None]
     return numbers + [(name, f"{frame.metrics[name]:.4g}") for name in own[:OWN]]
+
+
+def _by_role(metrics: Mapping[str, float], name: str, label: str) -> list[tuple[str, float]]:
+    """(label, value) of a metric; where several trained roles have it, of each, with the role's name."""
+    own = [(label, metrics[name])] if name in metrics else []
+    return own + [(f"{label} of {key.removesuffix(f'/{name}')}", value) for key, value in metrics.items() if key.endswith(f"/{name}")]
 
 
 def _stages(frame: Frame, width: int) -> RenderableType:

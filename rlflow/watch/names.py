@@ -45,6 +45,7 @@ FIGURE = re.compile(r"sampled|greedy|(?:mean|pass|maj)@\d+")  # a figure of an e
 OF_SETS = {"sampled": "val/{}/accuracy", "greedy": "val/{}/accuracy_greedy", "mean": "val-core/{}/acc/mean@{}",
            "pass": "val-core/{}/acc/best@{}/mean", "maj": "val-core/{}/acc/maj@{}/mean"}  # fmt: skip
 COMPUTED = ("evaluation", "fates", "policy", "response", "reward", "canary")  # heads of metrics that any run may have
+OF_A_ROLE = re.compile("(?:policy|critic|response|reward|scores)/")  # begins what follows the role's name where several are trained
 UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
 VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}
@@ -74,6 +75,8 @@ def tracked(name: str, rewards: Iterable[str] = (), sets: Iterable[str] = ()) ->
         role, line = update["role"], update["line"] or ""
         return f"{role}{line}/{HABITS.get(role, {}).get(update['name'], update['name'])}"
     head, _, last = name.partition("/")
+    if last in TABLE:  # of one of several trained roles
+        return f"{head}/{TABLE[last]}"
     if head in rewards and last == "mean":
         return f"rewards/{head}/mean"
     if head in rewards and last.endswith("_mean"):
@@ -117,7 +120,7 @@ def own_metrics(metrics: Iterable[str]) -> list[str]:
     and not computed of every run."""
     heads = {*COMPUTED, *reward_roles(metrics := set(metrics))}
     pairs = ((name, *name.partition("/")[::2]) for name in metrics - set(TABLE))
-    return sorted(name for name, head, last in pairs if last and head not in heads and "." not in head)
+    return sorted(name for name, head, last in pairs if last and head not in heads and "." not in head and not OF_A_ROLE.match(last))
 
 
 def reward_roles(metrics: Iterable[str]) -> list[str]:

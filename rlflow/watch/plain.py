@@ -56,6 +56,6 @@ def accuracy(number: int, metrics: Metrics, held_out: int = 0) -> str:
 def progress(metrics: Metrics) -> str:
     """The most important numbers of an iteration in one line."""
     names = [name for name in metrics if name.endswith(("/mean", "/loss", "/kept")) or name.startswith("scores/")
-             or name in ("response/length", "response/truncated")]  # fmt: skip
+             or name.endswith(("response/length", "response/truncated"))]  # fmt: skip
     seconds = f"  {metrics['seconds']:.2f} s" if "seconds" in metrics else ""
     return "  ".join(f"{name} {metrics[name]:.3g}" for name in names) + seconds

@@ -1,7 +1,9 @@
 import math
+from pathlib import Path
 
 import pytest
 
+from rlflow.author.load import load
 from rlflow.axis import Axis
 from rlflow.batch import Batch
 from rlflow.execution.health import health
@@ -59,3 +61,16 @@ def test_nothing_recorded_has_no_metrics_and_empty_batches_divide_by_nothing():
     assert health({}) == {}
     empty = {name: Batch(Axis.fresh(0).repeat(2), {name: data}) for name, data in Batch.of(scores=[], finish=[]).data.items()}
     assert health(empty) == {}
+
+
+def test_of_several_trained_roles_each_has_its_own_figures_under_its_name(world):
+    lineage = load(Path(__file__).parent / "lineage.py")
+    outcome = world(lineage.critique).compiled(6)
+    health, records = outcome.summary.health, outcome.policies
+    assert {name.partition("/")[0] for name in health} == {"solver", "verifier"} == records.keys()
+    for role, longest in (("solver", 5), ("verifier", 4)):
+        lengths = records[role]["tokens"].data["tokens"].lengths
+        assert health[f"{role}/response/length"] == pytest.approx(float(lengths.double().mean()))
+        assert 1 <= health[f"{role}/response/length"] <= longest
+        assert {f"{role}/policy/entropy", f"{role}/policy/mismatch_max", f"{role}/reward/missing_rate"} <= health.keys()
+    assert len(records["verifier"]["tokens"]) == 2 * len(records["solver"]["tokens"])

@@ -21,3 +21,12 @@ def test_nothing_is_said_of_what_is_small_or_meant(options):
 
 def test_nothing_is_said_of_an_iteration_without_both():
     assert not list(mismatch_warnings(Options(), {}))
+
+
+def test_each_of_several_roles_is_named():
+    both = {f"{role}/{name}": value for role in ("solver", "verifier") for name, value in APART.items()}
+    both["verifier/policy/mismatch_factor"] = 1.0
+    (text,) = mismatch_warnings(Options(), both)
+    assert text.startswith("trainer and sampler of solver differ by a factor of 1.2 on a token")
+    (text,) = mismatch_warnings(Options(), APART, "judge")
+    assert text.startswith("trainer and sampler of judge differ")

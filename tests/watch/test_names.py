@@ -13,6 +13,7 @@ from rlflow.watch.names import TABLE, accuracies, change, own_metrics, renamed, 
     ("actor.update#2/loss", "actor#2/pg_loss"), ("student.update/loss", "student/loss"), ("reward/mean", "critic/score/mean"),
     ("response/length", "response_length/mean"), ("response/truncated", "response_length/clip_ratio"), ("seconds", "timing_s/step"),
     ("policy/entropy", "actor/entropy"), ("critic/explained_variance", "critic/vf_explained_var"), ("evaluation/sampled", "val/accuracy"),
+    ("solver/policy/entropy", "solver/actor/entropy"), ("solver/response/length", "solver/response_length/mean"),
     ("gae/own", "gae/own"), ("beta", "beta"),
 ])  # fmt: skip
 def test_a_metric_has_the_name_that_dashboards_know(name, known):
