@@ -35,10 +35,11 @@ def learned(algorithm: str, seed: int, out: str, options: str = "") -> dict[str,
 
 
 def accuracies(run: dict[str, Any]) -> str:
-    """Sampled and greedy accuracy; of a reward model the share of pairs that it orders, in its first and last five iterations."""
+    """Sampled and greedy accuracy, the latter empty where the flow says itself how it is evaluated; of a reward model the share of pairs
+    that it orders, in its first and last five iterations."""
     if run["accuracy_before"] is not None:
-        return (f"{run['accuracy_before']:.1%} → {run['accuracy_after']:.1%} | "
-                f"{run['greedy_before']:.1%} → {run['greedy_after']:.1%}")
+        greedy = f"{run['greedy_before']:.1%} → {run['greedy_after']:.1%}" if run["greedy_before"] is not None else ""
+        return f"{run['accuracy_before']:.1%} → {run['accuracy_after']:.1%} | {greedy}"
     lines = [json.loads(line) for line in (Path(run["run"]) / "metrics.jsonl").read_text().splitlines()]
     ordered = [line["reward.update/accuracy"] for line in lines if "reward.update/accuracy" in line]
     return f"pairs: {statistics.fmean(ordered[:5]):.1%} → {statistics.fmean(ordered[-5:]):.1%} |"

@@ -30,13 +30,16 @@ def run(name, folder, **keywords):
     return told(rlflow.run(name if "::" in name else f"{FLOWS}::{name}", out=str(folder), **SMALL | keywords).folder)
 
 
-PLACES = [("marked", "all=4"), ("critique", "train=2,rollout=1"), (EMA, "all=2"), ("vine", "train=1,rollout=2")]
+PLACES = [("marked", "all=4", 1), ("correction", "all=2", 1), ("critique", "train=2,rollout=1", 1), (EMA, "all=2", 1),
+          ("vine", "train=1,rollout=1", 3)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "pools"), PLACES)
-def test_pools_end_where_one_process_ends(tmp_path, ray_address, name, pools):
-    assert_alike(run(name, tmp_path / "there", pools=pools, ray_address=ray_address), run(name, tmp_path / "here"))
+@pytest.mark.parametrize(("name", "pools", "chunks"), PLACES)
+def test_pools_end_where_one_process_ends(tmp_path, ray_address, name, pools, chunks):
+    """Where rows are streamed too: of `vine` those that go on from cut ones."""
+    there = run(name, tmp_path / "there", pools=pools, ray_address=ray_address, stream=chunks)
+    assert_alike(there, run(name, tmp_path / "here"))
 
 
 def assert_alike(there, here):
