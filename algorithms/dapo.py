@@ -23,6 +23,7 @@ class DAPO:
     penalty: Annotated[float, Ge(0)] = 1.0  # at max_tokens
     clip_low: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio downwards
     clip_high: Annotated[float, Gt(0)] = 0.28  # and upwards
+    dual_clip: Annotated[float, Gt(1)] | None = None  # largest ratio on a negative advantage (Ye et al. 2020); None: any
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
     minibatch: Annotated[int, Ge(1)] = 512  # rows per optimizer step, over all ranks
@@ -42,10 +43,10 @@ def shorten(scores, mask, *, max_tokens, overlong, penalty):
 
 
 @loss
-def policy_loss(new, logprobs, advantages, weights, *, low, high):
+def policy_loss(new, logprobs, advantages, weights, *, low, high, dual=None):
     ratio = (new.logprobs - logprobs).exp()
     clipped = (ratio < 1 - low) | (ratio > 1 + high)
-    return -weights * clipped_gain(ratio, advantages, low, high), {"clipped": clipped}
+    return -weights * clipped_gain(ratio, advantages, low, high, dual), {"clipped": clipped}
 
 
 @flow
@@ -61,4 +62,4 @@ def dapo(prompts, actor, reward, hp=DAPO()):
     if hp.overlong:
         batch |= shorten(batch, max_tokens=hp.max_tokens, overlong=hp.overlong, penalty=hp.penalty)
     batch |= compare(batch)
-    actor.update(batch, policy_loss, low=hp.clip_low, high=hp.clip_high, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(batch, policy_loss, low=hp.clip_low, high=hp.clip_high, dual=hp.dual_clip, epochs=hp.epochs, minibatch=hp.minibatch)

@@ -21,8 +21,10 @@ class PPO:
     gamma: float = 1.0  # discount per token
     lam: float = 0.95  # GAE: 0 trusts the critic, 1 trusts the return
     clip: Annotated[float, Gt(0)] = 0.2  # trust region of the policy ratio
+    clip_high: Annotated[float, Gt(0)] | None = None  # and upwards, where it is another (Yu et al. 2025); None: as downwards
     dual_clip: Annotated[float, Gt(1)] | None = None  # largest ratio on a negative advantage (Ye et al. 2020); None: any
     value_clip: Annotated[float, Gt(0)] = 0.5  # how far a value may move from the old one in one iteration
+    value_huber: Annotated[float, Gt(0)] | None = None  # error from which the value loss is linear (Huber 1964); None: none
     is_cap: Annotated[float, Gt(0)] = 2.0  # truncation of the importance weights between sampler and trainer
     warmup: Annotated[int, Ge(0)] = 0  # first iterations, in which only the critic learns
     epochs: Annotated[int, Ge(1)] = 1  # passes over the rows of an iteration
@@ -41,15 +43,17 @@ def normalise(advantages, mask):
 
 
 @loss
-def policy_loss(new, logprobs, advantages, weights, *, clip, dual=None):
-    ratio = (new.logprobs - logprobs).exp()
-    return -weights * clipped_gain(ratio, advantages, clip, clip, dual), {"clipped": (ratio - 1).abs() > clip}
+def policy_loss(new, logprobs, advantages, weights, *, clip, high=None, dual=None):
+    ratio, high = (new.logprobs - logprobs).exp(), clip if high is None else high
+    return -weights * clipped_gain(ratio, advantages, clip, high, dual), {"clipped": (ratio < 1 - clip) | (ratio > 1 + high)}
 
 
 @loss(new="values")
-def value_loss(new, values, returns, *, clip):
+def value_loss(new, values, returns, *, clip, huber=None):
     near = values + (new.values - values).clamp(-clip, clip)
-    return 0.5 * torch.max((new.values - returns).square(), (near - returns).square()), {}
+    error = torch.max((new.values - returns).abs(), (near - returns).abs())
+    square = 0.5 * error.square()
+    return square if huber is None else torch.where(error <= huber, square, huber * (error - 0.5 * huber)), {}
 
 
 @flow
@@ -64,5 +68,6 @@ def ppo(prompts, actor, critic, reference, reward, hp=PPO()):
     batch |= charge_kl(batch, beta=hp.beta)
     batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
     batch |= normalise(batch)
-    critic.update(batch, value_loss, clip=hp.value_clip, epochs=hp.epochs, minibatch=hp.minibatch)
-    actor.update(batch, policy_loss, clip=hp.clip, dual=hp.dual_clip, epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)
+    critic.update(batch, value_loss, clip=hp.value_clip, huber=hp.value_huber, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(batch, policy_loss, clip=hp.clip, high=hp.clip_high, dual=hp.dual_clip,
+                 epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)

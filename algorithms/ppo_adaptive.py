@@ -45,5 +45,6 @@ def ppo_adaptive(prompts, actor, critic, reference, reward, hp=AdaptivePPO()):
     adapt(batch, target=hp.target_kl, horizon=hp.horizon)  # sets beta for the next iteration
     batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
     batch |= normalise(batch)
-    critic.update(batch, value_loss, clip=hp.value_clip, epochs=hp.epochs, minibatch=hp.minibatch)
-    actor.update(batch, policy_loss, clip=hp.clip, dual=hp.dual_clip, epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)
+    critic.update(batch, value_loss, clip=hp.value_clip, huber=hp.value_huber, epochs=hp.epochs, minibatch=hp.minibatch)
+    actor.update(batch, policy_loss, clip=hp.clip, high=hp.clip_high, dual=hp.dual_clip,
+                 epochs=hp.epochs, minibatch=hp.minibatch, after=hp.warmup)

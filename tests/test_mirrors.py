@@ -70,7 +70,7 @@ def test_the_list_has_no_line_that_nothing_needs():
 
 
 def test_tests_lie_where_the_package_does_that_they_judge_but_for_those_that_judge_several():
-    several = {"benchmarks", "mutation", "oracles", "simulate"}
+    several = {"benchmarks", "mutation", "oracles", "simulate", "trial"}
     folders = {path.parent.relative_to(ROOT / "tests") for path in files() if path.name.startswith("test_")} - {Path()}
     strange = {folder for folder in folders if not (ROOT / "rlflow" / folder).is_dir() and not (ROOT / folder).is_dir()}
     assert {folder.parts[0] for folder in strange} <= several

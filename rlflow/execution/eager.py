@@ -25,7 +25,7 @@ from rlflow.execution.apply import apply_stage, failing
 from rlflow.execution.computed import as_numbers
 from rlflow.execution.engine import CallOptions, Engine, Metrics, model_reads, reads
 from rlflow.execution.lineage import asked_data, chosen_rows, joined_rows
-from rlflow.execution.tally import PartialMetrics, settled
+from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated
 from rlflow.execution.threads import alone
 from rlflow.trace import rules
 from rlflow.trace.tracer import LEFT_BEHIND
@@ -145,6 +145,7 @@ class Session:
     calls: int = 0
     within: bool = False  # a body of `repeat`
     _names: dict[str, int] = field(default_factory=dict)
+    _tallies: dict[str, PartialMetric] = field(default_factory=dict)
 
     def next_call(self, name: str) -> tuple[int, str]:
         """The number of this call in program order and its node's name."""
@@ -161,7 +162,7 @@ class Session:
 
     def log(self, node: str, metrics: PartialMetrics) -> None:
         """Keep metrics under the node's name."""
-        self.metrics |= settled(metrics, f"{node}/")
+        self.metrics |= accumulated(self._tallies, metrics, f"{node}/")
 
     def stage(self, stage: Stage, batch: Any, gives: tuple[str, ...] | None, settings: dict[str, Any]) -> Batch:
         """Run a stage on a batch."""

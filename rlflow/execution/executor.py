@@ -25,7 +25,7 @@ from rlflow.execution.lanes import Lanes
 from rlflow.execution.pieces import Pieces
 from rlflow.execution.store import Store
 from rlflow.execution.summary import IterationSummary
-from rlflow.execution.tally import PartialMetrics, settled
+from rlflow.execution.tally import PartialMetric, PartialMetrics, accumulated
 from rlflow.graph.model import Column, Graph, Node, Op
 from rlflow.plan import Plan
 from rlflow.schedule import Finish, Free, Instruction, Scheduler, StartNode
@@ -48,6 +48,11 @@ class Outcome:
     summary: IterationSummary = field(default_factory=IterationSummary)
     account: Account = field(default_factory=Account)
     sampler: str = ""  # the role that gave the recorded completions, where several roles sample
+    tallies: dict[str, PartialMetric] = field(default_factory=dict)  # by the names of metrics; those that were given here
+
+    def log(self, node: str, metrics: PartialMetrics) -> None:
+        """Keep metrics under the node's name."""
+        self.metrics |= accumulated(self.tallies, metrics, f"{node}/")
 
 
 @dataclass(frozen=True)
@@ -285,14 +290,14 @@ class _Run:
             result = self.ready[node.id]
         elif unit in self.plan.in_pieces:
             result, metrics = self._pieces.joined(self.engine, node)
-            self.outcome.metrics |= settled(metrics, f"{node.name}/")
+            self.outcome.log(node.name, metrics)
         else:
             batch = self._inputs(unit)
             with failing(node.name, self.engine.iteration, batch, node.place):
                 result, metrics = PERFORM[node.op](self, node, batch)
                 if result is not None and len(result) != len(self.store.axes.get(node.rows_axis, result.axis)):
                     raise ValueError(f"found {len(result)} rows, expected {len(self.store.axes[node.rows_axis])}")
-            self.outcome.metrics |= settled(metrics, f"{node.name}/")
+            self.outcome.log(node.name, metrics)
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
             self.ledger.sampled(node, result)

@@ -24,7 +24,7 @@ from rlflow.execution.engine import CallOptions, Engine, repeat_metrics
 from rlflow.execution.executor import Executor, Outcome, Sampled
 from rlflow.execution.lanes import Lanes
 from rlflow.execution.surplus import Surplus, SurplusGroups, Versions, counted, divided, groups_of
-from rlflow.execution.tally import known, settled
+from rlflow.execution.tally import known
 from rlflow.graph.lineage import ahead_of_training
 from rlflow.graph.model import Node, Op
 from rlflow.plan import Plan
@@ -179,7 +179,7 @@ class Ahead:
         account.end(names[1], End(Fate.CARRIED, node.name, setting=f"groups={groups}"), counted(rest))
         own = {"carried": float(groups_of(opening)), "dropped": float(account.of(Fate.STALE, node.name).groups)}
         metrics = {**repeat_metrics(account, names, tried, groups), **known(own)}
-        outcome.metrics |= settled(metrics, f"{node.name}/")
+        outcome.log(node.name, metrics)
         if opening:  # shards of several origins may call a column by several names
             first = [SurplusGroups(engine.held(piece.rows, home), piece.made) for piece in first]
         return engine.joined([piece.rows for piece in first])

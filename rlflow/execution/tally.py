@@ -78,9 +78,11 @@ def merged(parts: Sequence[PartialMetrics]) -> dict[str, PartialMetric]:
     return metrics
 
 
-def settled(tallies: PartialMetrics, prefix: str = "") -> dict[str, float]:
-    """Name → value."""
-    return {f"{prefix}{name}": tally.value for name, tally in tallies.items()}
+def accumulated(tallies: dict[str, PartialMetric], more: PartialMetrics, prefix: str) -> dict[str, float]:
+    """Add metrics of a node to those that it has given before in the iteration, as in each try of a `repeat`; name → value of them all."""
+    named = {f"{prefix}{name}": tally for name, tally in more.items()}
+    tallies |= merged([{name: tallies[name] for name in named if name in tallies}, named])
+    return {name: tallies[name].value for name in named}
 
 
 def known(metrics: Mapping[str, float]) -> dict[str, PartialMetric]:

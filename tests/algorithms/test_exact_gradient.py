@@ -30,6 +30,8 @@ from rlflow.algorithms import (
     reinforce_pp,
     remax,
     rloo,
+    sapo,
+    topr,
     vapo,
     vineppo,
 )
@@ -91,6 +93,7 @@ LOSSES = {
     "gspo": (gspo.policy_loss, {"low": 3e-4, "high": 4e-4}), "gpg": (gpg.policy_loss, {}), "opo": (opo.policy_loss, {}),
     "cppo": (cppo.policy_loss, {"clip": 0.2}), "gdpo": (gdpo.policy_loss, {"clip": 0.2}),
     "correction": (correction.policy_loss, {"clip": 0.2, "beta": 0.0}), "vineppo": (vineppo.policy_loss, {"clip": 0.2, "beta": 0.0}),
+    "sapo": (sapo.policy_loss, {"tau_pos": 1.0, "tau_neg": 1.05}), "topr": (topr.policy_loss, {}),
     "critique": (critique.policy_loss, {"clip": 0.2}), "debate": (debate.policy_loss, {"clip": 0.2}),
 }
 
@@ -100,7 +103,7 @@ def expected(policy, advantages, of, chance, name="opo", weights=None):
     now = policy.logprobs(RESPONSES[of])
     mask = torch.ones_like(now, dtype=torch.bool)
     loss, settings = LOSSES[name]
-    given = {"logprobs": now.detach(), "advantages": advantages, "mask": mask, "held": ~mask,
+    given = {"logprobs": now.detach(), "sampled_logprobs": now.detach(), "advantages": advantages, "mask": mask, "held": ~mask,
              "weights": torch.ones_like(now) if weights is None else weights}
     value, _ = loss(New(logprobs=now), *(given.get(p.name) for p in loss.signature.columns), **settings)
     return -policy.gradient(weighted_sum(value, mask, chance, 1.0))
@@ -291,6 +294,33 @@ def test_weights_of_whole_responses_correct_for_another_sampler(policy, referenc
 @pytest.mark.parametrize("ratio", ["token", "geometric"])
 def test_other_weights_are_biased(policy, reference, ratio):
     assert (weighted(policy, reference, ratio) - policy.true_gradient(SCORES)).norm() > 0.01 * policy.true_gradient(SCORES).norm()
+
+
+def test_topr_tapers_responses_of_negative_reward_by_their_ratio_to_the_sampler(policy, reference):
+    """By hand, response by response: those above the baseline by their share in what the sampler gives, the others by the smaller of
+    both shares."""
+    baseline = 0.35
+    now, chance = policy.logprobs(), reference.probabilities().detach()
+    advantages, metrics = topr.relative(SCORES, ONES, baseline=baseline)
+    value, _ = topr.policy_loss(New(logprobs=now), reference.logprobs().detach(), advantages, ONES)
+    got = -policy.gradient(weighted_sum(value, ONES, chance, 1.0))
+    own = policy.probabilities().detach()
+    share = [float(c if s >= baseline else min(c, o)) * (float(s) - baseline) for c, o, s in zip(chance, own, SCORES, strict=True)]
+    want = policy.gradient(sum(part * row.sum() for part, row in zip(share, policy.logprobs(), strict=True)))
+    torch.testing.assert_close(got, want, **EXACT)
+    assert metrics["right"].tolist() == [score > baseline for score in SCORES.tolist()]
+    assert any(o < c for c, o, s in zip(chance, own, SCORES, strict=True) if s < baseline)  # the taper does something
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_sapo_gates_the_gradient_by_a_bell_around_a_ratio_of_1(sign):
+    """The derivative of 4 / tau sigmoid(tau (r - 1)) is 1 / cosh(tau (r - 1) / 2)^2, sharper where the advantage is negative."""
+    moved = torch.tensor([[-2.0, -0.5, 0.0, 0.1, 1.0]], dtype=torch.float64, requires_grad=True)
+    ones = torch.ones_like(moved)
+    value, _ = sapo.policy_loss(New(logprobs=moved), 0 * ones, sign * ones, 2 * ones, tau_pos=0.5, tau_neg=3.0)
+    (slope,) = torch.autograd.grad(value.sum(), moved)
+    ratio, tau = moved.detach().exp(), 0.5 if sign > 0 else 3.0
+    torch.testing.assert_close(slope, -2 * sign * ratio / (tau * (ratio - 1) / 2).cosh() ** 2, **EXACT)
 
 
 # -- KL as a loss ------------------------------------------------------------------------------------------------------------------

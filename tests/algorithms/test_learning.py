@@ -23,6 +23,8 @@ SHORT = {
     "gmpo": {"prompts": 24, "iterations": 5, "hp": {"samples": 8, "minibatch": 96}},
     "clip_cov": {"prompts": 24, "iterations": 6, "hp": {"minibatch": 96}},
     "clip_cov: kl": {"prompts": 24, "iterations": 7, "hp": {"form": "kl", "minibatch": 96}},
+    "sapo": {"prompts": 24, "iterations": 5, "hp": {"minibatch": 96}},
+    "topr": {"prompts": 24, "iterations": 6, "hp": {"minibatch": 96}},
     "prime": {"prompts": 24, "iterations": 6, "hp": {"minibatch": 96}},
     "cispo": {"prompts": 24, "iterations": 6, "hp": {"samples": 8, "minibatch": 96}},
     "dpo": {"iterations": 12},

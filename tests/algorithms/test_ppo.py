@@ -10,7 +10,7 @@ import torch
 
 import rlflow
 import rlflow.tasks
-from rlflow.algorithms import ppo, ppo_adaptive
+from rlflow.algorithms import dapo, ppo, ppo_adaptive
 from rlflow.author.load import load_flow
 
 
@@ -52,6 +52,39 @@ def test_the_dual_clip_bounds_the_loss_of_a_negative_advantage(dual, expected):
     new = SimpleNamespace(logprobs=torch.tensor([5.0, 2.0, 5.0]).log())
     value, _ = ppo.policy_loss(new, torch.zeros(3), torch.tensor([-1.0, -1.0, 1.0]), torch.ones(3), clip=0.2, dual=dual)
     torch.testing.assert_close(value, torch.tensor(expected))
+
+
+BOUNDED = [(ppo.policy_loss, {"clip": 0.2, "high": 0.28, "dual": 3.0}), (dapo.policy_loss, {"low": 0.2, "high": 0.28, "dual": 3.0})]
+
+
+@pytest.mark.parametrize(("loss", "settings"), BOUNDED, ids=["ppo", "dapo"])
+def test_bounds_that_differ_upwards_and_downwards_go_with_the_dual_clip(loss, settings):
+    """By hand: each ratio with an advantage of 1, then of -1. The gradient is that of the ratio where no bound is met, else 0."""
+    logprobs = torch.tensor([0.5, 0.9, 1.25, 1.3, 5.0], dtype=torch.float64).log().requires_grad_()
+    clipped = [True, False, False, True, True]
+    for advantage, expected, free in ((1.0, [-0.5, -0.9, -1.25, -1.28, -1.28], [True, True, True, False, False]),
+                                      (-1.0, [0.8, 0.9, 1.25, 1.3, 3.0], [False, True, True, True, False])):  # fmt: skip
+        ones = torch.ones(5, dtype=torch.float64)
+        value, metrics = loss(SimpleNamespace(logprobs=logprobs), 0 * ones, advantage * ones, ones, **settings)
+        torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64))
+        (slope,) = torch.autograd.grad(value.sum(), logprobs)
+        torch.testing.assert_close(slope, -advantage * logprobs.detach().exp() * torch.tensor(free))
+        assert metrics["clipped"].tolist() == clipped
+
+
+@pytest.mark.parametrize("delta", [0.3, 2.0])
+def test_the_value_loss_is_linear_beyond_its_bound_and_the_worse_of_the_clipped_value_and_the_free_one(delta):
+    draw = torch.Generator().manual_seed(0)
+    now, values, returns = (torch.randn(40, dtype=torch.float64, generator=draw) for _ in range(3))
+    now.requires_grad_()
+    value, _ = ppo.value_loss(SimpleNamespace(values=now), values, returns, clip=0.5, huber=delta)
+    near = torch.min(torch.max(now, values - 0.5), values + 0.5)
+    peers = [torch.nn.functional.huber_loss(one, returns, reduction="none", delta=delta) for one in (now, near)]
+    torch.testing.assert_close(value, torch.max(*peers))
+    got, want = (torch.autograd.grad(loss.sum(), now)[0] for loss in (value, torch.max(*peers)))
+    torch.testing.assert_close(got, want)
+    square, _ = ppo.value_loss(SimpleNamespace(values=now), values, returns, clip=0.5)
+    torch.testing.assert_close(square, ppo.value_loss(SimpleNamespace(values=now), values, returns, clip=0.5, huber=1e9)[0])
 
 
 @pytest.mark.parametrize(("target", "expected"), [(4.0, 0.102), (9.0, 0.1), (10.0, 0.099), (100.0, 0.098)])

@@ -85,15 +85,18 @@ def test_rows_of_iterations_that_a_worker_s_death_repeats_are_counted_once(tmp_p
     assert_alike(died, told(rlflow.run(f"{file}::{name}", out=str(tmp_path / "whole"), **small | {"heartbeat": 0.0}).folder))
 
 
-SHIPPED = ["debate", "vapo", "vineppo"]  # the forms of the others are those of the flows above
+SHIPPED = ["debate", "vapo", "vineppo"]
+TRIAL = Path(__file__).parents[1] / "trial"
+OWN = {"duel": TRIAL / "duel.py", "curriculum": TRIAL / "curriculum.py"}
+OWN_SETTINGS = {"vineppo": {"hp.step": 2}, "vapo": {"hp.warmup": 1}, "curriculum": {"hp.high": 0.0, "hp.low": 0.0}}
 FEW = {"hp.samples": 2, "hp.max_tokens": 6, "hp.minibatch": 5}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SHIPPED)
-def test_an_algorithm_that_asks_again_ends_on_pools_as_in_one_process(tmp_path, ray_address, name):
-    keywords = SMALL | {"iterations": 2} | FEW | {"vineppo": {"hp.step": 2}, "vapo": {"hp.warmup": 1}}.get(name, {})
-    one, pools = (told(rlflow.run(name, out=str(tmp_path / place), **keywords | more).folder) for place, more in (
+@pytest.mark.slow  # the forms of other algorithms are those of the flows above
+@pytest.mark.parametrize("name", ["vapo", "vineppo", *OWN])
+def test_an_algorithm_ends_on_pools_as_in_one_process(tmp_path, ray_address, name):
+    keywords = SMALL | {"iterations": 2} | FEW | OWN_SETTINGS.get(name, {})
+    one, pools = (told(rlflow.run(str(OWN.get(name, name)), out=str(tmp_path / place), **keywords | more).folder) for place, more in (
         ("one", {}), ("pools", {"pools": "all=2", "ray_address": ray_address})))  # fmt: skip
     assert_alike(pools, one)
 

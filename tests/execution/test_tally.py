@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlflow.execution.tally import PartialMetric, exact_sum, merged
+from rlflow.execution.tally import PartialMetric, accumulated, exact_sum, merged
 
 FLOATS = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=60)
 
@@ -25,6 +25,15 @@ def test_a_metric_is_the_same_however_its_rows_were_divided(values, cuts, random
     parts = [PartialMetric.of(torch.tensor(shuffled[a:b])) for a, b in zip([0, *ends], [*ends, len(values)], strict=True)]
     both = [tally.value for tally in (whole, merged([{"mean": part} for part in parts])["mean"])]
     assert both[0] == both[1] or all(map(math.isnan, both))
+
+
+def test_a_node_that_runs_again_adds_to_its_metrics_by_their_kind():
+    tallies = {}
+    for values in ([1.0, 3.0], [math.nan], [8.0]):
+        row = torch.tensor(values)
+        more = {"mean": PartialMetric.of(row), "top_max": PartialMetric.of(row, "max"), "rows": PartialMetric.sum(float(len(row)))}
+        found = accumulated(tallies, more, "node/")
+    assert found == {"node/mean": 4.0, "node/top_max": 8.0, "node/rows": 4.0}
 
 
 def test_what_is_not_finite_stays_so():

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from rlflow import kl, truncated_weights
-from rlflow.algorithms import cispo, clip_cov, dapo, gpg, grpo, opo, ppo
+from rlflow.algorithms import cispo, clip_cov, dapo, gpg, grpo, opo, ppo, sapo
 from rlflow.author.load import load
 from rlflow.training.objective import MinibatchTotals, New, row_weights, weighted_sum
 
@@ -216,7 +216,16 @@ def test_kl_cov(case):
     compared(case, now, averaged(value, case.mask, "tokens"))
 
 
-not_ours("SAPO: a soft gate in place of the clip", "verl-sapo-1", "areal-sapo-1", "trl-loss-sapo")
+# -- a soft gate -------------------------------------------------------------------------------------------------------------------
+
+
+@as_is("verl-sapo-1", "areal-sapo-1", "trl-loss-sapo")
+def test_sapo(case):
+    now = now_of(case)
+    mean = "tokens" if case.peer == "areal" else "row-tokens"
+    compared(case, now, averaged(valued(sapo.policy_loss, now, columns_of(case), tau_pos=1.0, tau_neg=1.05), case.mask, mean))
+
+
 not_ours("VESPO: a gamma density of the sequence's ratio", "trl-loss-vespo")
 not_ours("DRO: a squared log-ratio", "verl-dro-1")
 not_ours("DPPO: clips by divergence", "verl-dppo-tv-1", "verl-dppo-kl-1")
