@@ -45,7 +45,7 @@ def test_a_file_runs_and_every_model_that_it_trains_takes_steps(name, questions,
     settings = {"prompts": 6, "iterations": 2, "threads": 1, "save_every": 0, "held_out": 0, "hp.samples": 3, "hp.max_tokens": 6}
     settings |= FLAGS.get(name, {}) | ({"reward": REWARDS[name]} if name in REWARDS else {})
     lines = metrics(rlflow.run(str(FILES[name]), backend="null", data=questions, out=str(tmp_path), **settings).folder)
-    lines = [line for line in lines if "response/length" in line]
+    lines = [line for line in lines if "seconds" in line]
     assert len(lines) == 2
     for role in TRAINED.get(name, ("actor",)):
         assert all(line[f"{role}.update/steps"] >= 1 and line[f"{role}.update/rows"] >= 4 for line in lines)
