@@ -61,8 +61,7 @@ class _Lines:
         """Put all lines on the disk, under the file's name. Raises OSError."""
         if self._file is not None:
             os.fsync(self._file)
-            os.replace(self._aside, self.path)
-            durable.flush_folder(self.path.parent)
+            durable.move(self._aside, self.path)
 
     def discard(self) -> None:
         """Close the file, and remove what is not whole."""
