@@ -21,7 +21,7 @@ def test_a_quantile_of_a_tail_is_where_the_tail_begins(t, freedom):
     tail = t_tail(t, freedom)
     assert tail + t_tail(-t, freedom) == pytest.approx(1)
     if 1e-6 < tail < 1 - 1e-6:
-        assert t_quantile(1 - tail, freedom) == pytest.approx(t, abs=1e-6, rel=1e-6)
+        assert t_quantile(1 - tail, freedom) == pytest.approx(t, abs=1e-5, rel=1e-6)
 
 
 @given(st.floats(0, 30), st.floats(0.01, 5), st.floats(1, 500))
