@@ -40,6 +40,7 @@ class Fleet:
     placement: Placement  # how halves lie on pools now
     placed: Callable[[Collection[str]], Placement]  # the placement where these pools are on several machines
     controllers: Controllers = field(default_factory=Controllers)
+    python: str | None = None  # the command that starts workers instead of Python (`rlflow.cluster.forking`)
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
     watched: list[WatchedWorker] = field(default_factory=list)  # all workers that were ever started
 
@@ -48,7 +49,7 @@ class Fleet:
 
     def start(self) -> None:
         """Start all pools side by side, wait until they have loaded, and watch them. Raises PlanError where one cannot be made."""
-        self.pools |= launch.make_workers(self.setups, self.groups, self.threads)
+        self.pools |= launch.make_workers(self.setups, self.groups, self.threads, self.python)
         launch.wait_for_models(self.pools.values(), self.loading)
         self._watch()
 
@@ -64,7 +65,7 @@ class Fleet:
         self.placement = self.placed(launch.apart(self.groups))
         setups = {name: [replace(setup, rendezvous=self.rendezvous_points[name], placement=self.placement) for setup in self.setups[name]]
                 for name in names}
-        for name, pool in launch.make_workers(setups, self.groups, self.threads).items():
+        for name, pool in launch.make_workers(setups, self.groups, self.threads, self.python).items():
             self.pools[name].take_over(pool)
         launch.wait_for_models((self.pools[name] for name in names), self.loading)
         self._watch()

@@ -219,9 +219,14 @@ def resources(which: str) -> dict[str, float]:
     return dict(getattr(ray, which)())
 
 
-def make_workers(setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], threads: int) -> dict[str, Pool[Worker]]:
-    """Start the workers of pools, which load in parallel; ``Pool.made`` waits for them. Gives the pools by name."""
-    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
+def make_workers(
+    setups: Mapping[str, list[Setup]], groups: Mapping[str, PlacementGroup], threads: int, python: str | None = None
+) -> dict[str, Pool[Worker]]:
+    """Start the workers of pools, which load in parallel; ``Pool.made`` waits for them. ``python``: the command that starts them instead of
+    Python, where all nodes are this machine. Gives the pools by name."""
+    environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}}
+    if python is not None and all_here():
+        environment["py_executable"] = python
     pools = {}
     for name, ranks in setups.items():
         resources = {"num_cpus": 1, "runtime_env": environment}
@@ -273,6 +278,11 @@ def _is_apart(group: PlacementGroup) -> bool:
 def _nodes(group: PlacementGroup) -> dict[int, str]:
     """Rank → its node."""
     return dict(placement_group_table(group)["bundles_to_node_id"])
+
+
+def all_here() -> bool:
+    """Whether this machine is the only one of the Ray."""
+    return {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]} == {socket.gethostname()}
 
 
 def ray_nodes() -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import hashlib
 import sys
@@ -55,6 +56,11 @@ class FlowSource:
         if not path.is_file() or path.read_text() != self.text:  # another machine, or the file was changed since: messages show the text
             path = Path(f"/rlflow-{hashlib.sha256(self.text.encode()).hexdigest()[:16]}") / path.name  # which lies in no file
         return flows_of(load_text(path, self.text))[self.name]
+
+
+# The mark of a field without a default is compared by identity. Pickled as the object that it is, it would come back as another one, and a
+# class that is read in its own process would get it.
+copyreg.pickle(type(dataclasses.MISSING), lambda missing: "MISSING")
 
 
 def by_value(flow: Flow) -> bytes:

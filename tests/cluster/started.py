@@ -11,7 +11,7 @@ def marked(mark):
         try:
             name = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""  # empty of one that waits to be collected
             if name and mark in (entry / "environ").read_bytes():
-                found.append(f"{entry.name} {name[:60].decode()}")
+                found.append(f"{entry.name} {name[:250].decode()}")
         except OSError:
             continue
     return found

@@ -37,7 +37,8 @@ def folder_of(mark):
     return None
 
 
-ABSTRACT = re.compile(r"@rlflow-[0-9a-f]{32}")  # named by 128 bits that the run draws, and gone once its lines are connected
+# named by 128 bits that the run draws: lines of calls, gone once they are connected, and a fork server, which asks for a key
+ABSTRACT = re.compile(r"@rlflow-(forks-)?[0-9a-f]{32}")
 
 
 def unix_sockets():
@@ -109,6 +110,7 @@ def test_nothing_is_left_of_a_run_and_nobody_else_reaches_it_meanwhile(tmp_path,
             if at_work:
                 assert COMING.search(said.read_text()), said.read_text()
                 assert len(list(folder.glob("r/session_latest/logs/worker-*.out"))) == 3  # Ray started no processes beside the ranks
+                assert len([line for line in marked(mark.encode()) if "forking/client.py" in line]) == 3  # each beside a fork
             end(process)
             assert until(lambda: process.poll() is not None, 60), "the driver goes on"
             assert until(lambda: not marked(mark.encode()), LEFT_SECONDS), (marked(mark.encode()), said.read_text())

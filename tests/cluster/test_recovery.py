@@ -21,7 +21,7 @@ from rlflow.runs.session import start_run
 from rlflow.watch.reporter import Quiet
 
 DYING = Path(__file__).with_name("dying.py")
-SMALL = {"prompts": 6, "iterations": 4, "held_out": 0, "threads": 1, "heartbeat": 3.0, "save_every": 0,
+SMALL = {"prompts": 6, "iterations": 4, "held_out": 0, "threads": 1, "heartbeat": 12.0, "save_every": 0,
          "reward_write": ("/",)}  # the reward counts its calls, and kills its worker
 TWO = {"pools": "all=2", "held_out": 4, "eval_every": 2, "commit_every": 2}
 AHEAD = {"pools": "train=1,rollout=1", "staleness": 1}

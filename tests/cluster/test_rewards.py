@@ -95,13 +95,45 @@ def test_lines_that_rewards_print_come_with_the_next_answer():
     assert heard == [b"judging 7\n"]
 
 
+JUDGES = '''
+def loud(completion):
+    print("judging", completion)
+    return float(len(completion))
+
+def of_queries(queries, prompts, labels):
+    """Of prompts with an even label there is no score."""
+    return [None if int(label) % 2 == 0 else float(query.startswith("Q: ") and len(query) > len(prompt))
+            for query, prompt, label in zip(queries, prompts, labels, strict=True)]
+'''
+
+
+def recorded(folder, name):
+    """The lines of a file of a run, without times and what only pools have."""
+    rows = map(json.loads, (folder / name).read_text().splitlines())
+    return [{key: value for key, value in row.items() if "second" not in key and not key.startswith("pool")} for row in rows]
+
+
 @pytest.mark.slow
-def test_what_a_reward_prints_on_a_worker_is_found_in_the_folder(tmp_path, ray_address):
-    (tmp_path / "loud.py").write_text("def loud(completion):\n    print('judging', completion)\n    return 1.0\n")
-    done = rlflow.run("grpo", backend="null", reward=f"{tmp_path / 'loud.py'}:loud", prompts=2, iterations=2, out=str(tmp_path / "runs"),
-                      threads=1, ray_address=ray_address, pools="all=2", **{"hp.samples": 2})
-    rows = map(json.loads, (done.folder / "samples.jsonl").read_text().splitlines())
-    assert sorted((done.folder / FILE).read_text().splitlines()) == sorted(f"judging {row['completion']}" for row in rows)
+def test_sources_are_judged_on_workers_as_in_one_process_and_what_rewards_print_is_found_in_the_folder(tmp_path, ray_address):
+    (tmp_path / "judges.py").write_text(JUDGES)
+    for name, first in (("a", 0), ("b", 100)):
+        sums = [{"input": f"{n}+1=", "label": str(n + 1)} for n in range(first, first + 20)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sums))
+    keywords = {"data": [f"{tmp_path}/a.jsonl:0.6", f"{tmp_path}/b.jsonl:0.4"], "data.template": "Q: {prompt}", "held_out": 0,
+                "reward": [f"{tmp_path}/judges.py:loud@a", f"{tmp_path}/judges.py:of_queries@b"], "prompts": 5, "iterations": 2,
+                "hp.samples": 2}
+    here, there = (rlflow.run("grpo", backend="null", out=str(tmp_path / where), threads=1, **keywords, **pools).folder
+                   for where, pools in (("here", {}), ("there", {"ray_address": ray_address, "pools": "all=2"})))  # fmt: skip
+    for file in ("metrics.jsonl", "samples.jsonl"):
+        assert recorded(there, file) == recorded(here, file)
+    assert all({"scores/a", "scores/b", "reward/missing_of_queries/none"} <= row.keys() for row in recorded(there, "metrics.jsonl"))
+    lines = [(run / "notes.txt").read_text().splitlines() for run in (here, there)]
+    notes = [[line.partition("  ")[2] for line in each if "missing" in line] for each in lines]
+    assert notes[0] == notes[1]
+    assert "judges.py:6: the list that the function returned has None" in notes[0][0]
+    printed = [sorted((run / FILE).read_text().splitlines()) for run in (here, there)]
+    assert printed[0] == printed[1]
+    assert [line.partition(" ")[0] for line in printed[1]] == ["judging"] * 12  # two samples of three prompts, twice
 
 
 def test_sources_of_the_data_stand_beside_scores_where_a_worker_summarises():

@@ -1,5 +1,6 @@
 """A flow on its way to a worker: what runs there is the text that the driver has, whatever lies on the worker's disk."""
 
+import dataclasses
 import os
 import tempfile
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 
 import rlflow
 from rlflow.author.load import load_flow
+from rlflow.author.settings import fields
 from rlflow.cluster.setup import FlowSource, Setup
 from rlflow.data.scorer import DataShape
 from rlflow.errors import PlanError
@@ -101,3 +103,20 @@ def test_a_flow_of_no_file_goes_along_as_a_pickle_and_needs_no_module_there():
     source = FlowSource.of(here)
     assert source.text == ""
     assert source.load().name == "here"
+
+
+def test_a_flow_that_goes_along_as_a_pickle_leaves_its_settings_as_they_are():
+    @dataclasses.dataclass
+    class Settings:
+        beta: float
+        clips: list[float] = dataclasses.field(default_factory=list)
+
+    defaults = Settings(0.5)
+
+    @rlflow.flow
+    def here(prompts, actor, hp=defaults):
+        return actor.generate(prompts, samples=1, max_tokens=2)
+
+    FlowSource.of(here).load()
+    assert fields(Settings)["beta"].default is dataclasses.MISSING
+    assert fields(Settings)["clips"].default == []

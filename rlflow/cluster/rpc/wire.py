@@ -42,6 +42,7 @@ from rlflow.cluster.rpc.header import (
 )
 from rlflow.columns import Level
 from rlflow.copy_on_write import address
+from rlflow.messages import read, written
 
 __all__ = ["WireError", "pack", "pieces", "unpack"]
 
@@ -103,7 +104,7 @@ def _tensors(name: str, data: Data) -> tuple[Tensor, ...]:
 def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     if not all(isinstance(text, str) for text in texts):
         raise WireError.of(f"column {name!r}", "text that is no str", "str")
-    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    encoded = [written(text).encode("utf-8", "surrogatepass") for text in texts]
     offsets = torch.tensor([0, *itertools.accumulate(map(len, encoded))], dtype=torch.int64)
     return torch.from_numpy(np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8)), offsets
 
@@ -223,9 +224,11 @@ def _decoded(name: str, blob: Tensor, offsets: Tensor) -> Iterator[str]:
         raise WireError.of(f"text column {name!r}", f"offsets {ends[:4]} … {ends[-1:]}", f"ascending from 0 to {len(blob)}")
     raw = blob.numpy().data
     try:
-        yield from (str(raw[a:b], "utf-8", "surrogatepass") for a, b in itertools.pairwise(ends))
+        yield from (read(str(raw[a:b], "utf-8", "surrogatepass")) for a, b in itertools.pairwise(ends))
     except UnicodeDecodeError as error:
         raise WireError.of(f"text column {name!r}", error.reason, "UTF-8") from error
+    except ValueError as error:
+        raise WireError.of(f"text column {name!r}", error, "messages after their mark, or text") from error
 
 
 def viewed(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:

@@ -20,6 +20,7 @@ from rlflow.cluster.rpc import wire
 from rlflow.cluster.rpc.header import DTYPES
 from rlflow.cluster.rpc.wire import WireError, pack, pieces, unpack
 from rlflow.columns import Kind, Level
+from rlflow.messages import MARK, packed
 
 QUICK = settings(max_examples=100, deadline=None)
 NAMES = st.sampled_from(sorted(DTYPES))
@@ -136,6 +137,19 @@ def test_long_text_and_no_text():
     batch = Batch(Axis.fresh(5), {"completion": Data(Kind(Level.TEXT), texts)})
     assert unpack(pack(batch)).data["completion"].value == texts
     assert unpack(pack(Batch(Axis.fresh(0), {"completion": Data(Kind(Level.TEXT), ())}))).data["completion"].value == ()
+
+
+MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXTS, "content": TEXTS}), min_size=1, max_size=3)
+
+
+@QUICK
+@given(st.lists(TEXTS | MESSAGES | TEXTS.map(lambda text: MARK + text), max_size=4))
+def test_rows_of_messages_travel_beside_texts_and_none_is_taken_for_the_other(rows):
+    values = tuple(row if isinstance(row, str) else packed(row) for row in rows)
+    batch = Batch(Axis.fresh(len(rows)), {"question": Data(Kind(Level.TEXT), values)})
+    arrived = unpack(pack(batch))
+    assert arrived["question"] == rows
+    assert bytes(pack(arrived)) == bytes(pack(batch))
 
 
 # -- what cannot be packed -------------------------------------------------------------------------------------------------------
@@ -336,6 +350,8 @@ WRONG = {
     "a name that drives a terminal": frame_of(header(but(ROW, 0, "\x1b[2J" * 99), ROW, ROW), KEYS, b""),
     "bytes that are no UTF-8": frame_of(header(TEXT), KEYS, b"a\xff\xfe", np.array([0, 1, 3])),
     "a character cut in two": frame_of(header(TEXT), KEYS, "aü".encode(), np.array([0, 2, 3])),
+    "a mark without messages": frame_of(header(but(TEXT, 4, [["uint8", [len(MARK)]], ["int64", [3]]])), KEYS, MARK.encode(),
+                                        np.array([0, len(MARK), len(MARK)])),
     "text with a dtype": frame_of(header(but(TEXT, 2, "int64")), KEYS, b"abc", np.array([0, 1, 3])),
     "a buffer more": frame_of(header(), KEYS, np.ones(2)),
     "a buffer less": frame_of(header(ROW), KEYS),

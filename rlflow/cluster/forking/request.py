@@ -1,0 +1,63 @@
+"""What is asked of a fork server over its socket. This module imports the standard library alone, since the client must start at once."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+LENGTH, REPLY = struct.Struct("!I"), struct.Struct("!i")
+FILES = 3  # stdin, stdout and stderr of the process that asks
+LONGEST = 1 << 24  # bytes of a request
+
+
+@dataclass(frozen=True)
+class Request:
+    """Import modules, and then start a process if there is a command for one."""
+
+    key: str  # the server's secret
+    modules: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)  # the path of a Python script, and its arguments
+    environment: dict[str, str] = field(default_factory=dict)
+    folder: str = "/"  # the working directory
+
+
+def send(connection: socket.socket, request: Request, files: list[int]) -> None:
+    """Send a request, with the descriptors that become the new process's stdin, stdout and stderr. Raises OSError."""
+    text = json.dumps(asdict(request)).encode()
+    message = LENGTH.pack(len(text)) + text
+    sent = socket.send_fds(connection, [message], files) if files else connection.send(message)
+    if rest := message[sent:]:  # the server may have answered and gone by now
+        connection.sendall(rest)
+
+
+def receive(connection: socket.socket) -> tuple[Request, list[int]]:
+    """The next request and its descriptors. Raises ValueError for anything else, EOFError where none comes any more, OSError."""
+    message, files, _, _ = socket.recv_fds(connection, LENGTH.size, FILES)
+    length = LENGTH.unpack(message + _exactly(connection, LENGTH.size - len(message)))[0]
+    if length > LONGEST:
+        raise ValueError(f"a request of {length} bytes")
+    values: Any = json.loads(_exactly(connection, length))
+    try:
+        return Request(**values), list(files)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def reply(connection: socket.socket) -> int:
+    """The next number that the server sends: the pid of the process, then how it ended, as ``os.waitpid`` gives it. Raises EOFError where
+    none comes any more, OSError."""
+    return int(REPLY.unpack(_exactly(connection, REPLY.size))[0])
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    parts = []
+    while size:
+        part = connection.recv(min(size, 1 << 16))
+        if not part:
+            raise EOFError("the connection was closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

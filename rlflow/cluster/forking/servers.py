@@ -1,0 +1,113 @@
+"""The fork servers of this process: made for the first run with workers on this machine, kept for later runs, ended with the process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlflow.cluster.forking import client
+from rlflow.cluster.forking.request import Request, send
+from rlflow.cluster.forking.server import ROOM, SLOT
+from rlflow.watchdog import kin
+
+SERVER = "rlflow.cluster.forking.server"
+BACKLOG = 256  # processes that may ask while the server imports
+APART = {kin.MARK, "PYTHONBREAKPOINT", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"}  # variables that no import reads
+END_SECONDS = 5.0
+KEPT = 2  # servers at a time: runs that take turns with different numbers of threads need one each
+
+
+@dataclass(frozen=True)
+class Server:
+    """A fork server that was started here, and how to reach it."""
+
+    process: subprocess.Popen[bytes]
+    address: str  # of an abstract socket, which leaves no file
+    key: str
+    environment: Mapping[str, str]  # as far as it matters to what the server has imported
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str]) -> Server:
+        """Start a server. Raises OSError where there can be none."""
+        address, key = f"\0rlflow-forks-{secrets.token_hex(16)}", secrets.token_hex(32)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", SERVER, str(listener.fileno()), str(os.getpid())], stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[listener.fileno()], start_new_session=True,
+                env={**environment, ROOM: SLOT},
+            )  # fmt: skip
+        assert process.stdin is not None
+        with process.stdin, suppress(BrokenPipeError):
+            process.stdin.write(f"{key}\n".encode())
+        return cls(process, address, key, environment)
+
+    def import_all(self, modules: list[str]) -> None:
+        """Have the server import modules, and wait for nothing. Raises OSError."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self.address)
+            send(connection, Request(self.key, modules), [])
+
+    def end(self) -> None:
+        """End the server, and the processes that it has started."""
+        self.process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_SECONDS)
+
+
+_servers: list[Server] = []  # of this process, the latest used last
+
+
+def executable(folder: Path, modules: Iterable[str], threads: int) -> str | None:
+    """The command that Ray shall start in place of Python, for workers that import ``modules`` and have so many threads. The key of this
+    process's server goes into the private ``folder``. None where there can be no server: not on Linux."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return None
+    names, introduction = sorted(modules), folder / "forks.json"
+    try:
+        server = _serving({**os.environ, "OMP_NUM_THREADS": str(threads)})
+        server.import_all(names)
+        content = json.dumps({"address": server.address, "key": server.key, "modules": names})
+        with os.fdopen(os.open(introduction, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(content)
+    except OSError:
+        return None
+    return shlex.join([sys.executable, "-I", "-S", client.__file__, str(introduction)])
+
+
+def _serving(variables: Mapping[str, str]) -> Server:
+    """The server with such an environment, or a new one: what a library reads when it is imported cannot be changed in a fork. Raises
+    OSError."""
+    environment = {name: value for name, value in variables.items() if name not in APART and not name.startswith("RAY_")}
+    server = next((each for each in _servers if each.environment == environment and each.process.poll() is None), None)
+    if server is not None:
+        _servers.remove(server)
+    else:
+        server = Server.start(environment)
+    for other in [each for each in _servers if each.process.poll() is not None] or _servers[: -(KEPT - 1)]:
+        _servers.remove(other)
+        other.end()
+    _servers.append(server)
+    return server
+
+
+def end() -> None:
+    """End the servers of this process. No run may be under way."""
+    while _servers:
+        _servers.pop().end()
+
+
+atexit.register(end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_servers.clear)  # they are the parent's

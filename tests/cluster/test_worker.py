@@ -1,0 +1,242 @@
+"""Workers in this process beside an engine without workers: every kind of call gives the same columns, metrics and state."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from here import roles_here
+
+import rlflow
+import rlflow.tasks
+from rlflow import StageError
+from rlflow.author.load import load
+from rlflow.cluster.rpc.message import Answer
+from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
+from rlflow.cluster.sharding.shard_map import RemoteColumn
+from rlflow.execution.engine import Chunks
+from rlflow.training.learning import Learned
+from rlflow.training.protocols import Sampling
+
+flows = load(Path(__file__).parent / "flows.py")
+COLUMNS = (
+    "tokens", "mask", "completion", "scores", "logprobs", "noise", "shown", "advantages", "best", "total", "doubled", "report", "group",
+)
+SAMPLING = Sampling(samples=2, max_tokens=7)
+
+
+@pytest.fixture(scope="module")
+def there():
+    """The objects of a run on three ranks, with seven prompts an iteration."""
+    with pytest.MonkeyPatch.context() as patch, roles_here(patch, flows.kinds, prompts=7, pools="all=3") as roles:
+        yield roles
+
+
+@pytest.fixture(scope="module")
+def alone():
+    with rlflow.roles(flows.kinds, backend="null", prompts=7) as roles:
+        yield roles
+
+
+def outcome(roles, rows=7, iteration=0):
+    prepared = roles.prepared
+    prepared.engine.iteration = iteration
+    return prepared.executor.run(prepared.plan, prepared.prompts.take(rows))
+
+
+def held(roles):
+    return {name: [worker.held() for worker in pool.actors] for name, pool in roles.prepared.engine.pools.items()}
+
+
+def losses(roles, pool):
+    """Of each update, the sum of what its ranks have for a loss, since each has its addend alone where no group of torch's adds them up."""
+    pool = roles.prepared.engine.pools[pool]
+    learned = [answer.value for ref in pool.answers if isinstance((answer := Answer.unpacked(ref.value)).value, Learned)]
+    pool.answers.clear()
+    steps = [learned[first : first + len(pool)] for first in range(0, len(learned), len(pool))]
+    return sorted(sum(rank.steps["loss"] for rank in ranks) for ranks in steps)
+
+
+def assert_same(found, expected, addends):
+    """One iteration's outcomes, on workers and without."""
+    expected_losses = {name: value for name, value in expected.metrics.items() if name.endswith(".update/loss")}
+    assert addends == pytest.approx(sorted(expected_losses.values()), rel=1e-6, abs=1e-7)
+    assert found.metrics.keys() == expected.metrics.keys()
+    for name, value in expected.metrics.items():
+        assert name in expected_losses or found.metrics[name] == pytest.approx(value, rel=1e-12, nan_ok=True), name
+    assert (found.summary, found.state, found.account) == (expected.summary, expected.state, expected.account)
+
+
+def test_every_column_is_the_one_of_a_single_process(there, alone):
+    found, expected = flows.kinds(there.take(), **there), flows.kinds(alone.take(), **alone)
+    assert isinstance(found.data["logprobs"], RemoteColumn)
+    fetched = there.prepared.engine.fetch(found.select(*COLUMNS))
+    for name in COLUMNS:
+        one, other = fetched[name], expected[name]
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+    assert [float(value) for value in found["ranks"]] == [float(expected["total"])] * 3  # an ALL stage ran on every rank
+    there.prepared.engine.finished()
+    there.prepared.engine.pools["all"].answers.clear()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_an_iteration_comes_to_the_same_and_leaves_nothing_on_the_workers(there, alone, rows):
+    assert_same(outcome(there, rows), outcome(alone, rows), losses(there, "all"))
+    assert held(there) == {"all": [0, 0, 0]}
+
+
+@pytest.mark.parametrize(("name", "iterations", "settings"), [
+    ("ppo", 3, {"hp.minibatch": 4, "hp.warmup": 1}), ("dapo", 1, {"hp.samples": 3, "hp.groups": 2}),
+    ("vineppo", 1, {"hp.samples": 2, "hp.rollouts": 2}), ("correction", 1, {"hp.samples": 2}),
+])  # fmt: skip
+def test_an_algorithm_comes_to_the_same_with_weights_that_go_from_pool_to_pool(monkeypatch, name, iterations, settings):
+    settings = {"prompts": 4, "hp.max_tokens": 9, **settings}
+    with (
+        roles_here(monkeypatch, name, pools="train=2,rollout=2", weights="gather", **settings) as there,
+        rlflow.roles(name, backend="null", **settings) as alone,
+    ):
+        for iteration in range(iterations):
+            found, expected = outcome(there, 4, iteration), outcome(alone, 4, iteration)
+            assert_same(found, expected, losses(there, "train"))
+            assert held(there) == {"train": [0, 0], "rollout": [0, 0]}
+        engine = there.prepared.engine
+        updates = iterations - settings.get("hp.warmup", 0)
+        assert engine.models["actor"].version == updates
+        for worker in engine.pools["rollout"].actors:  # has the weights with which the last iteration was sampled
+            assert worker.engine.models["actor"].generator.version == updates - 1
+
+
+@pytest.mark.parametrize(("name", "data"), [("dpo", "arithmetic_pairs"), ("sft", "arithmetic_lessons")])
+def test_data_are_learned_from_alike_by_pairs_and_without_groups(monkeypatch, name, data):
+    settings = {"prompts": 5, "hp.minibatch": 4, "data": f"{next(iter(rlflow.tasks.__path__))}/{data}.jsonl"}
+    with roles_here(monkeypatch, name, pools="all=2", **settings) as there, rlflow.roles(name, backend="null", **settings) as alone:
+        assert_same(outcome(there, 5), outcome(alone, 5), losses(there, "all"))
+        assert held(there) == {"all": [0, 0]}
+
+
+def test_spans_of_ranks_lie_within_the_iteration_by_the_drivers_clock(there):
+    there.prepared.engine.ran()
+    start = time.monotonic()
+    found = outcome(there, iteration=3)
+    end = time.monotonic()
+    spans = found.ranks
+    assert {(span.pool, span.rank, span.iteration) for span in spans} == {("all", rank, 3) for rank in range(3)}
+    assert {"actor.generate", "reward", "noisy", "actor.update"} <= {span.node for span in spans}
+    assert all(start - 0.1 <= span.start <= span.end <= end + 0.1 for span in spans)
+    assert there.prepared.engine.ran() == []
+    there.prepared.engine.pools["all"].answers.clear()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_rows_come_in_chunks_and_at_last_all_as_without(there, count):
+    engine, prompts = there.prepared.engine, there.take()
+    expected = engine.gather(engine.sample("actor", prompts, SAMPLING, 5))
+    *chunks, found = engine.sample_chunks("actor", prompts, SAMPLING, 5, Chunks(count, ("tokens", "completion")))
+    assert len(chunks) == count
+    rows = [path for chunk in chunks for path in chunk.axis.keys.tolist()]
+    assert sorted(rows) == sorted(expected.axis.keys.tolist())
+    where = {tuple(path): row for row, path in enumerate(expected.axis.keys.tolist())}
+    for chunk in map(engine.gather, chunks):
+        index = [where[tuple(path)] for path in chunk.axis.keys.tolist()]
+        assert chunk["completion"] == [expected["completion"][row] for row in index]
+        assert chunk.data["tokens"].lengths.tolist() == expected.data["tokens"].lengths[index].tolist()
+    found = engine.gather(found)
+    assert torch.equal(found["tokens"], expected["tokens"])
+    assert torch.equal(found.axis.keys, expected.axis.keys)
+    spans = engine.ran()
+    assert all(span.start <= span.end for span in spans)
+    engine.finished()
+
+
+def test_rows_that_are_kept_for_later_come_back_from_a_checkpoint_and_join_others(there):
+    engine, prompts = there.prepared.engine, there.take()
+    rows = engine.sample("actor", prompts, SAMPLING, 5)
+    expected = engine.gather(rows)
+    back = engine.unpacked(engine.packed(rows), None, "all")
+    for again in (back, engine.held(rows, "all")):
+        assert all(isinstance(data, RemoteColumn) for data in again.data.values())
+        for name in ("tokens", "sampled_logprobs", "completion"):
+            one, other = engine.gather(again)[name], expected[name]
+            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    for both in map(engine.gather, (engine.concat([rows, back]), engine.joined([rows, back]))):
+        assert both["completion"] == [*expected["completion"], *expected["completion"]]
+        assert both.data["tokens"].value.tolist() == expected.data["tokens"].value.tolist() * 2
+    texts = [rows.select("completion", "mask").rename(completion="said"), back.select("finish", "mask").rename(finish="said")]
+    assert engine.gather(engine.concat(texts))["said"] == [*expected["completion"], *expected["finish"]]  # called otherwise on the workers
+    engine.finished()
+    assert held(there) == {"all": [0, 0, 0]}
+
+
+def test_the_driver_looks_into_no_column_above_64_kib(there):
+    engine = there.prepared.engine
+    rows = engine.sample("actor", there.take(900), SAMPLING, 5)
+    groups = engine.fetch(rows.select("group"))["group"]
+    assert (groups - groups[0]).tolist() == [row // 2 for row in range(1800)]
+    with pytest.raises(ValueError, match=rf"column 'tokens' of {rows.data['tokens'].nbytes} bytes, expected at most 65536"):
+        engine.fetch(rows.select("tokens", "group"))
+    engine.finished()
+
+
+def test_a_trainers_state_and_weights_come_from_rank_0_and_are_put_back(there):
+    engine = there.prepared.engine
+    first, other, _ = engine.pools["all"].actors
+    before = unpack_tensors(first.state("actor"))
+    payload, size = first.commit("actor")
+    assert size == payload.nbytes > 0
+    assert unpack_tensors(other.state("actor")) == unpack_tensors(other.weights("actor")) == {}  # takes part alone
+    outcome(there)
+    assert unpack_tensors(first.weights("actor"))["steps"] == before["parameters/steps"] + 5  # of five rows each
+    for worker in (first, other):
+        worker.restore("actor", payload)
+        assert worker.engine.models["actor"].trainer.state() == before
+    first.receive("actor", 12, pack_tensors({"steps": torch.tensor(3)}))
+    assert first.engine.models["actor"].generator.version == 12
+    engine.pools["all"].answers.clear()
+
+
+WRONG = {
+    "row count": ("return scores[1:]", r"found shape \[\d\], expected \[\d\] \(row level\) \(rank 0 of pool 'all'\)"),
+    "raises": ("raise RuntimeError('no such luck')", r"RuntimeError: no such luck \(rank 0 of pool 'all'\)"),
+}
+
+
+@pytest.fixture
+def wrong(tmp_path):
+    """A flow whose stage does what its state says; where that is none of WRONG, no row can be learned from."""
+    bodies = "\n".join(f"    if mode == {number}:\n        {body}" for number, (body, _) in enumerate(WRONG.values()))
+    (tmp_path / "wrong.py").write_text(f"""
+import torch
+from rlflow import flow, loss, row, scalar, stage
+
+@stage(gives={{"extra": row(torch.float32)}})
+def bad(scores, mode: scalar(torch.float32)):
+{bodies}
+    return scores * torch.nan
+
+@loss
+def policy_loss(new, extra: row(torch.float32)):
+    return new.logprobs, {{}}
+
+@flow(state=lambda hp: {{"mode": 0.0}})
+def wrong(prompts, actor, reward):
+    batch = actor.generate(prompts, max_tokens=4)
+    batch |= reward(batch)
+    batch |= bad(batch)
+    actor.update(batch, policy_loss)
+""")
+    return str(tmp_path / "wrong.py")
+
+
+def test_what_goes_wrong_names_its_rank_and_nothing_stays(wrong, monkeypatch):
+    with roles_here(monkeypatch, wrong, prompts=6, pools="all=2") as there, rlflow.roles(wrong, backend="null", prompts=6) as alone:
+        for number, (_, message) in enumerate(WRONG.values()):
+            there.state["mode"] = float(number)
+            with pytest.raises(StageError, match=message):
+                outcome(there, 6)
+            assert held(there) == {"all": [0, 0]}
+        there.state["mode"] = alone.state["mode"] = float(len(WRONG))
+        there.prepared.prompts.load(alone.prepared.prompts.state())
+        found, expected = outcome(there, 6), outcome(alone, 6)
+        assert found.metrics == pytest.approx(expected.metrics, nan_ok=True)
+        assert found.metrics["actor.update/left_out"] == 6
+        assert found.account == expected.account  # of rows that no step has learned from
