@@ -21,6 +21,7 @@ import ctypes
 import os
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -90,12 +91,13 @@ def run(sections: Any, given: argparse.Namespace, folder: Path, words: list[str]
     print(" · ".join(str(facts[name]) for name in ("device", "driver", "python", "error") if name in facts), flush=True)
     if "error" in facts:
         return 2
-    rows = [Row(section.name, section.group, section.what) for section in sections]
+    rows, writing = [Row(section.name, section.group, section.what) for section in sections], threading.Lock()
 
     def one(row: Row, section: Any) -> None:
         say(row, section, ground, given.budget - (time.monotonic() - began))
         if given.json:
-            write(given.json, facts, words, rows)  # after each, since machines are taken away
+            with writing:
+                write(given.json, facts, words, rows)  # after each, since machines are taken away
 
     with ThreadPoolExecutor(2 if given.device == "cpu" and given.small else 1) as turns:  # a device has one at a time
         list(turns.map(one, rows, sections))

@@ -124,10 +124,11 @@ def more_than_once(driver: dict[str, int], workers: list[dict[str, int]]) -> lis
 
 
 @cache
-def modules() -> list[tuple[str, Path, ast.Module]]:
-    """(module, path from the root, tree) of every file of the package."""
+def modules() -> list[tuple[str, Path, list[ast.AST]]]:
+    """(module, path from the root, all nodes of its syntax tree) of every file of the package."""
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "rlflow").rglob("*.py"))]
-    return [(".".join(path.with_suffix("").parts).removesuffix(".__init__"), path, ast.parse((ROOT / path).read_text())) for path in paths]
+    return [(".".join(path.with_suffix("").parts).removesuffix(".__init__"), path, list(ast.walk(ast.parse((ROOT / path).read_text()))))
+            for path in paths]
 
 
 def named(annotation: ast.expr | None, module: str, imports: dict[str, tuple[str, str]]) -> set[tuple[str, str]]:
@@ -136,23 +137,23 @@ def named(annotation: ast.expr | None, module: str, imports: dict[str, tuple[str
     return {imports.get(name, (module, name)) for name in names}
 
 
-def imported(tree: ast.Module) -> dict[str, tuple[str, str]]:
+def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
     """Name in the module → (module, name) of what it was imported as."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    found = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return {alias.asname or alias.name: (node.module or "", alias.name) for node in found for alias in node.names}
 
 
 def takers() -> list[str]:
     """Functions that take, by annotation, the configuration of a run or an object that holds it, however deep."""
-    sources = [(module, path, tree, imported(tree)) for module, path, tree in modules()]
+    sources = [(module, path, nodes, imported(nodes)) for module, path, nodes in modules()]
     fields = {(module, node.name): [item.annotation for item in node.body if isinstance(item, ast.AnnAssign)]
-              for module, _, tree, _ in sources for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}  # fmt: skip
+              for module, _, nodes, _ in sources for node in nodes if isinstance(node, ast.ClassDef)}  # fmt: skip
     imports = {module: names for module, _, _, names in sources}
     holders, before = {CONFIG}, set[tuple[str, str]]()
     while holders != before:
         before = set(holders)
         holders |= {place for place, each in fields.items() if any(named(one, place[0], imports[place[0]]) & before for one in each)}
-    return [f"{path}:{node.lineno} {node.name}" for module, path, tree, names in sources for node in ast.walk(tree)
+    return [f"{path}:{node.lineno} {node.name}" for module, path, nodes, names in sources for node in nodes
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and any(named(each.annotation, module, names) & holders for each in (*node.args.posonlyargs, *node.args.args,
                                                                                  *node.args.kwonlyargs))]  # fmt: skip
@@ -160,7 +161,7 @@ def takers() -> list[str]:
 
 def probes() -> list[str]:
     """Places outside of the loader that ask with getattr or hasattr what a backend can do."""
-    return [f"{path}:{call.lineno} {call.args[1].value}" for _, path, tree in modules() if str(path) != LOADER for call in ast.walk(tree)
+    return [f"{path}:{call.lineno} {call.args[1].value}" for _, path, nodes in modules() if str(path) != LOADER for call in nodes
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")
             and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in OPTIONAL]  # fmt: skip
 

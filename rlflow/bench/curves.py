@@ -52,6 +52,11 @@ class Cell:
         return tuple(curve.final for curve in self.curves if curve.points)
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each final value."""
+        return tuple(curve.seed for curve in self.curves if curve.points)
+
+    @property
     def unusable(self) -> str:
         """Why the cell cannot be compared; empty where it can."""
         bad = [str(curve.seed) for curve in self.curves if not curve.points or not math.isfinite(curve.final)]

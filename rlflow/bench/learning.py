@@ -4,6 +4,10 @@ Interquartile mean, probability of improvement and stratified resampling follow 
 the Statistical Precipice" (NeurIPS 2021, arXiv 2108.13264). Percentile intervals cover too little with the few seeds that there are, so
 the interval of interquartile means is the expanded percentile one, and that of the probability of improvement is Newcombe's.
 What one seed's curve says of itself is in `curves.py`.
+
+Two cells with the same seeds had the same held-out prompts, and drew from the same random numbers: seeds are then compared in pairs, so
+that what a seed does to both cells widens no interval. With several cells beside a base the probability of error is that of all pairs
+together, by Holm's procedure (Scandinavian Journal of Statistics 6, 1979).
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from typing import Literal
 import numpy as np
 
 from rlflow.bench.curves import Cell
+from rlflow.bench.forecast import announced, observations_left
 from rlflow.bench.resampling import Floats, Interval, draws, expanded_percentile
-from rlflow.bench.student import NORMAL, t_quantile, t_tail
+from rlflow.bench.student import NORMAL, t_tail
 
 Outcome = Literal["better", "worse", "equivalent within the margin", "undecided", "not enough to rank", "not comparable"]
 RESAMPLES = 2000
+ALPHA = 0.05  # probability of any wrong `better` or `worse` among the cells of a comparison
 LEAST_SEEDS = 5  # with fewer, no interval of what is shown here covers as it says
 
 
@@ -45,11 +51,12 @@ class Ranking:
     base: str
     outcome: Outcome
     seeds: tuple[int, int]  # how many each has
-    difference: Estimate | None  # interquartile mean of the final values of the cell minus that of the base; none where not comparable
+    difference: Estimate | None  # interquartile mean of the cell's final values minus the base's, at the level that decides
     improvement: Estimate | None  # probability that a seed of the cell ends better than one of the base
     equivalence: float  # p of two one-sided tests within the margin; NaN where there is none
     margin: float  # absolute: differences of final values up to it count as none; 0: nothing counts as equivalent
-    more: int | None  # about how many more seeds an undecided pair needs for each cell; none for others, and where nothing tells
+    paired: bool  # whether both have the same seeds, which are compared in pairs
+    more: int | None  # about how many more seeds an undecided pair needs for each cell, at most `FARTHEST`; none where nothing tells
     reason: str = ""  # why cells are not comparable
 
     @property
@@ -60,9 +67,10 @@ class Ranking:
         if self.outcome == "not enough to rank" or self.difference is None or self.improvement is None:
             seeds = f"{self.seeds[0]} and {self.seeds[1]} seeds of at least {LEAST_SEEDS}"
             return f"{self.cell} beside {self.base}: not enough to rank, {seeds}"
-        outcome = self.outcome if self.more is None else f"undecided, about {self.more} more seeds"
+        outcome = self.outcome if self.more is None else f"undecided, {announced(self.more, 'seeds')}"
+        count = f"{self.seeds[0]} pairs of seeds" if self.paired else f"{self.seeds[0]} and {self.seeds[1]} seeds"
         return (f"{self.cell} beside {self.base}: {outcome}; interquartile means differ by {self.difference.text}; "
-                f"probability of improvement {self.improvement.text}; {self.seeds[0]} and {self.seeds[1]} seeds, margin {self.margin:.4g}")
+                f"probability of improvement {self.improvement.text}; {count}, margin {self.margin:.4g}")
 
 
 def interquartile_mean(values: Floats) -> Floats:
@@ -85,12 +93,15 @@ def interquartile(strata: Sequence[Sequence[float]], *, level: float = 0.95, res
 
 
 def difference(
-    ours: Sequence[float], reference: Sequence[float], *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Estimate:
-    """Interquartile mean of ``ours`` minus that of ``reference``, each resampled by itself."""
+    ours: Sequence[float], reference: Sequence[float], *,
+    paired: bool = False, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0,
+) -> Estimate:  # fmt: skip
+    """Interquartile mean of ``ours`` minus that of ``reference``, each resampled by itself, or together where values of one place are a
+    pair."""
     arrays = [np.asarray(values, dtype=np.float64) for values in (ours, reference)]
     means = [interquartile_mean(array) for array in arrays]
-    sampled = [interquartile_mean(array[draws(len(array), resamples, seed + number)]) for number, array in enumerate(arrays)]
+    drawn = [draws(len(array), resamples, seed if paired else seed + number) for number, array in enumerate(arrays)]
+    sampled = [interquartile_mean(array[rows]) for array, rows in zip(arrays, drawn, strict=True)]
     return Estimate(float(means[0] - means[1]), expanded_percentile(sampled[0] - sampled[1], list(map(len, arrays)), level))
 
 
@@ -124,46 +135,72 @@ def _variance(theta: float, first: int, second: int) -> float:
     return theta * (1 - theta) * (1 + mixed * ((1 - theta) / (2 - theta) + theta / (1 + theta))) / (first * second)
 
 
-def equivalence(ours: Sequence[float], reference: Sequence[float], margin: float) -> float:
-    """The p of two one-sided tests (TOST) that means differ by less than ``margin``, with Welch's t (Schuirmann, J. Pharmacokinetics and
-    Biopharmaceutics 15, 1987): below 0.05 they are equivalent. Each side has two or more observations."""
-    mean, error, freedom = _welch(ours, reference)
+def equivalence(ours: Sequence[float], reference: Sequence[float], margin: float, *, paired: bool = False) -> float:
+    """The p of two one-sided tests (TOST) that means differ by less than ``margin`` (Schuirmann, J. Pharmacokinetics and Biopharmaceutics
+    15, 1987), with Welch's t, or with that of the differences where values of one place are a pair: below 0.05 they are equivalent. Each
+    side has two or more observations."""
+    mean, error, freedom = _means(ours, reference, paired)
     if error == 0:
         return 0.0 if abs(mean) < margin else 1.0
     return t_tail((margin - abs(mean)) / error, freedom)
 
 
-def _welch(ours: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
-    """Difference of means, its standard error, and Welch's degrees of freedom."""
+def _means(ours: Sequence[float], reference: Sequence[float], paired: bool) -> tuple[float, float, float]:
+    """Difference of means, its standard error, and its degrees of freedom."""
     arrays = [np.asarray(values, dtype=np.float64) for values in (ours, reference)]
+    if paired:
+        differences = arrays[0] - arrays[1]
+        return float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(differences)), len(differences) - 1
+    return _welch(*arrays)
+
+
+def _welch(ours: Floats, reference: Floats) -> tuple[float, float, float]:
+    """Difference of means of two sides that are drawn independently, its standard error, and Welch's degrees of freedom."""
+    arrays = (ours, reference)
     squares = [float(array.var(ddof=1)) / len(array) for array in arrays]
     top = max(squares)
     weights = [square / top if top else 0.0 for square in squares]  # scaled, so that no square overflows or vanishes
     below = sum(weight**2 / (len(array) - 1) for weight, array in zip(weights, arrays, strict=True))
     freedom = sum(weights) ** 2 / below if below else math.inf
-    return float(arrays[0].mean() - arrays[1].mean()), math.sqrt(sum(squares)), freedom
+    return float(ours.mean() - reference.mean()), math.sqrt(sum(squares)), freedom
+
+
+def ranked_all(
+    cells: Sequence[Cell], base: Cell, *, margin: float = 0.0, higher: bool = True, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[Ranking, ...]:
+    """Compare each cell with ``base``, so that anything is wrongly found better or worse with a probability of 5 % in all: each pair has an
+    equal part of it, and one that is found leaves its part to the others (Holm)."""
+    rankings: dict[str, Ranking] = {}
+    again = True
+    while again:
+        alpha = ALPHA / max(len(cells) - len(rankings), 1)
+        every = [ranked(cell, base, margin=margin, higher=higher, alpha=alpha, resamples=resamples, seed=seed) for cell in cells]
+        new = {each.cell: each for each in every if each.cell not in rankings and each.outcome in ("better", "worse")}
+        rankings |= new
+        again = bool(new)
+    return tuple(rankings.get(ranking.cell, ranking) for ranking in every)
 
 
 def ranked(
-    cell: Cell, base: Cell, *, margin: float = 0.0, higher: bool = True, resamples: int = RESAMPLES, seed: int = 0
+    cell: Cell, base: Cell, *, margin: float = 0.0, higher: bool = True, alpha: float = ALPHA, resamples: int = RESAMPLES, seed: int = 0
 ) -> Ranking:
-    """Compare two cells by their final values. ``higher``: larger values are better.
+    """Compare two cells by their final values. ``higher``: larger values are better; ``alpha``: the probability of error.
 
-    Equivalent where the two one-sided tests reject at 5 %, even where the interval leaves out 0; otherwise better or worse where the 95 %
+    Equivalent where both one-sided tests reject at ``alpha``, even where the interval leaves out 0; otherwise better or worse where the
     interval of the difference of interquartile means leaves out 0.
     """
     ours, reference = cell.final, base.final
-    seeds = (len(ours), len(reference))
+    seeds, paired = (len(ours), len(reference)), cell.seeds == base.seeds
     reason = cell.unusable or base.unusable
     if reason or min(seeds) < LEAST_SEEDS:
         outcome: Outcome = "not comparable" if reason else "not enough to rank"
-        return Ranking(cell.name, base.name, outcome, seeds, None, None, math.nan, margin, None, reason)
-    gain = difference(ours, reference, resamples=resamples, seed=seed)
-    p = equivalence(ours, reference, margin) if margin > 0 else math.nan
-    outcome = "equivalent within the margin" if p < 0.05 else _direction(gain, higher)
-    more = _more(ours, reference, margin) if outcome == "undecided" else None
+        return Ranking(cell.name, base.name, outcome, seeds, None, None, math.nan, margin, paired, None, reason)
+    gain = difference(ours, reference, paired=paired, level=1 - alpha, resamples=resamples, seed=seed)
+    p = equivalence(ours, reference, margin, paired=paired) if margin > 0 else math.nan
+    outcome = "equivalent within the margin" if p < alpha else _direction(gain, higher)
+    more = _more(ours, reference, margin, alpha, paired) if outcome == "undecided" else None
     chance = probability_of_improvement(*((ours, reference) if higher else (reference, ours)))
-    return Ranking(cell.name, base.name, outcome, seeds, gain, chance, p, margin, more)
+    return Ranking(cell.name, base.name, outcome, seeds, gain, chance, p, margin, paired, more)
 
 
 def _direction(gain: Estimate, higher: bool) -> Outcome:
@@ -173,13 +210,25 @@ def _direction(gain: Estimate, higher: bool) -> Outcome:
     return "better" if (gain.value > 0) == higher else "worse"
 
 
-def _more(ours: Sequence[float], reference: Sequence[float], margin: float) -> int | None:
+def _more(ours: Sequence[float], reference: Sequence[float], margin: float, alpha: float, paired: bool) -> int | None:
     """About how many more seeds each cell needs: until the margin, or the difference of means less its standard error where that is
     larger, is found with a chance of 0.8. None where neither is above 0."""
-    mean, error, freedom = _welch(ours, reference)
+    mean, error, freedom = _means(ours, reference, paired)
     effect = max(margin, abs(mean) - error)
     if effect <= 0:
         return None
     seeds = min(len(ours), len(reference))
-    needed = t_quantile(0.975, min(freedom, seeds - 1)) + NORMAL.inv_cdf(0.8)
-    return max(1, math.ceil(seeds * min(needed * error / effect, 1e4) ** 2) - seeds)
+    return observations_left(seeds, error, effect, 1 - alpha, min(freedom, seeds - 1))
+
+
+def profile_text(cell: Cell, base: Cell) -> str:
+    """A performance profile in words: at the quartiles of all final values, how many seeds of each cell ended above them."""
+    values = [value for value in (*cell.final, *base.final) if math.isfinite(value)]
+    if not values:
+        return "no seed has a finite final value"
+    marks = sorted({float(mark) for mark in np.quantile(values, [0.25, 0.5, 0.75])})
+
+    def above(each: Cell, mark: float) -> str:
+        return f"{sum(value > mark for value in each.final)} of {len(each.final)}"
+
+    return ", ".join(f"{mark:.4g}: {above(cell, mark)} beside {above(base, mark)}" for mark in marks)

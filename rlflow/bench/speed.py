@@ -9,6 +9,10 @@ cells sooner or later, so looks are declared before the first round (`Looks`), a
 sum bounds the error of the whole whatever the looks have in common (Bonferroni; the idea of spending is Lan and DeMets, "Discrete
 sequential boundaries for clinical trials", Biometrika 70, 1983). A pair keeps the verdict of the look that decided it.
 
+**Pairs.** The probability of error is that of all pairs together, by Holm's procedure at each look: every pair has an equal part of it, and
+one that is found faster or slower leaves its part to the others, from that look on (Maurer and Bretz, "Multiple testing in group sequential
+trials using graphical approaches", Statistics in Biopharmaceutical Research 5, 2013).
+
 At a look, two intervals must agree: the 95 % interval that is shown (BCa), and one at the level of the look, on the logarithm of the ratio:
 t with the bootstrap's standard error, since quantiles that far out would rest on a handful of resamples.
 """
@@ -17,17 +21,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from rlflow.bench.forecast import POWER, announced, observations_left
 from rlflow.bench.resampling import Floats, Interval, bca, draws, medians_left_out
 from rlflow.bench.student import NORMAL, t_quantile
 
 Outcome = Literal["faster", "slower", "same within the margin", "undecided", "not comparable"]
+DIFFERENT: tuple[Outcome, ...] = ("faster", "slower")
 RESAMPLES = 1000
-POWER = 0.8  # the chance with which a difference of the margin should be found after the rounds that are announced
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Looks:
     minimum: int = 6  # rounds before the first look, 3 or more
     maximum: int = 48  # rounds after which nothing is added
     growth: float = 1.35  # each look has about this many times the rounds of the one before; above 1
-    alpha: float = 0.05  # probability of a wrong `faster` or `slower` for a pair, over all looks
+    alpha: float = 0.05  # probability of any wrong `faster` or `slower`, over all looks and all pairs
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -60,6 +65,10 @@ class Looks:
     def level(self) -> float:
         """Level of the interval of each look: 1 - alpha / number of looks."""
         return 1 - self.alpha / len(self.rounds)
+
+    def shared(self, pairs: int) -> Looks:
+        """The looks of one of so many pairs, which has an equal part of the error."""
+        return replace(self, alpha=self.alpha / pairs)
 
     def due(self, rounds: int) -> bool:
         """Whether a look is declared after this many rounds."""
@@ -78,8 +87,9 @@ class Speed:
     interval: Interval | None  # of the ratio, at 95 %; none with fewer than two rounds or where not comparable
     at_look: Interval | None  # of the ratio, at the level of a look; what the outcome rests on, with `interval`
     margin: float  # ratios from 1 / (1 + margin) to 1 + margin count as the same
-    more: int | None  # about how many more rounds an undecided pair needs; none for others
+    more: int | None  # about how many more rounds an undecided pair needs, at most `forecast.FARTHEST`; none for others
     reason: str = ""  # why cells are not comparable
+    early: bool = False  # no look was due yet, and `more` is the number of rounds until the first: so few tell nothing of the noise
 
     @property
     def decided(self) -> bool:
@@ -91,7 +101,7 @@ class Speed:
         """One sentence."""
         if self.outcome == "not comparable":
             return f"{self.cell} and {self.base} are not comparable: {self.reason}"
-        outcome = self.outcome if self.more is None else f"undecided, about {self.more} more rounds"
+        outcome = self.outcome if self.more is None else f"undecided, {announced(self.more, 'rounds', least=self.early)}"
         rests = f", {self.interval.text}" if self.interval else ""
         count = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
         estimate = f"{self.ratio:.4g} times the seconds{rests}, {count}"
@@ -105,12 +115,27 @@ def judged(
     """Each cell beside ``base``, from the blocks recorded so far, in the order of ``cells``.
 
     A pure function of the blocks: it looks where looks are declared and keeps the first decision, so it may be called after any round, and
-    again after a restart. A round counts for a pair where both cells have exactly one block. The probability of error ``looks.alpha``
-    holds for each pair; give a part of it where all pairs together matter.
+    again after a restart. A round counts for a pair where both cells have exactly one block. All of ``cells`` count as pairs, those without
+    blocks too: who asks again after more rounds names the same ones.
     """
-    schedule = looks or Looks()
-    others = [name for name in cells if name != base]
-    return tuple(_pair(name, base, cells[name], cells[base], margin, schedule, resamples, seed) for name in others)
+    schedule, others = looks or Looks(), [name for name in cells if name != base]
+    rounds = {name: _pair(name, base, cells[name], cells[base]) for name in others}
+    speeds = {name: Speed(name, base, "not comparable", 0, math.nan, None, None, margin, None, reason)
+             for name, (_, reason) in rounds.items() if reason}  # fmt: skip
+
+    def look(name: str, count: int | None, may_decide: bool) -> Speed:
+        different = sum(speed.outcome in DIFFERENT for speed in speeds.values())
+        own = schedule.shared(len(others) - different)
+        return _look(name, base, rounds[name][0][:count], margin, own, resamples, seed, may_decide=may_decide)
+
+    for count in schedule.rounds:
+        again = True
+        while again:
+            undecided = [name for name in others if name not in speeds and len(rounds[name][0]) >= count]
+            new = {name: speed for name in undecided if (speed := look(name, count, True)).decided}
+            speeds |= new
+            again = any(speed.outcome in DIFFERENT for speed in new.values())
+    return tuple(speeds.get(name) or look(name, None, False) for name in others)
 
 
 def finished(speeds: Sequence[Speed], rounds: int, looks: Looks | None = None) -> bool:
@@ -118,20 +143,11 @@ def finished(speeds: Sequence[Speed], rounds: int, looks: Looks | None = None) -
     return all(speed.decided for speed in speeds) or rounds >= (looks or Looks()).rounds[-1]
 
 
-def _pair(
-    cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block], margin: float, looks: Looks, resamples: int, seed: int
-) -> Speed:
+def _pair(cell: str, base: str, blocks: Sequence[Block], base_blocks: Sequence[Block]) -> tuple[Floats, str]:
+    """Seconds [rounds, 2] of the rounds that both have, or why there are none."""
     reason = _unusable(cell, blocks) or _unusable(base, base_blocks)
     seconds = np.empty((0, 2)) if reason else _rounds(blocks, base_blocks)
-    if not len(seconds):
-        return Speed(cell, base, "not comparable", 0, math.nan, None, None, margin, None, reason or "they have no round in common")
-    for rounds in looks.rounds:
-        if rounds > len(seconds):
-            break
-        speed = _look(cell, base, seconds[:rounds], margin, looks, resamples, seed)
-        if speed.decided:
-            return speed
-    return _look(cell, base, seconds, margin, looks, resamples, seed, may_decide=False)
+    return seconds, reason or ("" if len(seconds) else "they have no round in common")
 
 
 def _unusable(cell: str, blocks: Sequence[Block]) -> str:
@@ -155,7 +171,7 @@ def _look(
     logs = np.ascontiguousarray(np.log(seconds).T)
     rounds, ratio = logs.shape[1], float(_log_ratio(logs))
     if rounds < 2:
-        return Speed(cell, base, "undecided", 1, _exp(ratio), None, None, margin, _to_next_look(looks, 1))
+        return Speed(cell, base, "undecided", 1, _exp(ratio), None, None, margin, _to_next_look(looks, 1), early=True)
     values = _log_ratio(logs[:, draws(logs.shape[1], resamples, seed)])
     shown = bca(values, ratio, medians_left_out(logs[0]) - medians_left_out(logs[1]), 0.95)
     error = 0.0 if shown.method == "no spread" else float(values.std())
@@ -163,7 +179,8 @@ def _look(
     at_look = Interval(ratio - half, ratio + half, looks.level, "t" if error else "no spread")
     outcome = _outcome(min(shown.low, at_look.low), max(shown.high, at_look.high), math.log1p(margin)) if may_decide else "undecided"
     more = _more(ratio, error, rounds, margin, looks) if outcome == "undecided" else None
-    return Speed(cell, base, outcome, rounds, _exp(ratio), _ratios(shown), _ratios(at_look), margin, more)
+    early = outcome == "undecided" and rounds < looks.rounds[0]
+    return Speed(cell, base, outcome, rounds, _exp(ratio), _ratios(shown), _ratios(at_look), margin, more, early=early)
 
 
 def _log_ratio(logs: Floats) -> Floats:
@@ -181,18 +198,20 @@ def _outcome(low: float, high: float, margin: float) -> Outcome:
 
 
 def _more(ratio: float, error: float, rounds: int, margin: float, looks: Looks) -> int:
-    """About how many more rounds a pair needs, to be told apart with a chance of `POWER`.
+    """About how many more rounds a pair needs, to be told apart with a chance of `POWER`; before the first look the rounds until it.
 
-    What is to be told from 1 is the margin, or the difference that was seen less its standard error where that is larger; the standard
-    error falls with the root of the rounds. Few rounds tell badly how much noise there is, and a quiet stretch tells of too little: so
-    the quantile is Student's, and the noise is that which is exceeded with a chance of 1 - `POWER` (Wilson and Hilferty's chi-square).
+    What is to be told from 1 is the margin, or the difference that was seen less its standard error where that is larger. Few rounds tell
+    badly how much noise there is, and a quiet stretch tells of too little: so the quantile is Student's, and the noise is that which is
+    exceeded with a chance of 1 - `POWER` (Wilson and Hilferty's chi-square). Of two or three rounds that is hundreds of times what was
+    seen, so nothing is made of them.
     """
+    to_next = _to_next_look(looks, rounds)
+    if rounds < looks.rounds[0]:
+        return to_next
     freedom, spread = rounds - 1, 2 / (9 * (rounds - 1))
-    error /= (1 - spread - NORMAL.inv_cdf(POWER) * math.sqrt(spread)) ** 1.5 if freedom > 1 else 0.1
+    error /= (1 - spread - NORMAL.inv_cdf(POWER) * math.sqrt(spread)) ** 1.5
     effect = max(math.log1p(margin), abs(ratio) - error)
-    needed = t_quantile((1 + looks.level) / 2, freedom) + NORMAL.inv_cdf(POWER)
-    narrower = min(needed * error / effect, 1e4) if effect else 1e4  # so many times the interval has to be narrower
-    return max(_to_next_look(looks, rounds), math.ceil(rounds * narrower**2) - rounds)
+    return max(to_next, observations_left(rounds, error, effect, looks.level, freedom))
 
 
 def _to_next_look(looks: Looks, rounds: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlflow.bench.curves import By, Cell, Curve, area, horizon, time_to_goal
 from rlflow.bench.journal import Measured
-from rlflow.bench.learning import ranked
+from rlflow.bench.learning import profile_text, ranked_all
 from rlflow.bench.results import block_seconds, block_tokens, curves
 from rlflow.bench.speed import Block, Looks, Speed, finished, judged
 from rlflow.bench.suite import Suite
@@ -45,12 +45,12 @@ def speeds(suite: Suite, cells: Cells) -> tuple[Speed, ...]:
 
 
 def decided(suite: Suite, cells: Cells) -> bool:
-    """Whether more rounds would change no verdict of speed. A cell that failed is waited for no longer."""
-    alive = [(name, measured) for name, measured in cells if not measured.failed]
-    if len(alive) < 2 or alive[0][0] != cells[0][0]:
+    """Whether more rounds would change no verdict of speed. A cell that failed is waited for no longer, but has its part of the error."""
+    alive = {name: measured for name, measured in cells if not measured.failed}
+    if len(alive) < 2 or cells[0][0] not in alive:
         return False
-    pairs = speeds(suite, alive)
-    rounds = min(len(block_seconds(measured)) for _, measured in alive)
+    pairs = [speed for speed in speeds(suite, cells) if speed.cell in alive]
+    rounds = min(len(block_seconds(measured)) for measured in alive.values())
     if not rounds:  # cells without a timed turn are not comparable yet, which is no verdict
         return False
     return finished(pairs, rounds, looks(suite))
@@ -97,12 +97,14 @@ def learning_verdicts(suite: Suite, cells: Cells) -> list[Verdict]:
     names one. Nothing where no seed has a value of the goal's metric."""
     series = [learning(suite, name, measured) for name, measured in cells]
     base, goal = series[0], suite.goal
+    rankings = {ranking.cell: ranking for ranking in ranked_all(series[1:], base, margin=goal.margin)}
     result = []
     for cell in series[1:]:
         if not cell.curves or not base.curves:
             continue
-        ranking = ranked(cell, base, margin=goal.margin)
+        ranking = rankings[cell.name]
         result.append(Verdict(cell.name, base.name, goal.metric, ranking.outcome, ranking.text))
+        result.append(Verdict(cell.name, base.name, "seeds above a value", SHOWN, profile_text(cell, base)))
         result.append(Verdict(cell.name, base.name, "area under the curve", SHOWN, areas(cell, base)))
         if goal.reach is not None:
             times = [f"{each.name}: {time_to_goal(each, goal.reach).text}" for each in (cell, base)]

@@ -13,6 +13,7 @@ from rlflow import durable
 from rlflow.bench.cells import compile_cells
 from rlflow.bench.history import gate_values, judge_gates, trust, write_result
 from rlflow.bench.journal import Measured, read
+from rlflow.bench.lengths import recorded_lengths
 from rlflow.bench.report import as_json, markdown, printed
 from rlflow.bench.results import Row, row
 from rlflow.bench.runner import Runner, stderr
@@ -93,6 +94,18 @@ def trust_folders(folders: Sequence[str]) -> int:
                            remedy="name what --out said, or bench/SUITE")
     for folder in folders:
         output([plain(trust(Path(folder)))])
+    return 0
+
+
+def record_lengths(files: Sequence[str], out: str | None) -> int:
+    """Write the lengths of the sampled answers of an evaluation to a file that --ROLE.generate.lengths takes. Raises PlanError."""
+    if len(files) != 1 or out is None:
+        raise PlanError.of("bench-record", "no answers or no file is named", found=" ".join(["rlflow bench record", *files]),
+                           expected="rlflow bench record ANSWERS.jsonl -o LENGTHS.json", remedy="name a file of evaluations/, and -o FILE")
+    lengths = recorded_lengths(Path(files[0]))
+    durable.replace(Path(out), (dumps({"source": files[0], "lengths": lengths}) + "\n").encode())
+    mean = sum(lengths) / len(lengths)
+    output([plain(f"{out}: {len(lengths)} lengths from {min(lengths)} to {max(lengths)}, {mean:.1f} in the mean")])
     return 0
 
 

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.bench.curves import Cell, Curve, Point
-from rlflow.bench.learning import difference, equivalence, interquartile, interquartile_mean, probability_of_improvement, ranked
+from rlflow.bench.learning import (
+    difference,
+    equivalence,
+    interquartile,
+    interquartile_mean,
+    probability_of_improvement,
+    profile_text,
+    ranked,
+    ranked_all,
+)
 
 VALUES = st.lists(st.integers(-1000, 1000).map(float), min_size=5, max_size=12)
 DISTRIBUTIONS = {
@@ -18,12 +27,12 @@ DISTRIBUTIONS = {
 }
 
 
-def cell(values, name="cell"):
-    return Cell(name, tuple(Curve(seed, (Point(0, 0, 0, 0.0), Point(9, 1, 1, float(value)))) for seed, value in enumerate(values)))
+def cell(values, name="cell", first=0):
+    return Cell(name, tuple(Curve(seed, (Point(0, 0, 0, 0.0), Point(9, 1, 1, float(value)))) for seed, value in enumerate(values, first)))
 
 
-def rank(ours, theirs, **keywords):
-    return ranked(cell(ours), cell(theirs, "base"), resamples=300, **keywords)
+def rank(ours, theirs, paired=False, **keywords):
+    return ranked(cell(ours), cell(theirs, "base", 0 if paired else 100), resamples=300, **keywords)
 
 
 @pytest.mark.parametrize("seeds", [5, 10, 20])
@@ -114,10 +123,77 @@ def test_a_seed_without_a_final_value_is_named():
     assert found.text.startswith("cell and base are not comparable: ")
 
 
-def test_equal_cells_are_seldom_ranked():
+@pytest.mark.parametrize("paired", [False, True])
+def test_equal_cells_are_seldom_ranked(paired):
     rng = np.random.default_rng(0)
-    wrong = [rank(*DISTRIBUTIONS["skewed"](rng, (2, 6))).outcome != "undecided" for _ in range(200)]
+    wrong = [rank(*DISTRIBUTIONS["skewed"](rng, (2, 6)), paired).outcome != "undecided" for _ in range(200)]
     assert np.mean(wrong) <= 0.06
+
+
+@pytest.mark.parametrize("seeds", [5, 10, 20])
+def test_intervals_of_pairs_cover_the_true_difference_where_seeds_matter(seeds):
+    """What a seed does to both cells has 5 times the spread of what it does to each; the true difference is 0."""
+    rng = np.random.default_rng(0)
+    common = 5 * rng.normal(size=(400, seeds))
+    intervals = [difference(both + one, both + other, paired=True, resamples=400).interval
+                 for both, (one, other) in zip(common, rng.normal(size=(400, 2, seeds)), strict=True)]  # fmt: skip
+    assert np.mean([interval.low <= 0 <= interval.high for interval in intervals]) >= 0.90
+
+
+def test_the_same_seeds_are_compared_in_pairs():
+    """Each seed is 1 better than in the base, which is little beside what seeds do to both."""
+    base = np.array([0.0, 10, 20, 30, 40, 50])
+    ours = base + 1 + 0.01 * np.sin(base)
+    found, apart = rank(ours, base, paired=True), rank(ours, base)
+    assert (found.outcome, found.paired, apart.outcome, apart.paired) == ("better", True, "undecided", False)
+    assert "; 6 pairs of seeds, " in found.text
+    assert "; 6 and 6 seeds, " in apart.text
+    assert rank(ours, base, paired=True, margin=2.0).outcome == "equivalent within the margin"
+    assert rank(ours, base, margin=2.0).outcome == "undecided"
+
+
+def test_equivalence_of_pairs_is_students_tost_of_the_differences():
+    """By hand: differences -1, 0, 1, 2, 3 have mean 1 and error 0.7071, with 4 degrees of freedom: t is (3 - 1) / 0.7071."""
+    ours, theirs = [0.0, 2, 4, 6, 8], [1.0, 2, 3, 4, 5]
+    assert equivalence(ours, theirs, 3.0, paired=True) == pytest.approx(0.0237, abs=0.0005)
+
+
+def test_of_several_cells_anything_is_seldom_found_where_nothing_differs():
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(150):
+        samples = rng.normal(size=(6, 8))
+        cells = [cell(values, f"cell{number}", 100 * number) for number, values in enumerate(samples)]
+        wrong += any(each.outcome != "undecided" for each in ranked_all(cells[1:], cells[0], resamples=300))
+    assert wrong <= 15  # 1 % have more where 5 % are wrong
+
+
+def test_a_cell_that_is_found_leaves_its_part_of_the_error_to_the_others():
+    rng = np.random.default_rng(5)
+    base, noise = cell(rng.normal(size=8), "base", 100), rng.normal(size=8)
+    levels = {}
+    for shift in (0.0, 30.0):
+        others = [cell(noise + 0.1, "near"), cell(noise + shift, "far")]
+        near, far = ranked_all(others, base, resamples=300)
+        levels[shift] = (near.difference.interval.level, far.outcome)
+    assert levels == {0.0: (pytest.approx(0.975), "undecided"), 30.0: (pytest.approx(0.95), "better")}
+
+
+@given(st.lists(VALUES, min_size=1, max_size=4), VALUES, st.floats(0, 100))
+def test_several_cells_are_ranked_in_their_order_and_never_more_easily_than_alone(every, theirs, margin):
+    cells = [cell(values, f"cell{number}", 100 * number) for number, values in enumerate(every, 1)]
+    found = ranked_all(cells, cell(theirs, "base"), margin=margin, resamples=100)
+    assert [each.cell for each in found] == [each.name for each in cells]
+    for together, one in zip(found, cells, strict=True):
+        alone = ranked(one, cell(theirs, "base"), margin=margin, resamples=100)
+        assert together.outcome in (alone.outcome, "undecided") or alone.outcome == "equivalent within the margin"
+
+
+def test_a_profile_says_how_many_seeds_ended_above_each_quartile():
+    text = profile_text(cell([1, 2, 3, 4]), cell([5, 6, 7, 8, 9]))
+    assert text == "3: 1 of 4 beside 5 of 5, 5: 0 of 4 beside 4 of 5, 7: 0 of 4 beside 2 of 5"
+    assert profile_text(cell([2, 2]), cell([2])) == "2: 0 of 2 beside 0 of 1"
+    assert profile_text(cell([math.nan]), cell([])) == "no seed has a finite final value"
 
 
 @given(VALUES, VALUES, st.sampled_from([0.5, 2.0, 1024.0]), st.integers(-50, 50))
@@ -134,6 +210,6 @@ def test_larger_values_differ_by_more(ours, theirs):
     assert more == pytest.approx(difference(ours, theirs, resamples=100).value + 1)
 
 
-@given(st.lists(st.floats(-1e100, 1e100), max_size=8), st.lists(st.floats(-1e100, 1e100), max_size=8), st.floats(0, 1e6))
-def test_every_finite_case_has_a_sentence(ours, theirs, margin):
-    assert "cell beside base: " in rank(ours, theirs, margin=margin).text
+@given(st.lists(st.floats(-1e100, 1e100), max_size=8), st.lists(st.floats(-1e100, 1e100), max_size=8), st.floats(0, 1e6), st.booleans())
+def test_every_finite_case_has_a_sentence(ours, theirs, margin, paired):
+    assert "cell beside base: " in rank(ours, theirs, paired, margin=margin).text

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlflow.bench.resampling import bca, draws, expanded_percentile, medians_left_out, percentile
+from rlflow.bench.resampling import _corrected, bca, draws, expanded_percentile, medians_left_out, percentile
 
 VALUES = arrays(np.float64, st.integers(2, 30), elements=st.integers(-1000, 1000).map(float))
 
@@ -76,3 +76,9 @@ def test_expanded_tails_are_hesterbergs():
     interval = expanded_percentile(values, [5, 9], 0.95)
     assert (interval.low, 1 - interval.high) == pytest.approx((0.000955, 0.000955), abs=5e-6)
     assert expanded_percentile(values, [1, 9], 0.95).high == np.inf
+
+
+@pytest.mark.parametrize("acceleration", [1.0, 1.5])
+def test_an_end_is_none_where_the_acceleration_turns_the_order_round_or_reaches_where_it_would(acceleration):
+    assert np.isnan(_corrected(1.0, 0.0, acceleration))
+    assert _corrected(1.0, 0.0, 0.5) == pytest.approx(NormalDist().cdf(2.0))

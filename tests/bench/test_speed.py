@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from suites import NOISE, cells, suite
 
+from rlflow.bench.forecast import FARTHEST
 from rlflow.bench.speed import Block, Looks, finished, judged
 
 SECONDS = arrays(np.float64, st.tuples(st.integers(2, 14), st.just(2)), elements=st.floats(1e-6, 1e6))
@@ -40,18 +41,34 @@ def test_a_difference_within_the_margin_is_the_same_even_where_it_is_sure():
 
 
 def test_an_undecided_pair_says_about_how_many_more_rounds():
-    speed = of(steady(1.0, noise=0.2, rounds=8))
+    speed = of(steady(1.0, noise=0.05, rounds=8))
     assert speed.outcome == "undecided"
     assert speed.rounds == 8
     assert f"undecided, about {speed.more} more rounds" in speed.text
-    assert of(steady(1.0, noise=0.4, rounds=8)).more > 2 * speed.more
+    assert of(steady(1.0, noise=0.1, rounds=8)).more > 2 * speed.more
+
+
+@pytest.mark.parametrize(("rounds", "words"), [(1, "at least 5 more rounds"), (2, "at least 4 more rounds"), (5, "at least 1 more round;"),
+                                               (8, "more than 1000 more rounds")])  # fmt: skip
+def test_much_noise_is_announced_in_numbers_that_somebody_could_run(rounds, words):
+    assert f"undecided, {words}" in of(steady(1.0, noise=0.9, rounds=rounds)).text
+
+
+@given(SECONDS, st.floats(0.001, 0.5))
+def test_what_is_announced_reaches_a_look_and_stays_within_reason(seconds, margin):
+    speed = of(seconds, margin=margin)
+    if speed.more is not None:
+        later = [look for look in Looks().rounds if look > speed.rounds]
+        assert later[0] - speed.rounds <= speed.more <= FARTHEST
+        assert speed.early == (speed.rounds < 6)
+        assert not speed.early or speed.more == 6 - speed.rounds
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_before_the_first_look_nothing_is_decided(rounds):
     speed = of(steady(3.0, rounds=rounds))
     assert speed.outcome == "undecided"
-    assert speed.more >= 6 - rounds
+    assert (speed.more, speed.early) == (6 - rounds, True)
     assert (speed.interval is None) == (rounds == 1)
 
 
@@ -154,6 +171,37 @@ def simulated(series, suites, factor, looks):
 
 def wrong(results):
     return sum(outcome in ("faster", "slower") for outcome, _ in results)
+
+
+def many(*columns):
+    """The cells 0, 1 … and the base, from columns of seconds."""
+    names = [*map(str, range(len(columns) - 1)), "base"]
+    return {name: [Block(number, float(value)) for number, value in enumerate(column)] for name, column in zip(names, columns, strict=True)}
+
+
+def test_pairs_share_the_error_and_one_that_differs_leaves_its_part_to_the_others():
+    rng = np.random.default_rng(3)
+    base, near, far = np.exp(rng.normal(0, 0.1, (3, 6)))
+    alone = of(np.stack([near, base], 1))
+    both = judged(many(near, far, base), "base", resamples=200)
+    after = judged(many(near, far * 5, base), "base", resamples=200)
+    assert [speed.outcome for speed in (alone, *both, *after)] == ["undecided"] * 4 + ["slower"]
+    error = 1 - alone.at_look.level
+    assert [1 - speed.at_look.level for speed in both] == pytest.approx([error / 2] * 2)
+    assert after[0].at_look.level == pytest.approx(alone.at_look.level)
+
+
+@given(arrays(np.float64, st.tuples(st.integers(6, 14), st.integers(2, 4)), elements=st.floats(0.5, 2.0)), st.integers(6, 13))
+def test_of_several_pairs_none_changes_its_verdict_when_rounds_are_added(seconds, before):
+    early, late = (judged(many(*rounds.T), "base", resamples=50) for rounds in (seconds[:before], seconds))
+    assert all(one == other for one, other in zip(early, late, strict=True) if one.decided)
+
+
+def test_a_cell_without_blocks_has_its_part_of_the_error():
+    cell, base = steady(1.0, noise=0.3).T
+    some = judged({"cell": many(cell, base)["0"], "late": [], "base": many(cell, base)["base"]}, "base", resamples=200)
+    assert some[1].outcome == "not comparable"
+    assert 1 - some[0].at_look.level == pytest.approx(Looks().alpha / len(Looks().rounds) / 2)
 
 
 def test_recorded_noise_seldom_makes_a_difference_where_there_is_none():

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from _lengths import Recorded, ends_of  # type: ignore[import-not-found]
+
 REQUIRES = ("trl==1.16.0", "torch", "transformers")
 SETTINGS = {
     "use_cpu": True,  # what is measured
@@ -25,7 +27,8 @@ def digits(completion: str) -> float:
 
 
 class System:
-    """``cell["flags"]``: model, data, prompts, samples, tokens, lr, iterations. The trainer runs in a thread that waits for its turns."""
+    """``cell["flags"]``: model, data, prompts, samples, tokens (the longest response), lengths (a file; without it rows end by themselves),
+    lr, iterations. The trainer runs in a thread that waits for its turns."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Make the trainer."""
@@ -50,12 +53,24 @@ class System:
 
         batch = flags["prompts"] * flags["samples"]
         config = GRPOConfig(output_dir=f"{folder}/trl", max_steps=flags["iterations"], seed=seed, num_generations=flags["samples"],
-                            max_completion_length=flags["tokens"], per_device_train_batch_size=batch, learning_rate=flags["lr"],
-                            generation_kwargs={"min_new_tokens": flags["tokens"]}, **SETTINGS)
+                            max_completion_length=flags["tokens"], per_device_train_batch_size=batch, learning_rate=flags["lr"], **SETTINGS)
         data = Dataset.from_list([json.loads(line) for line in Path(flags["data"]).read_text().splitlines()])
         self.trainer = GRPOTrainer(flags["model"], reward, config, data, callbacks=[Marks()])
+        if "lengths" in flags:
+            self.force(Recorded(flags["lengths"], ends_of(self.trainer.model, self.trainer.processing_class)))
         self.thread = threading.Thread(target=self.train, daemon=True)
         return {"iterations": flags["iterations"]}
+
+    def force(self, lengths: Recorded) -> None:
+        """Let the model sample rows of recorded lengths."""
+        model = self.trainer.model
+        sample = model.generate
+
+        def generate(*, input_ids: Any, **settings: Any) -> Any:
+            processors = lengths.processors(lengths.take(len(input_ids)), input_ids.shape[1])
+            return sample(input_ids=input_ids, logits_processor=processors, **settings)
+
+        model.generate = generate
 
     def train(self) -> None:
         """The thread of the trainer."""

@@ -1,8 +1,9 @@
-"""A small model, prompts and a reward, with which systems are compared that sample responses of one length.
+"""A small model, prompts and a reward, with which systems are compared that sample responses of the same lengths.
 
     python fixed_shape.py FOLDER
 
-The model is Qwen3-shaped with 0.8M random parameters.
+The model is Qwen3-shaped with 0.8M random parameters. There are short prompts, and long ones of about 190 tokens; lengths.json is the
+recorded list of this folder.
 """
 
 import inspect
@@ -10,6 +11,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
@@ -17,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 import rlflow.tasks
 
 PROMPTS = 960  # enough for 120 iterations of 8
+LONG = 190  # tokens of a long prompt, about
+LENGTHS = Path(__file__).with_name("lengths.json")
 
 
 def digits(completion: str) -> float:
@@ -24,8 +28,16 @@ def digits(completion: str) -> float:
     return sum(letter in "0123456789" for letter in completion) / max(len(completion), 1)
 
 
+def long_prompt(draw: random.Random, tokenizer: Any) -> str:
+    """A sum with so many numbers that it has about LONG tokens."""
+    numbers, wanted = [f"{draw.randrange(1000)}"], draw.randint(LONG - 20, LONG + 20)
+    while len(tokenizer(f"Add {', '.join(numbers)} =").input_ids) < wanted:
+        numbers.append(f"{draw.randrange(1000)}")
+    return f"Add {', '.join(numbers)} ="
+
+
 def make(folder: Path) -> None:
-    """Write model, data.jsonl and reward.py."""
+    """Write model, data.jsonl, long.jsonl, lengths.json and reward.py."""
     packaged = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
     tokenizer = AutoTokenizer.from_pretrained(packaged, local_files_only=True, trust_remote_code=False)
     config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
@@ -37,6 +49,9 @@ def make(folder: Path) -> None:
     draw = random.Random(0)
     lines = [{"prompt": f"Add {draw.randrange(1000)}, {draw.randrange(1000)} and {draw.randrange(1000)} ="} for _ in range(PROMPTS)]
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    long = [{"prompt": long_prompt(draw, tokenizer)} for _ in range(PROMPTS)]
+    (folder / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in long))
+    (folder / LENGTHS.name).write_bytes(LENGTHS.read_bytes())
     (folder / "reward.py").write_text(inspect.getsource(digits))
 
 

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from transformers import AutoTokenizer
 
 import rlflow
-from rlflow.bench.suites.fixed_shape import PROMPTS, make
+from rlflow.bench.suites.fixed_shape import LENGTHS, LONG, PROMPTS, make
 from rlflow.checkpoints.models import weight_files
 
 
@@ -22,3 +23,17 @@ def test_every_response_of_the_model_has_all_its_tokens(tmp_path):
     assert run.last["response/length"] == 9.0
     assert len((tmp_path / "data.jsonl").read_text().splitlines()) == PROMPTS
     assert json.loads((tmp_path / "data.jsonl").read_text().splitlines()[0])["prompt"].startswith("Add ")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True, trust_remote_code=False)
+    long = [len(tokenizer(json.loads(line)["prompt"]).input_ids) for line in (tmp_path / "long.jsonl").read_text().splitlines()]
+    assert len(long) == PROMPTS
+    assert LONG - 20 <= min(long) <= max(long) <= LONG + 25
+
+
+def test_the_shipped_list_is_whole_iterations_of_natural_lengths_of_a_named_model():
+    shipped = json.loads(LENGTHS.read_text())
+    lengths = shipped["lengths"]
+    assert len(lengths) % 32 == 0
+    assert min(lengths) >= 1
+    assert max(lengths) <= 256
+    assert len(set(lengths)) > 20
+    assert shipped["source"]
