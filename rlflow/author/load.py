@@ -10,7 +10,6 @@ import traceback
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -165,5 +164,9 @@ def exported() -> list[str]:
 
 def _in_place_of_packages(folder: Path) -> list[Path]:
     """Files beside an algorithm that are named as a module of Python or an installed package is."""
-    there = {*sys.stdlib_module_names, *packages_distributions()}
-    return [file for file in sorted(folder.glob("*.py")) if file.stem in there and file.stem != "__init__"]
+    packages = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+
+    def installed(name: str) -> bool:
+        return name in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(name, packages) is not None
+
+    return [file for file in sorted(folder.glob("*.py")) if file.stem != "__init__" and installed(file.stem)]

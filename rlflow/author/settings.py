@@ -12,6 +12,7 @@ import textwrap
 import tokenize
 import types
 import typing
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,6 +29,10 @@ class Field:
     default: Any
     comment: str
     place: Place | None
+
+
+# What was read of a class's source: to find a class in its file, the whole file is parsed.
+_read: weakref.WeakKeyDictionary[type, dict[str, tuple[Place | None, str]]] = weakref.WeakKeyDictionary()
 
 
 def fields(settings: type) -> dict[str, Field]:
@@ -47,7 +52,9 @@ def _comments(settings: type) -> dict[str, tuple[Place | None, str]]:
     comments: dict[str, tuple[Place | None, str]] = {}
     for owner in reversed(settings.__mro__):
         if dataclasses.is_dataclass(owner):
-            comments |= _own_comments(owner)
+            if owner not in _read:
+                _read[owner] = _own_comments(owner)
+            comments |= _read[owner]
     return comments
 
 

@@ -43,6 +43,7 @@ GENERATE = {
     "top_k": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
     "stop": Setting((), lambda v: isinstance(v, tuple | list) and all(isinstance(s, str) and s for s in v), "a tuple of strings"),
     "min_tokens": Setting(0, _whole, "an integer of at least 0 (0 is off)"),
+    "lengths": Setting((), lambda v: isinstance(v, tuple | list) and all(map(_count, v)), "a tuple of integers of at least 1 (() is off)"),
 }
 COMPUTED = ("temperature", "top_p")  # settings of `generate` that may be a scalar column
 UPDATE = {
@@ -119,20 +120,22 @@ def sampling_of(sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str)
 
 def resampled(bound: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a `generate` with those of the run (``own``) in place of the flow's. Where the flow is greedy it means to be: its
-    temperature of 0 stays. A ``min_tokens`` of 0 is none."""
+    temperature of 0 stays. A ``min_tokens`` of 0 is none, and ``lengths`` without a number are none."""
     greedy = bound["temperature"] == 0
     settings = {**bound, **{name: value for name, value in own.items() if name != "temperature" or not greedy}}
-    return {name: value for name, value in settings.items() if name != "min_tokens" or value}
+    return {name: value for name, value in settings.items() if name not in ("min_tokens", "lengths") or value}
 
 
 def too_short(
     settings: Mapping[str, Any], sampling: Mapping[str, Mapping[str, Any]], verb: str, call: str, place: Place | None
 ) -> list[Problem]:
-    """The problem of a `generate` that wants more tokens at least than at most; none where it does not. ``sampling``, ``verb`` and ``call``
-    as in ``sampling_of``."""
-    least, most = settings.get("min_tokens", 0), settings["max_tokens"]
-    if least <= most:
-        return []
-    name = next((f"--{each}.min_tokens" for each in (call, verb) if "min_tokens" in sampling.get(each, {})), "min_tokens")
-    return [Problem("setting-range", f"{call} has a min_tokens above its max_tokens", place, found=f"{name} = {least}, max_tokens = {most}",
-                    expected="min_tokens of at most max_tokens", remedy=f"lower {name}")]
+    """The problems of a `generate` that wants more tokens at least than at most; none where it does not. ``sampling``, ``verb`` and
+    ``call`` as in ``sampling_of``."""
+    most, problems = settings["max_tokens"], []
+    for setting, least in (("min_tokens", settings.get("min_tokens", 0)), ("lengths", max(settings.get("lengths", ()), default=0))):
+        if least > most:
+            name = next((f"--{each}.{setting}" for each in (call, verb) if setting in sampling.get(each, {})), setting)
+            problems.append(Problem("setting-range", f"{call} has {setting} above its max_tokens", place,
+                                    found=f"{name} = {least}, max_tokens = {most}", expected=f"{setting} of at most max_tokens",
+                                    remedy=f"lower {name}"))
+    return problems

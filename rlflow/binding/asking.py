@@ -14,7 +14,7 @@ from rlflow.config.flags import RunConfig
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.data.fields import Record
 from rlflow.errors import PlanError, listed
-from rlflow.execution.engine import Asking
+from rlflow.execution.engine import Asked, Asking
 from rlflow.graph.model import Graph, Op
 from rlflow.trace.compile import used_nodes
 
@@ -39,12 +39,14 @@ def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
     def of(names: tuple[str, ...]) -> tuple[Encoder, Wording]:
         return encoder(next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None))
 
-    def encode(names: tuple[str, ...], texts: Sequence[str]) -> list[list[int]]:
+    def encode(names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
         tokenizer, wording = of(names)
-        return tokenizer.prompts([wording.of(Record(text)) for text in texts])
+        _refuse_messages(tokenizer, names, texts)
+        return tokenizer.prompts([wording.of(Record(text if isinstance(text, str) else tuple(text))) for text in texts])
 
-    def follow(names: tuple[str, ...], texts: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+    def follow(names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
         tokenizer, wording = of(names)
+        _refuse_messages(tokenizer, names, texts)
         return tokenizer.following(texts, sampled, wording)
 
     def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[str]:
@@ -52,6 +54,15 @@ def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
 
     longest = config.data.get("max_prompt")
     return Asking(encode, follow, decode, math.inf if longest is None else int(longest))
+
+
+def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:
+    """Raises PlanError for messages where the tokenizer has no chat template."""
+    messages = next((text for text in texts if not isinstance(text, str)), None)
+    if messages is not None and isinstance(tokenizer, TokenizerEncoder) and not tokenizer.chats:
+        raise PlanError.of("asked-chat", f"what is asked are messages, and the tokenizer of {tokenizer.folder} has no chat template",
+                           found=repr(messages)[:80], expected=f"a chat template for {listed(names)}",
+                           remedy="name an instruct model, whose tokenizer has one, or have the stage give text")
 
 
 def _alike(names: list[str], folders: Mapping[str, Path | None]) -> None:

@@ -47,6 +47,7 @@ class Dataset:
     unread: tuple[str, ...] = ()  # fields of the file that no column is read from
     parts: Mapping[str, Dataset] = field(default_factory=dict)  # of several sources, each by its name, as it was opened
     numbered: bool = False  # whether rows have the column prompt_id
+    model_prompt: bool = False  # whether rows have the column MODEL_PROMPT
     weights: Mapping[str, Fraction] = field(default_factory=dict)  # of several sources: shares of the prompts, of any sum above 0
 
     def __len__(self) -> int:
@@ -87,7 +88,7 @@ class Dataset:
     @property
     def columns(self) -> dict[str, Kind]:
         """Name → kind of the columns that the data set's rows have."""
-        return rows.kinds(self._like, self.declared)
+        return rows.kinds(self._like, self.declared, self.model_prompt)
 
     @property
     def scorer(self) -> ScorerSpec | None:
@@ -120,7 +121,7 @@ class Dataset:
         ``start``."""
         positions = range(start, start + len(index)) if at is None else at
         return rows.batch([self.records[i] for i in index], self._like, positions, self.encoder, self.wording, self.declared,
-                          self.numbered)
+                          self.numbered, self.model_prompt)
 
     def faulty(self, index: Sequence[int]) -> dict[int, Fault]:
         """Record → what is wrong with it, for those of the records at ``index`` that cannot be given to a model."""

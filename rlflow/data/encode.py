@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlflow import pretrained
 from rlflow.data.chat import ChatTemplate
-from rlflow.data.fields import Message, Record
+from rlflow.data.fields import Record
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
+from rlflow.messages import Message
 
 END = 256  # id of the byte encoding's end of text
 QUESTION, REPLY = "question", "reply"  # what stands for any first turn where only what follows it is wanted
@@ -73,6 +74,9 @@ class Encoder(Protocol):
     def longest(self) -> int:
         """The most characters that one token stands for."""
 
+    def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
+        """The text of each prompt as the model reads it; messages go through the chat template."""
+
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
         """The token ids of each prompt, a text or messages."""
 
@@ -82,8 +86,10 @@ class Encoder(Protocol):
     def turns(self, wording: str | list[Message], response: Sequence[Message]) -> list[Turn]:
         """The token ids of a response of several turns to a prompt, turn by turn."""
 
-    def following(self, texts: Sequence[str], sampled: Sequence[Sequence[int]], wording: Wording) -> list[list[int]]:
-        """The token ids of each text as another turn after sampled ids."""
+    def following(
+        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording
+    ) -> list[list[int]]:
+        """The token ids of each text as another turn after sampled ids, or of messages as further turns."""
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of token ids, without special tokens."""
@@ -95,9 +101,13 @@ class ByteEncoder:
     chats = False
     longest = 1
 
+    def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
+        """The text of each prompt; messages are written one on a line, with their roles."""
+        return [_plain(item) for item in wordings]
+
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
-        """The bytes of each prompt; messages are written one on a line, with their roles."""
-        return [list(_plain(item).encode()) for item in wordings]
+        """The bytes of each prompt's text."""
+        return [list(text.encode()) for text in self.worded(wordings)]
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
         """The bytes of each response, and END."""
@@ -112,9 +122,11 @@ class ByteEncoder:
         return turns
 
 
-    def following(self, texts: Sequence[str], sampled: Sequence[Sequence[int]], wording: Wording) -> list[list[int]]:
-        """The bytes of each text."""
-        return [list(text.encode()) for text in texts]
+    def following(
+        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording
+    ) -> list[list[int]]:
+        """The bytes of each text; messages are written one on a line, with their roles."""
+        return self.prompts([text if isinstance(text, str) else f"\n{_plain(text)}" for text in texts])
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of bytes."""
@@ -143,11 +155,17 @@ class TokenizerEncoder:
     def prompts(self, wordings: Sequence[str | list[Message]]) -> list[list[int]]:
         """The token ids of each prompt. Plain text gets the tokenizer's first tokens (BOS); a chat template writes its own. Raises
         PlanError."""
-        chats = {index: item for index, item in enumerate(wordings) if not isinstance(item, str)}
-        plain = {index: item for index, item in enumerate(wordings) if isinstance(item, str)}
-        ids = dict(zip(chats, self._encode(self._chats(list(chats.values())), False), strict=True))
+        texts = dict(enumerate(self.worded(wordings)))
+        chats = {index: text for index, text in texts.items() if not isinstance(wordings[index], str)}
+        plain = {index: text for index, text in texts.items() if isinstance(wordings[index], str)}
+        ids = dict(zip(chats, self._encode(list(chats.values()), False), strict=True))
         ids |= zip(plain, map(self._open_ended, self._encode(list(plain.values()), True)), strict=True)
         return [ids[index] for index in range(len(wordings))]
+
+    def worded(self, wordings: Sequence[str | list[Message]]) -> list[str]:
+        """The text of each prompt; messages go through the chat template, which writes special tokens too. Raises PlanError."""
+        chats = iter(self._chats([item for item in wordings if not isinstance(item, str)]))
+        return [item if isinstance(item, str) else next(chats) for item in wordings]
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each response, with the end-of-sequence token."""
@@ -178,25 +196,35 @@ class TokenizerEncoder:
             messages, before = [*messages, {"role": "assistant", "content": reply}], before + reply
         return turns
 
-    def following(self, texts: Sequence[str], sampled: Sequence[Sequence[int]], wording: Wording) -> list[list[int]]:
+    def following(
+        self, texts: Sequence[str | list[Message]], sampled: Sequence[Sequence[int]], wording: Wording
+    ) -> list[list[int]]:
         """The token ids of each text; in a chat, what the template writes between a reply and the next one: the difference that the turn
         makes after a question and a reply that stand for any. Ids that were sampled are never encoded again. Raises PlanError for a
         template that writes earlier turns otherwise once there are later ones."""
-        if not wording.chat:
-            return self._encode(texts, False)
-        opening = wording.of(Record(QUESTION))
+        plain = {row: text for row, text in enumerate(texts) if isinstance(text, str) and not wording.chat}
+        chats: dict[int, list[Message]] = {row: [{"role": "user", "content": text}] if isinstance(text, str) else text
+                                           for row, text in enumerate(texts) if row not in plain}  # fmt: skip
+        ids = dict(zip(plain, self._encode(list(plain.values()), False), strict=True))
+        turns = self._turns(list(chats.values()), [sampled[row] for row in chats], wording) if chats else []
+        ids |= zip(chats, self._encode(turns, False), strict=True)
+        return [ids[row] for row in range(len(texts))]
+
+    def _turns(self, later: Sequence[list[Message]], sampled: Sequence[Sequence[int]], wording: Wording) -> list[str]:
+        """The text of further turns as the chat template writes them after sampled ids."""
+        opening = replace(wording, chat=True).of(Record(QUESTION))
         assert isinstance(opening, list)
         (before,) = self._chats([opening])
         before += REPLY
         conversation: list[Message] = [*opening, {"role": "assistant", "content": REPLY}]
         turns = []
-        for after, ids in zip(self._chats([[*conversation, {"role": "user", "content": text}] for text in texts]), sampled, strict=True):
+        for after, ids in zip(self._chats([[*conversation, *messages] for messages in later]), sampled, strict=True):
             if not after.startswith(before):
                 raise self._rewrites(before, after)
             between = after[len(before) :]
             ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
             turns.append(between.removeprefix(self.tokenizer.eos_token) if ended else between)
-        return self._encode(turns, False)
+        return turns
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of token ids, without special tokens."""

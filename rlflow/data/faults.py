@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlflow.data.encode import Encoder, Wording
-from rlflow.data.fields import Message, Record
+from rlflow.data.fields import Record
 from rlflow.data.turns import joined
 from rlflow.errors import Place, PlanError, Problem
+from rlflow.messages import Message
 
 Cause = Literal["unreadable", "empty", "wording", "too_long"]
 CAUSES: Mapping[Cause, str] = {  # cause → words, in the order of messages

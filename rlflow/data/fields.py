@@ -11,9 +11,9 @@ from rlflow.columns import Kind, Level
 from rlflow.data.json_fields import JsonFields, packed, value_of
 from rlflow.data.records import Raw
 from rlflow.errors import Place, PlanError, listed, nearest
+from rlflow.messages import Message, as_text
 
 Shape = Literal["prompts", "completions", "pairs"]
-Message = Mapping[str, str]
 Response = str | tuple[Message, ...]
 
 FIELDS = ("prompt", "answer", "completion", "chosen", "rejected")
@@ -38,15 +38,6 @@ class Record:
     def question(self) -> str:
         """The prompt as one text."""
         return as_text(self.prompt)
-
-
-def as_text(content: Response) -> str:
-    """A text as it is; messages joined, each under its role; one message alone as its content."""
-    if isinstance(content, str):
-        return content
-    if len(content) == 1:
-        return content[0]["content"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in content)
 
 
 @dataclass(frozen=True)

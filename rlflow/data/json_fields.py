@@ -19,6 +19,7 @@ class Wanted:
 
     names: Mapping[str, bool] = field(default_factory=dict)  # name → whether every record must have its field
     everything: bool = False  # whether all fields are wanted
+    model_prompt: bool = False  # whether rows must have the column MODEL_PROMPT
 
     @property
     def any(self) -> bool:

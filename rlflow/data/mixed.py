@@ -39,7 +39,7 @@ def mixed(parts: Mapping[str, Dataset], weights: Mapping[str, Fraction] | None =
         dropped=sum(part.dropped for part in parts.values()), doubles=sum(part.doubles for part in parts.values()),
         faults=tuple(fault for part in parts.values() for fault in part.faults), room=first.room,
         alone=sum(part.alone for part in parts.values()), unread=tuple(name for part in parts.values() for name in part.unread),
-        parts=dict(parts), weights=shares)  # fmt: skip
+        parts=dict(parts), weights=shares, model_prompt=any(part.model_prompt for part in parts.values()))  # fmt: skip
 
 
 def _same_shape(parts: Mapping[str, Dataset]) -> None:

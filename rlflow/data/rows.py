@@ -10,26 +10,29 @@ from torch import Tensor
 
 from rlflow.axis import Axis
 from rlflow.batch import DTYPES, Batch, Data
-from rlflow.columns import PROMPT_ID, TABLE, Kind, Level
+from rlflow.columns import MODEL_PROMPT, PROMPT_ID, TABLE, Kind, Level
 from rlflow.data.encode import Encoder, Wording
-from rlflow.data.fields import Message, Record, as_text
+from rlflow.data.fields import Record
 from rlflow.data.turns import joined
+from rlflow.messages import Message, as_text
 
 
-def kinds(like: Record, declared: Mapping[str, Kind]) -> dict[str, Kind]:
+def kinds(like: Record, declared: Mapping[str, Kind], model_prompt: bool = False) -> dict[str, Kind]:
     """Name → kind of the columns that ``batch`` gives for records like this one."""
     names = ["prompt", *(["answer"] if like.answer is not None else []), "prompt_tokens"]
     names += ["completion", "tokens", "mask", "finish"] if like.responses else []
     names += ["group", "chosen"] if len(like.responses) == 2 else []
-    return {name: TABLE[name].kind for name in names} | {name: _settled(kind) for name, kind in declared.items()}
+    more = dict(declared) | ({MODEL_PROMPT: Kind(Level.TEXT)} if model_prompt else {})
+    return {name: TABLE[name].kind for name in names} | {name: _settled(kind) for name, kind in more.items()}
 
 
 def batch(
     records: Sequence[Record], like: Record, positions: Sequence[int], encoder: Encoder, wording: Wording, declared: Mapping[str, Kind],
-    numbered: bool = False,
+    numbered: bool = False, model_prompt: bool = False,
 ) -> Batch:
     """The records as rows, each at its position of the data stream. ``like``: a record of the same shape, which gives the columns where
-    there are no records. ``numbered``: whether rows say which record they are from, as ``prompt_id``."""
+    there are no records. ``numbered``: whether rows say which record they are from, as ``prompt_id``. ``model_prompt``: whether they have
+    the prompt's text as the model reads it, as MODEL_PROMPT."""
     copies = max(len(like.responses), 1)
     repeated = [record for record in records for _ in range(copies)]
     wordings = [wording.of(record) for record in records]
@@ -39,6 +42,8 @@ def batch(
         data["answer"] = _text([record.answer or "" for record in repeated])
     data["prompt_tokens"] = _ragged("prompt_tokens", [ids for ids in prompts for _ in range(copies)])
     data |= {name: _declared(kind, [record.more[name] for record in repeated]) for name, kind in declared.items()}
+    if model_prompt:
+        data[MODEL_PROMPT] = _text([text for text in encoder.worded(wordings) for _ in range(copies)])
     if numbered:
         data[PROMPT_ID] = _declared(TABLE[PROMPT_ID].kind, [record.number for record in repeated])
     axis = _axis(positions, pairs=copies == 2)

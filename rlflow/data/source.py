@@ -59,7 +59,7 @@ def open_data(
         data = _read(Path(name), fields or {}, columns or {}, wanted, split, bad)
     if tokenizer is not None and not encoder.chats and not wording.chat:
         data["records"], data["alone"] = _texts(data["records"])
-    dataset = Dataset(**data, encoder=encoder, wording=wording)
+    dataset = Dataset(**data, encoder=encoder, wording=wording, model_prompt=wanted.model_prompt)
     _check_wording(dataset)
     return dataset if max_prompt is None else _short_enough(dataset, max_prompt)
 

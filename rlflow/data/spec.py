@@ -89,5 +89,5 @@ def _split_weight(text: str) -> tuple[str, Fraction | None]:
 
 
 def _no_weight(body: str, text: str) -> PlanError:
-    return PlanError.of("source-weight", f"the weight of the data '{body}' is none", found=text or "nothing after the colon",
+    return PlanError.of("source-weight", f"the weight of the data '{body}' does not fit", found=text or "nothing after the colon",
                         expected="a number above 0", remedy=f"--data {body}:0.5, or leave the weights of all sources out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlflow.data.fields import Message
+from rlflow.messages import Message
 
 Turn = tuple[list[int], bool]  # token ids, and whether the policy chose them
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlflow.columns import MODEL_PROMPT
 from rlflow.rewards import values
 
 Row = Mapping[str, Any]
@@ -31,6 +32,7 @@ class Form:
 VERL = Form("verl", ("data_source", "solution_str", "ground_truth", "extra_info"), ("completion", "answer"), "ground_truth",
             ("data_source", "extra_info"))  # fmt: skip
 OPENRLHF = Form("OpenRLHF", ("queries", "prompts", "labels"), ("prompt", "completion", "answer"), "label", batch=True)
+LISTED = "the list that the function returned has"
 FORMS = {form.project: form for form in (VERL, OPENRLHF)}
 
 
@@ -68,15 +70,23 @@ def by_batch(function: Callable[..., Any], rows: Sequence[Row]) -> Iterator[Any]
 def _called(function: Callable[..., Any], rows: Sequence[Row]) -> Any:
     passed: dict[str, list[Any]] = {"queries": [], "prompts": [], "labels": []}
     for row in rows:
-        passed["queries"].append(row["prompt"] + row["completion"])
-        passed["prompts"].append(row["prompt"])
-        passed["labels"].append(row.get("label", row.get("answer")))
+        query, prompt, label = asked(row)
+        passed["queries"].append(query)
+        passed["prompts"].append(prompt)
+        passed["labels"].append(label)
     returned = function(**{name: passed[name] for name in _takes(function, OPENRLHF)})
     if inspect.iscoroutine(returned):
         import asyncio
 
         return asyncio.run(returned)
     return returned
+
+
+def asked(row: Row) -> tuple[str, str, Any]:
+    """Three texts of a row that OpenRLHF hands over: the query, which is the prompt with its completion, the prompt as the model read it,
+    and the label. Rows that a flow asks have the text of the prompt alone."""
+    prompt = row.get(MODEL_PROMPT, row["prompt"])
+    return prompt + row["completion"], prompt, row.get("label", row.get("answer"))
 
 
 def _takes(function: Callable[..., Any], form: Form) -> list[str]:
@@ -94,12 +104,12 @@ def _verdicts(returned: Any, count: int) -> list[Any]:
     if scores is None:
         return [_bad(rewards, count)] * count
     if not isinstance(returned, Mapping):
-        return [values.number(score) for score in scores]
+        return [values.number(score, LISTED) for score in scores]
     logs = returned.get("extra_logs")  # a number of the whole batch counts for each of its rows
     beside = {name: value for name, value in returned.items() if name not in ("rewards", "extra_logs", values.SCORE)}
     beside |= logs if isinstance(logs, Mapping) else {}
     lists = {name: _row_values(value, count) or [value] * count for name, value in beside.items()}
-    return [values.verdict({values.SCORE: score, **{name: numbers[row] for name, numbers in lists.items()}})
+    return [values.verdict({values.SCORE: score, **{name: numbers[row] for name, numbers in lists.items()}}, LISTED)
             for row, score in enumerate(scores)]  # fmt: skip
 
 

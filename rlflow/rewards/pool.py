@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlflow.data.scorer import ScorerSpec
@@ -35,7 +36,7 @@ START = 120.0  # seconds for a worker to start and load a scorer
 GROWTH = 0.5  # seconds, summed over all calls, that rows wait for ready processes before another process is started
 STEP = 0.05  # seconds between two looks at a call that waits; shorter waits do not count
 ALTOGETHER = 32  # most processes of a pool whose size nobody named
-IDLE = 0.5  # share of a core that processes use on average, below which they are waiting and not computing
+IDLE = 0.5  # share of the time that processes compute, or would if they had a core, below which they are waiting
 AT_ONCE = 64  # most rows of one message to an async function
 GRACE = 1.0  # seconds beyond a row's deadline after which a process that scores several rows together is killed
 TRIES = 3  # workers in a row that may die while loading a scorer, or before the first row of a chunk
@@ -212,7 +213,7 @@ class RewardPool:
         count = len(self._slots)
         if self._named:
             return self.workers - count
-        before, self._counted = self._counted, (_computed(self.processes()), time.monotonic())
+        before, self._counted = self._counted, (computed(self.processes()), time.monotonic())
         if count < self.cores:
             return 1
         used, passed = (now - then for now, then in zip(self._counted, before, strict=True))
@@ -316,14 +317,18 @@ class _Slot(threading.Thread):
             process.kill()
 
 
-def _computed(processes: Sequence[int]) -> float:
-    """Seconds of processor time that processes have taken."""
+def computed(processes: Sequence[int]) -> float:
+    """Seconds of processor time that processes have taken, and seconds in which they could not go on because others had the processor:
+    on a busy machine a process that computes would otherwise look like one that waits (Linux tells it; elsewhere the first alone)."""
     import psutil
 
     total = 0.0
     for process in processes:
         with contextlib.suppress(psutil.Error):
             total += sum(psutil.Process(process).cpu_times()[:2])
+        for path in Path(f"/proc/{process}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, LookupError):
+                total += int(path.read_text().split()[1]) / 1e9
     return total
 
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from rlflow.data.json_fields import given_back
 from rlflow.data.scorer import ScorerSpec
 from rlflow.rewards import values
+from rlflow.rewards.forms import asked
 from rlflow.rewards.pool import NAN, STEP, Results
 
 BATCH = 64  # rows of a request
@@ -85,20 +86,21 @@ class RemoteReward:
     def _verdicts(self, rows: Sequence[Mapping[str, Any]], timeout: float) -> list[Any]:
         """A number for each row, or [cause, message]."""
         try:
-            return [values.number(reward) for reward in self._rewards(_question(rows), len(rows), timeout)]
+            return [values.number(reward, f"{self.url}: the server sent") for reward in self._rewards(_question(rows), len(rows), timeout)]
         except Missing as missing:
-            return [list(missing.args)] * len(rows)
+            cause, message = missing.args
+            return [[cause, f"{self.url}: {message}"]] * len(rows)
 
     def _rewards(self, question: bytes, count: int, timeout: float) -> list[Any]:
         """The values that the server sends for the rows of a batch. Raises Missing."""
-        for pause in (*PAUSES, None):
+        for tries, pause in enumerate((*PAUSES, None), 1):
             try:
                 return _read(self._answer(question, timeout), count)
             except (OSError, http.client.HTTPException) as error:
                 if self._closed.is_set():
                     raise RuntimeError("the remote reward is closed") from None
                 if pause is None or not isinstance(error, OSError):
-                    raise Missing("connection", f"{self.url}: {values.message(error)}") from None
+                    raise Missing("connection", f"no connection in {tries} tries: {type(error).__name__}: {error}") from None
             self._closed.wait(pause)
         raise AssertionError
 
@@ -114,7 +116,7 @@ class RemoteReward:
                 return _asked(connection, parts.path + (f"?{parts.query}" if parts.query else ""), question)
         except (OSError, http.client.HTTPException) as error:
             if late.is_set() or isinstance(error, TimeoutError):
-                raise Missing("timeout", f"{self.url}: no answer after {timeout:g} s") from None
+                raise Missing("timeout", f"no answer after {timeout:g} s") from None
             raise
         finally:
             connection.close()
@@ -164,9 +166,7 @@ def _cut(connected: socket.socket) -> None:
 
 
 def _question(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    labels = [row.get("label", row.get("answer")) for row in rows]
-    prompts = [row["prompt"] for row in rows]
-    queries = [row["prompt"] + row["completion"] for row in rows]
+    queries, prompts, labels = zip(*map(asked, rows), strict=True)
     return json.dumps({"query": queries, "prompts": prompts, "labels": labels}).encode()
 
 

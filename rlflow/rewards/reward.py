@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlflow.columns import SOURCE, Kind, Level, field_column
+from rlflow.columns import MODEL_PROMPT, SOURCE, Kind, Level, field_column
 from rlflow.data.json_fields import names_of
 from rlflow.data.scorer import Judged, ScorerSpec
-from rlflow.errors import PlanError, listed, nearest
+from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.extras import require
 from rlflow.isolation import probe
 from rlflow.rewards import plain, text
@@ -19,6 +19,7 @@ from rlflow.rewards.forms import OPENRLHF, Form
 from rlflow.rewards.pool import Results, RewardPool
 from rlflow.rewards.remote import RemoteReward
 from rlflow.rewards.spec import RewardSpec
+from rlflow.rewards.values import OF_VALUES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,7 @@ class Reward:
     scorer: ScorerSpec
     pool: RewardPool | RemoteReward
     timeout: float = 60.0  # seconds for each row; for each batch of a server
+    place: Place | None = None  # where the function is defined
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -83,8 +85,12 @@ class Reward:
         return _scores(self.judged(self._submit(batch)), torch.float32)
 
     def judged(self, call: Any) -> Results:
-        """The results of submitted rows."""
-        return self.pool.wait(call)
+        """The results of submitted rows. Where what a function returned is no number, the message names the function's place."""
+        results = self.pool.wait(call)
+        for cause in OF_VALUES if self.place else ():
+            if cause in results.first:
+                results.first[cause] = f"{self.place}: {results.first[cause]}"
+        return results
 
     def _submit(self, batch: Batch) -> Any:
         self.check(batch.columns)
@@ -154,7 +160,8 @@ def bind(specs: Sequence[RewardSpec], pool: RewardPool, data: Judged | None = No
         names[spec.name] += 1
         name = spec.name if names[spec.name] == 1 else f"{spec.name}_{names[spec.name]}"
         judge = pool.remote(spec.path) if spec.kind == "remote" else pool
-        rewards.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), judge, timeout))
+        place = text.reads(spec.path, spec.function).place if spec.kind == "function" else None
+        rewards.append(Reward(name, spec.weight, _scorer(spec, data, unsafe), judge, timeout, place))
     return rewards
 
 
@@ -170,9 +177,10 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
                                         **({"form": columns.form.project} if columns.form else {})}  # fmt: skip
             rest = (*REST, *names_of(data.columns if data else ())) if columns.rest else ()
             optional = tuple(dict.fromkeys(name for name in (*columns.optional, *rest) if name not in columns.required))
+            optional += (MODEL_PROMPT,) if columns.form is OPENRLHF else ()
             return ScorerSpec("function", _required(columns.required, columns.form, data), optional, settings)
         case "remote":
-            return ScorerSpec("remote", _required(OPENRLHF.reads, OPENRLHF, data))
+            return ScorerSpec("remote", _required(OPENRLHF.reads, OPENRLHF, data), (MODEL_PROMPT,))
         case "task":
             return _task(data, unsafe)
     raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")

@@ -85,7 +85,7 @@ def wanted(specs: Iterable[RewardSpec]) -> Wanted:
     required = {name: True for columns in functions for name in columns.required}
     forms = [columns.form for columns in functions if columns.form] + [OPENRLHF for spec in specs if spec.kind == "remote"]
     truths = {form.truth: True for form in forms}
-    return Wanted(optional | required | truths, any(columns.rest for columns in functions))
+    return Wanted(optional | required | truths, any(columns.rest for columns in functions), OPENRLHF in forms)
 
 
 def from_function(function: Callable[..., Any], weight: float = 1.0) -> RewardSpec:
@@ -122,7 +122,7 @@ def _split_weight(text: str) -> tuple[str, float]:
         weight = float(last) if body else 1.0
     except ValueError:
         return text, 1.0
-    if not body:
+    if not body or (body.endswith(".py") and last.isidentifier()):  # a function may be called nan or inf
         return text, 1.0
     if not math.isfinite(weight) or weight == 0:
         raise PlanError.of("reward-weight", f"the weight of reward '{body}' has no use", found=last, expected="a number that is not 0")

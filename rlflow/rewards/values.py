@@ -18,17 +18,20 @@ SCORE = "score"  # the key of a dictionary whose number counts
 ANSWER = "pred"  # the key of a dictionary under which is the answer that the function read out of the response, as verl names it
 LONGEST = 1000  # characters of an answer that are sent
 OTHERS = 32  # most other numbers of a row that are logged
+RETURNED = "the function returned"
+OF_VALUES = ("none", "nan", "type")  # causes that are what was returned, so that no line of the function is in their message
 KEY = re.compile(r"[\w.@/-]{1,64}")  # keys under which they are; others are left out
 
 
-def verdict(value: Any) -> Any:
+def verdict(value: Any, source: str = RETURNED) -> Any:
     """The value that a reward returned for a row: a finite float, {"score": float, "others": {key: float}, "answer": text} for a dictionary
-    with more than its score, of which others or answer may be missing, or [cause, message] where there is no score."""
+    with more than its score, of which others or answer may be missing, or [cause, message] where there is no score. ``source``: see
+    ``number``."""
     if not isinstance(value, Mapping):
-        return number(value)
+        return number(value, source)
     if SCORE not in value:
         return ["type", f"the function returned {type(value).__name__} without '{SCORE}'{_instead(value)}"]
-    score = number(value[SCORE])
+    score = number(value[SCORE], source)
     others, answer = dict(_others(value)), _answer(value.get(ANSWER))
     beside = ({"others": others} if others else {}) | ({"answer": answer} if answer is not None else {})
     return {"score": score, **beside} if isinstance(score, float) and beside else score
@@ -50,19 +53,19 @@ def _others(value: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
                 return
 
 
-def number(value: Any) -> Any:
-    """The value as a finite float, or [cause, message] where it is none."""
+def number(value: Any, source: str = RETURNED) -> Any:
+    """The value as a finite float, or [cause, message] where it is none. ``source``: where it is from, with which the message begins."""
     if value is None:
-        return ["none", "the function returned None"]
+        return ["none", f"{source} None"]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, numbers.Real):
-        return ["type", f"the function returned {type(value).__name__}, not a number{_instead(value)}"]
+        return ["type", f"{source} {type(value).__name__}, not a number{_instead(value) if source == RETURNED else ''}"]
     try:
         score = float(value)
     except OverflowError:
         score = math.inf
-    return score if math.isfinite(score) else ["nan", f"the function returned {score}"]
+    return score if math.isfinite(score) else ["nan", f"{source} {score}"]
 
 
 def _instead(value: Any) -> str:

@@ -6,12 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlflow import ask, flow, loss, stage
 from rlflow.binding.asking import asking
 from rlflow.binding.roles import bind_roles
 from rlflow.columns import text
 from rlflow.config.flags import sort_values
+from rlflow.data import open_data
 from rlflow.data.encode import TokenizerEncoder
 from rlflow.errors import PlanError
 from rlflow.trace.compile import compile_flow
@@ -89,3 +92,71 @@ def test_a_text_that_follows_a_response_is_not_put_as_a_prompt():
 def test_ids_become_the_text_that_they_were_of():
     asked = encoder(MODEL, MODEL)
     assert asked.decode(("solver",), asked.encode(("solver",), ["1+2=", "7"])) == ["1+2=", "7"]
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant={% endif %}"
+MESSAGES = [{"role": "user", "content": "1+2="}, {"role": "assistant", "content": "3"}, {"role": "user", "content": "7-4="}]
+
+
+@pytest.fixture
+def chatting(tmp_path):
+    """A model folder whose tokenizer has a chat template."""
+    folder = shutil.copytree(MODEL, tmp_path / "chatting")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": TEMPLATE}))
+    return folder
+
+
+def test_messages_go_through_the_chat_template_of_the_role_as_prompts_of_the_data_do(chatting):
+    asked, tokenizer = encoder(chatting, chatting), TokenizerEncoder(chatting)
+    ids = asked.encode(("solver",), [MESSAGES, MESSAGES[:1], "1+2="])
+    expected = [tokenizer.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+                for messages in (MESSAGES, MESSAGES[:1])]  # fmt: skip
+    assert ids[:2] == [tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"] for text in expected]
+    assert ids[2] == ids[1], "a text is a user's message where there is a template"
+    with_system = encoder(chatting, chatting, **{"data.system": "add"}).encode(("solver",), [MESSAGES])
+    assert with_system == tokenizer.prompts([[{"role": "system", "content": "add"}, *MESSAGES]])
+
+
+CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]),
+                                                "content": st.text("0123456789+-=", max_size=5)}), min_size=1, max_size=4)  # fmt: skip
+
+
+def test_any_messages_have_the_ids_of_transformers_and_those_of_prompts_of_the_data(chatting, tmp_path):
+    asked, tokenizer = encoder(chatting, chatting), TokenizerEncoder(chatting).tokenizer
+    file = tmp_path / "data.jsonl"
+
+    @settings(max_examples=3, deadline=None)  # each starts a process that renders
+    @given(st.lists(CONVERSATIONS, min_size=5, max_size=9))
+    def equal(conversations):
+        rows = asked.encode(("solver",), conversations)
+        assert rows == [tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False) for each in conversations]
+        questions = {number: each for number, each in enumerate(conversations) if each[-1]["role"] == "user"}
+        file.write_text("".join(json.dumps({"prompt": each, "answer": "3"}) + "\n" for each in questions.values()))
+        data = open_data(file, tokenizer=chatting) if questions else None
+        for row, number in enumerate(questions):
+            assert rows[number] == data.batch([row]).data["prompt_tokens"].value.tolist()
+
+    equal()
+
+
+def test_plain_text_beside_messages_stays_plain_where_chat_is_off(chatting):
+    asked, tokenizer = encoder(chatting, chatting, **{"data.chat": "false"}), TokenizerEncoder(chatting)
+    assert asked.encode(("solver",), ["1+2=", MESSAGES[:1]]) == tokenizer.prompts(["1+2=", MESSAGES[:1]])
+    one, other = asked.follow(("solver",), ["7-4=", MESSAGES[2:]], [[5], [5]])
+    assert asked.decode(("solver",), [one, other]) == ["7-4=", ";user=7-4=;assistant="]
+
+
+def test_messages_that_follow_a_response_are_turns_of_the_template(chatting):
+    asked = encoder(chatting, chatting)
+    later = [{"role": "system", "content": "5"}, {"role": "user", "content": "7-4="}]
+    ids = asked.follow(("solver",), ["7-4=", later], [[5], [5]])
+    assert asked.decode(("solver",), ids) == [";user=7-4=;assistant=", ";system=5;user=7-4=;assistant="]
+
+
+def test_messages_for_a_model_without_a_template_are_refused_with_a_remedy():
+    for call in (lambda asked: asked.encode(("solver",), ["1", MESSAGES]), lambda asked: asked.follow(("solver",), [MESSAGES], [[5]])):
+        with pytest.raises(PlanError) as caught:
+            call(encoder(MODEL, MODEL))
+        assert "has no chat template" in str(caught.value)
+        assert "have the stage give text" in str(caught.value)

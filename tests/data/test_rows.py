@@ -5,9 +5,11 @@ import torch
 from transformers import AutoTokenizer
 
 from rlflow import PlanError
-from rlflow.columns import TABLE, row
+from rlflow.columns import MODEL_PROMPT, TABLE, row
 from rlflow.data import open_data
 from rlflow.data.encode import TokenizerEncoder, Wording
+from rlflow.data.json_fields import Wanted
+from rlflow.data.mixed import mixed
 
 
 def decoded(folder, batch, column="prompt_tokens", row=0):
@@ -50,6 +52,22 @@ def test_messages_always_go_through_the_chat_template(jsonl, tokenizer):
     batch = data.batch([0, 1])
     assert decoded(tokenizer, batch) == "<user>hi\n<assistant>yes?\n<user>2+2\n<assistant>"
     assert batch["prompt"] == ["user: hi\n\nassistant: yes?\n\nuser: 2+2", "hi"]
+
+
+def test_the_prompt_as_a_model_reads_it_is_the_text_of_its_ids_where_a_reward_wants_it(jsonl, tokenizer):
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2="}]
+    wanted = Wanted(model_prompt=True)
+    chats = [open_data(jsonl({"prompt": prompt}), tokenizer=tokenizer, wanted=wanted) for prompt in (turns, "2+2=")]
+    plain = open_data(jsonl({"prompt": "2+2="}), tokenizer=tokenizer, chat=False, template="Q: {prompt}\nA:", wanted=wanted)
+    both = mixed({"a": chats[0], "b": open_data(jsonl({"prompt": "3+3="}, name="b.jsonl"), tokenizer=tokenizer)})
+    assert chats[0].batch([0])[MODEL_PROMPT] == ["<system>Add.\n<user>2+2=\n<assistant>"]
+    assert [data.batch([0])[MODEL_PROMPT][0] for data in (*chats, both)] == [decoded(tokenizer, data.batch([0])) for data in (*chats, both)]
+    assert f"<bos>{plain.batch([0])[MODEL_PROMPT][0]}" == decoded(tokenizer, plain.batch([0]))
+    assert both.batch([1])[MODEL_PROMPT] == ["<user>3+3=\n<assistant>"]
+    assert open_data(jsonl({"prompt": turns}), wanted=wanted).batch([0])[MODEL_PROMPT] == ["system: Add.\nuser: 2+2=\nassistant: "]
+    for data in (*chats, plain, both):
+        assert set(data.columns) == set(data.batch([0]).columns)
+    assert MODEL_PROMPT not in open_data(jsonl({"prompt": turns}), tokenizer=tokenizer).batch([0])
 
 
 def test_a_prompt_of_one_message_is_plain_text_where_the_tokenizer_has_no_chat_template(jsonl, tmp_path, make_tokenizer):

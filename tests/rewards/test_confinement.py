@@ -208,6 +208,7 @@ def marks(tmp_path, monkeypatch):
     marks.listener.close()
 
 
+@pytest.mark.slow
 @isolated
 def test_programs_as_answers_do_nothing_and_score_nothing_in_tasks_that_evaluate_text(marks):
     with RewardPool(1) as pool:

@@ -108,11 +108,35 @@ def test_a_run_says_which_form_its_data_and_its_reward_have(verl, tmp_path, caps
     assert "reward/compute_score_index" in metrics.read_text()
 
 
+QUERIES = '''
+def worded(queries, prompts, labels):
+    return [float(q.startswith(p)) + 10.0 * (p.startswith("Q: ") and p.endswith("\\nA:")) for q, p in zip(queries, prompts, strict=True)]
+'''
+
+
+@pytest.mark.parametrize("flow", ["grpo", "correction"])
+def test_queries_have_the_prompt_as_the_model_read_it_and_of_asked_rows_its_text(openrlhf, tmp_path, flow):
+    (tmp_path / "queries.py").write_text(QUERIES)
+    ran = rlflow.run(flow, backend="null", data={"source": openrlhf[0], "template": "Q: {prompt}\nA:"}, prompts=4, iterations=1,
+                     reward=f"{tmp_path}/queries.py:worded", held_out=0, out=str(tmp_path / "runs"))
+    assert ran.last["reward/mean"] == 11.0
+    assert ran.last.get("reward#2/mean", 1.0) == 1.0  # of the second attempts, which have no other words around their prompt
+
+
+@pytest.mark.parametrize("spec", ["http://judge/get_reward", "queries.py:worded"])
+def test_rewards_that_get_queries_want_the_prompt_as_the_model_reads_it_and_others_do_not(spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "queries.py").write_text(QUERIES)
+    assert wanted([parse_reward("math"), parse_reward(spec)]).model_prompt
+    assert not wanted([parse_reward("math")]).model_prompt
+
+
+@pytest.mark.slow
 def test_a_row_that_a_batch_cannot_do_without_costs_itself(openrlhf):
     file = openrlhf[1].partition(":")[0]
     with RewardPool(1) as pool:
-        (reward,) = bind([parse_reward(f"{file}:careful")], pool, timeout=0.5)
-        batch = rlflow.Batch.of(prompt=["p"] * 8, completion=["a", "bad", "c", "hang", "e", "f", "g", "h"], answer=["x"] * 8)
+        (reward,) = bind([parse_reward(f"{file}:careful")], pool, timeout=0.4)
+        batch = rlflow.Batch.of(prompt=["p"] * 5, completion=["a", "bad", "c", "hang", "e"], answer=["x"] * 5)
         scores = reward.score(batch)
     assert scores.missing == {"raised": 1, "timeout": 1}
     assert [i for i, score in enumerate(scores.values.tolist()) if math.isnan(score)] == [1, 3]
@@ -156,8 +180,12 @@ def test_a_batch_without_a_number_for_each_row_is_missing_whole(returned):
 
 def test_numbers_of_a_batch_are_judged_row_by_row():
     rows = [{"prompt": "p", "completion": "c", "label": {"a": 1}}] * 4
-    found = list(by_batch(lambda queries, labels: [1, math.nan, None, labels[3]["a"]], rows))
-    assert [item if isinstance(item, float) else item[0] for item in found] == [1.0, "nan", "none", 1.0]
+    found = list(by_batch(lambda queries, labels: [1, math.nan, [1.0], labels[3]["a"]], rows))
+    assert found[2] == ["type", "the list that the function returned has list, not a number"]
+    found_in_dict = list(by_batch(lambda queries, labels: {"rewards": [math.nan, "1", 0, 0]}, rows))
+    assert found_in_dict[:2] == [["nan", "the list that the function returned has nan"],
+                                 ["type", "the list that the function returned has str, not a number"]]
+    assert [item if isinstance(item, float) else item[0] for item in found] == [1.0, "nan", "type", 1.0]
 
 
 def test_a_function_of_verls_form_needs_no_field_where_the_data_have_an_answer(verl):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlflow import PlanError
+from rlflow import Batch, PlanError
 from rlflow.rewards import RewardPool, RewardSpec, bind, from_function, parse_reward, reads
 
 FILE = '''
@@ -30,6 +30,15 @@ def file(tmp_path: Path) -> str:
 
 def module_level(completion: str) -> float:
     return len(completion)
+
+
+def test_what_a_function_returned_in_place_of_a_number_is_said_with_its_place(tmp_path):
+    (tmp_path / "judge.py").write_text("import math\n\ndef none(completion):\n    return None if completion else math.nan\n")
+    with RewardPool(1) as pool:
+        (reward,) = bind([parse_reward(f"{tmp_path}/judge.py:none")], pool)
+        first = reward.score(Batch.of(completion=["a", ""])).first
+    place = f"{tmp_path}/judge.py:3: the function returned"
+    assert first == {"none": f"{place} None", "nan": f"{place} nan"}
 
 
 @pytest.mark.parametrize(("written", "kind", "weight"), [("task", "task", 1), ("math:0.7", "math", 0.7), ("task:-1e-1", "task", -0.1)])
@@ -58,6 +67,8 @@ def test_functions_and_models_with_weights(file, tmp_path):
         ("FILE", r"does not name a function(.|\n)*name one of: .*judge.py:accuracy"),
         ("FILE::accuracy", "does not name a function"),
         ("FILE:0.5", "does not name a function"),
+        ("FILE:nan", "defines no function 'nan'"),
+        ("FILE:inf:nan", "has no use"),
         ("FILEx:accuracy", "does not name a function"),
         ("FOLDER/juge.py:accuracy", r"no such reward file(.|\n)*nearest: +judge.py"),
         ("FOLDER", r"holds no model(.|\n)*found: +judge.py"),

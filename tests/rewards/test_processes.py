@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from processes import until
 
 from rlflow import Batch, PlanError, text, token
 from rlflow.rewards import RewardPool, Scores, bind, parse_reward, score_all
 from rlflow.rewards.confinement import Confinement
+from rlflow.rewards.pool import computed
 
 
 def judged(pool: RewardPool, file: str, *completions: str, timeout: float = 60.0, function: str = "chosen") -> Scores:
@@ -249,3 +253,22 @@ def test_numbers_reach_a_function_as_numbers(pool, tmp_path):
     (tmp_path / "r.py").write_text("def f(level, share, flag): return level * 100 + share * 10 + (flag is True)")
     (reward,) = bind([parse_reward(f"{tmp_path / 'r.py'}:f")], pool)
     assert reward.score(Batch.of(level=[3], share=[0.5], flag=[True])).values.tolist() == [306]
+
+
+def test_processes_that_share_a_core_count_as_computing_and_sleeping_ones_do_not():
+    busy = [sys.executable, "-I", "-S", "-c", "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"]
+    asleep = ["sleep", "60"]
+    with ExitStack() as stack:
+        crowds = [[stack.enter_context(subprocess.Popen(words)) for _ in range(count)] for words, count in ((busy, 4), (asleep, 2))]
+        try:
+            pids = [[process.pid for process in crowd] for crowd in crowds]
+            until(lambda: computed(pids[0]) > 0.4)
+            before, began = [computed(crowd) for crowd in pids], time.monotonic()
+            until(lambda: time.monotonic() > began + 0.4)
+            passed = time.monotonic() - began
+            shares = [(computed(crowd) - then) / passed / len(crowd) for crowd, then in zip(pids, before, strict=True)]
+        finally:
+            for process in [*crowds[0], *crowds[1]]:
+                process.kill()
+    assert shares[0] > 0.6
+    assert shares[1] < 0.25

@@ -77,6 +77,7 @@ def test_an_answer_that_has_no_number_for_a_row_is_missing_by_its_cause(answer, 
     assert scores.missing == cause
     assert int(torch.isnan(scores.values).sum()) == sum(cause.values())
     assert scores.first.keys() == cause.keys()
+    assert all(message.startswith(f"{server.url}: ") and "function" not in message for message in scores.first.values())
     assert len(server.questions) == 1  # it was not asked again
 
 
@@ -85,7 +86,7 @@ def test_a_status_is_missing_and_is_not_asked_again(status):
     with serving(lambda handler, question: handler.say({"rewards": [0.0]}, status)) as server:
         scores = asked(server.url, "a")
     assert scores.missing == {"status": 1}
-    assert str(status) in scores.first["status"]
+    assert scores.first["status"].startswith(f"{server.url}: the server answered {status}")
     assert len(server.questions) == 1
 
 
@@ -122,7 +123,8 @@ def test_a_server_that_is_not_there_is_missing_after_the_last_try():
         port = free.getsockname()[1]
     scores = asked(f"http://127.0.0.1:{port}/get_reward", "a", "b")
     assert scores.missing == {"connection": 2}
-    assert "refused" in scores.first["connection"]
+    assert "no connection in 3 tries: ConnectionRefusedError" in scores.first["connection"]
+    assert ".py" not in scores.first["connection"]
 
 
 def test_closing_ends_what_is_asked():

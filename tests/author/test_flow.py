@@ -1,0 +1,25 @@
+"""A flow as a value: what it is called, and its graph."""
+
+import pytest
+
+from rlflow.author.load import load_flow
+from rlflow.graph.model import Op
+
+
+@pytest.fixture(scope="module")
+def grpo():
+    return load_flow("grpo")
+
+
+def samples(graph):
+    return [dict(node.settings)["samples"] for node in graph.nodes if node.op is Op.GENERATE]
+
+
+def test_a_flow_is_named_and_documented_as_its_function(grpo):
+    assert (grpo.name, grpo.__name__, grpo.__doc__) == ("grpo", "grpo", grpo.function.__doc__)
+
+
+def test_the_graph_is_that_of_the_settings_that_are_passed_and_else_of_the_flows_own(grpo):
+    own = grpo.parameters.hp
+    assert samples(grpo.graph()) == samples(grpo.graph(own)) == [own.samples]
+    assert samples(grpo.graph(type(own)(samples=own.samples + 3))) == [own.samples + 3]

@@ -1,0 +1,41 @@
+"""The settings of each source of data."""
+
+from fractions import Fraction
+
+import pytest
+
+from rlflow.author.load import load_flow
+from rlflow.binding.dataset import open_dataset, own_settings
+from rlflow.config.flags import sort_values
+from rlflow.errors import PlanError
+
+
+@pytest.mark.parametrize(("ends", "weights"), [((":0.75", ":0.25"), (Fraction(3, 4), Fraction(1, 4))), (("", ""), (2, 1))])
+def test_sources_have_the_shares_that_are_named_and_else_those_of_their_records(tmp_path, ends, weights):
+    for name, count in (("a", 2), ("b", 1)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"prompt": "{name}{i}", "answer": "1"}}\n' for i in range(count)))
+    data = tuple(f"{tmp_path}/{name}.jsonl{end}" for name, end in zip("ab", ends, strict=True))
+    flow = load_flow("grpo")
+    both = open_dataset(flow, sort_values({"data": data}, ["actor", "reference"], flow.parameters.hp))
+    assert dict(both.weights) == dict(zip("ab", weights, strict=True))
+    one = open_dataset(flow, sort_values({"data": data[:1]}, ["actor", "reference"], flow.parameters.hp))
+    assert ([record.question for record in one.records], one.parts) == (["a0", "a1"], {})
+
+
+def test_settings_of_a_source_go_before_those_of_all():
+    values = {"prompt": "question", "a.prompt": "q", "b.prompt": "text", "max_prompt": 9}
+    assert own_settings(values, "a", ["a", "b"]) == {"prompt": "q", "max_prompt": 9}
+    assert own_settings(values, "c", ["a", "b", "c"]) == {"prompt": "question", "max_prompt": 9}
+
+
+def test_of_two_sources_of_which_one_name_begins_the_other_the_longer_one_is_meant():
+    values = {"maths.hard.prompt": "q"}
+    for sources in (["maths", "maths.hard"], ["maths.hard", "maths"]):
+        assert own_settings(values, "maths.hard", sources) == {"prompt": "q"}
+        assert own_settings(values, "maths", sources) == {}
+
+
+def test_a_source_that_is_not_there_is_refused():
+    with pytest.raises(PlanError, match="'--data.math.prompt' names no source of data") as caught:
+        own_settings({"math.prompt": "q"}, "maths", ["maths"])
+    assert caught.value.problems[0].nearest == "maths"
