@@ -177,6 +177,8 @@ class Generator:
         keys = rows.axis.keys
         lengths = 1 + (numbers("length", rows, 1)[:, 0] ** self.settings.tail * self.settings.longest).long()
         lengths = lengths.clamp(max=sampling.max_tokens)
+        if sampling.lengths:
+            lengths = torch.tensor([each.max_tokens for each in sampling.of_rows(rows.axis.keys)])
         tokens = (numbers("tokens", rows, sampling.max_tokens) * VOCABULARY).long()
         tokens = tokens[torch.arange(sampling.max_tokens) < lengths[:, None]]
         columns: dict[str, Any] = {
@@ -185,8 +187,9 @@ class Generator:
             "policy_version": torch.full_like(tokens, self.version),
         }
         data = {name: Data(standard_kind(name), value, lengths) for name, value in columns.items()}  # type: ignore[arg-type]
+        most = 1 if sampling.lengths else sampling.max_tokens  # a length that was asked for is no end of the row's own
         data["completion"] = Data(Kind(Level.TEXT), tuple(".".join(map(str, path)) for path in keys.tolist()))
-        data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if n < sampling.max_tokens else "length" for n in lengths.tolist()))
+        data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if n < most else "length" for n in lengths.tolist()))
         data["temperature"] = Data(Kind(Level.ROW, "float32"), torch.full((len(rows),), sampling.temperature or 1.0))
         data["group"] = rows.data["group"]
         data["sampled_logprobs"] = token_numbers("logprobs", Batch(rows.axis, data))

@@ -14,6 +14,7 @@ FIELD = "data."  # how the names of columns begin that hold fields of the data a
 SOURCE = "data:source"  # the text column that says from which of several sources of data a row is
 
 CLOCK = ("iteration", "progress")  # scalars of every batch that the run gives
+MODEL_PROMPT = "data:model_prompt"  # the text column with the prompt as the model reads it, templates applied; for rewards that ask for it
 PROMPT_ID = "prompt_id"  # the row column that says which record of the data a row is from
 
 

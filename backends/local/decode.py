@@ -36,7 +36,7 @@ class Drawn:
     tokens: Tensor  # int64 [rows, max_tokens], of which the first ``lengths`` count
     logprobs: Tensor  # [rows, max_tokens]
     lengths: Tensor  # int64 [rows]
-    stopped: Tensor  # bool [rows]: ended by an end token or a stop string
+    stopped: Tensor  # bool [rows]: ended by an end token or a stop string, or by a length that was asked for
 
     @staticmethod
     def nothing(rows: int, max_tokens: int, logprobs: torch.dtype, device: torch.device | str = "cpu") -> Drawn:
@@ -48,8 +48,11 @@ class Drawn:
     def end(self, numbers: Tensor, columns: range, ends: Endings) -> Tensor:
         """Mark those of the rows ``numbers`` that end in the newest ``columns``; their numbers. The one look at the device."""
         going = numbers[~self.stopped[numbers]]
-        newest = self.tokens[:, max(0, columns.start - ends.reach) : columns.stop].cpu()[going]
-        at = ends(newest, len(columns), columns.start)
+        if ends.lengths is not None:
+            at = (ends.lengths[going] - 1 - columns.start).clamp(max=len(columns))
+        else:
+            newest = self.tokens[:, max(0, columns.start - ends.reach) : columns.stop].cpu()[going]
+            at = ends(newest, len(columns), columns.start)
         ended = at < len(columns)
         self.lengths[going[ended]] = columns.start + at[ended] + 1
         self.stopped[going[ended]] = True
@@ -98,7 +101,7 @@ def decode(
         for step in columns:
             if step:
                 rows.hidden = advance(network, rows, token, step - 1)
-            barred = ends.eos if step < sampling.min_tokens else None
+            barred = ends.eos if ends.lengths is not None or step < sampling.min_tokens else None
             token, logprob = draw(network.logits(rows.hidden), uniform[rows.places, step], sampling, barred)
             drawn.tokens[rows.places, step], drawn.logprobs[rows.places, step] = token, logprob
         ended = drawn.end(rows.numbers, columns, ends)

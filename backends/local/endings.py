@@ -17,12 +17,14 @@ MARGIN = 8  # tokens decoded before the place where a stop string can begin, so 
 
 @dataclass(frozen=True)
 class Endings:
-    """A row ends at a token of ``eos``, or where its text holds a string of ``stop``; not within its first ``min_tokens``."""
+    """A row ends at a token of ``eos``, or where its text holds a string of ``stop``; not within its first ``min_tokens``. With ``lengths``
+    int64 [rows] each row ends after as many tokens, and nowhere else."""
 
     eos: Tensor
     stop: tuple[str, ...]
     tokenizer: Any
     min_tokens: int = 0
+    lengths: Tensor | None = None
 
     @property
     def reach(self) -> int:

@@ -96,7 +96,7 @@ class Generator:
         return Batch(batch.axis, {"logprobs": Data(Kind(Level.TOKEN, str(flat.dtype).removeprefix("torch.")), flat.cpu(), layout.lengths)})
 
     def _batch(self, axis: Axis, drawn: Drawn, sampling: Sampling) -> Batch:
-        columns = _columns(drawn, sampling, self.version) | self._text(drawn)
+        columns = _columns(drawn, sampling, self.version) | self._text(drawn, sampling)
         return Batch(axis, columns | {"group": Data(standard_kind("group"), axis.group_numbers)})
 
     def _nothing_drawn(self, rows: int, sampling: Sampling) -> Drawn:
@@ -159,13 +159,15 @@ class Generator:
         pieces = column.value.split(column.lengths.tolist())
         device = self.network.device
         uniform = uniforms([seeds[row] for row in rows.tolist()], sampling.max_tokens).to(device)
-        ends = Endings(torch.tensor(self.eos), sampling.stop, self.tokenizer, sampling.min_tokens)
+        own = sampling.of_rows(prompts.axis.repeat(sampling.samples).keys[rows]) if sampling.lengths else ()
+        lengths = torch.tensor([each.max_tokens for each in own]) if own else None
+        ends = Endings(torch.tensor(self.eos), sampling.stop, self.tokenizer, sampling.min_tokens, lengths)
         return decode(self.network, pieces, of, uniform, sampling, ends, block_of(device))
 
-    def _text(self, drawn: Drawn) -> dict[str, Data]:
+    def _text(self, drawn: Drawn, sampling: Sampling) -> dict[str, Data]:
         rows = [row[:length] for row, length in zip(drawn.tokens.tolist(), drawn.lengths.tolist(), strict=True)]
         rows = [row[:-1] if row and row[-1] in self.eos else row for row in rows]
-        finish = ("stop" if stopped else "length" for stopped in drawn.stopped.tolist())
+        finish = ("stop" if stopped and not sampling.lengths else "length" for stopped in drawn.stopped.tolist())
         return {"completion": Data(Kind(Level.TEXT), tuple(texts(self.tokenizer, rows))), "finish": Data(Kind(Level.TEXT), tuple(finish))}
 
 

@@ -108,7 +108,7 @@ class VllmEngine:
 
     def answers(self) -> bool:
         """Whether a token can be sampled: one is. Raises what keeps the engine from it."""
-        rows = whole(self.sample([[0]], Sampling(max_tokens=1), [0], (), lambda _: False))
+        rows = whole(self.sample([[0]], [Sampling(max_tokens=1)], [0], (), lambda _: False))
         return len(rows[0].tokens) == 1
 
     @property
@@ -122,11 +122,12 @@ class VllmEngine:
         return int(self.llm.vllm_config.model_config.max_model_len)
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int], eos: Sequence[int], stops: Stops
+        self, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling], seeds: Sequence[int], eos: Sequence[int], stops: Stops
     ) -> Iterator[Sequence[Row]]:
-        """The responses, always the same objects, each time that some have ended, and at last all. ``eos`` ends a response, and so does
-        ``stops``, asked after each token."""
-        return self._rows(prompts, [self._parameters(sampling, seed, eos) for seed in seeds], stops)
+        """The responses, always the same objects, each time that some have ended, and at last all. ``samplings`` and ``seeds``: one for
+        each response. ``eos`` ends a response, and so does ``stops``, asked after each token."""
+        parameters = [self._parameters(sampling, seed, eos) for sampling, seed in zip(samplings, seeds, strict=True)]
+        return self._rows(prompts, parameters, stops)
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """The log-prob of each token of these rows but the first, after those before it, at temperature 1."""

@@ -103,8 +103,9 @@ class Generator:
         self._check(pieces, sampling, len(axis), len(seeds))
         pieces = [piece for piece in pieces for _ in range(sampling.samples)]
         self._check_peers((pieces, sampling, list(seeds)))
-        stops = text_stops(sampling.stop, self.tokenizer)
-        return axis, self.engine.sample(pieces, sampling, seeds, self.eos, lambda tokens: stops(tokens, len(tokens) - sampling.min_tokens))
+        stops = text_stops(() if sampling.lengths else sampling.stop, self.tokenizer)
+        return axis, self.engine.sample(pieces, sampling.of_rows(axis.keys), seeds, self.eos,
+                                        lambda tokens: stops(tokens, len(tokens) - sampling.min_tokens))
 
     def logprobs(self, batch: Batch) -> Batch:
         """`logprobs` of ``tokens`` after ``prompt_tokens`` at temperature 1, with the weights that are sampled with."""

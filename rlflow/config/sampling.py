@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlflow.author.settings import parse
 from rlflow.author.verbs import GENERATE
 from rlflow.errors import Problem, listed, nearest
 
-TYPES: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": int, "stop": tuple, "min_tokens": int}
+TYPES: dict[str, Any] = {"temperature": float, "top_p": float, "top_k": int, "stop": tuple, "min_tokens": int, "lengths": tuple}
 CALL = re.compile(r"generate(#[1-9]\d*)?")
 
 
@@ -36,8 +38,7 @@ def sampling_of(values: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], l
             continue
         fitting = _value(name, value)
         if fitting is None or not GENERATE[name].test(fitting):
-            problems.append(Problem("setting-range", f"--{flag} is out of range", found=repr(value),
-                                    expected=f"{name}: {GENERATE[name].expected}", remedy=f"change --{flag}"))
+            problems.append(_unfit(flag, name, value))
         else:
             settings.setdefault(call.removesuffix("#1"), {})[name] = fitting
     return settings, problems
@@ -47,10 +48,30 @@ def _value(name: str, value: Any) -> Any:
     """The value in its type; None where it has another."""
     if name == "stop":
         return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None
+    if name == "lengths":
+        return _lengths(value)
     try:
         return parse(TYPES[name], value)
     except ValueError:
         return None
+
+
+def _lengths(value: Any) -> Any:
+    """A list of lengths, or the one that a JSON file has as ``lengths``; None where there is none."""
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    try:
+        lengths = json.loads(Path(str(value)).expanduser().read_text())["lengths"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return tuple(lengths) if isinstance(lengths, list) and lengths else None
+
+
+def _unfit(flag: str, name: str, value: Any) -> Problem:
+    """The problem of a value that a setting does not take."""
+    expected = GENERATE[name].expected if name != "lengths" else 'a JSON file with {"lengths": [NUMBER, …]}, integers of at least 1'
+    remedy = f"change --{flag}" if name != "lengths" else "`rlflow bench record RUN -o FILE` writes one from the rows of a run"
+    return Problem("setting-range", f"--{flag} is out of range", found=repr(value), expected=f"{name}: {expected}", remedy=remedy)
 
 
 def _unknown(flag: str, name: str) -> Problem:

@@ -182,6 +182,19 @@ def check_least(subject, sampling, free):
     check_logprobs(subject, subject.prompts, out, sampling)
 
 
+def lengths_are_those_of_a_recorded_list(subject):
+    """Each row is as long as the list says, by its number in the data stream: no end of its own is sampled, and no stop string ends it."""
+    if subject.modelless:
+        return
+    free = subject.generate(Sampling(8, 24))
+    stop, sampling = free["completion"][0][:1], Sampling(8, 24, lengths=(24, 1, 7, 13, 2))
+    out = subject.generate(replace(sampling, stop=(stop,)))
+    assert list(map(len, tokens(out))) == [sampling.lengths[number % 5] for number in range(len(out))]
+    assert set(out["finish"]) == {"length"}
+    assert not any(EOS & set(row) for row in tokens(out))
+    check_logprobs(subject, subject.prompts, out, replace(sampling, min_tokens=24))
+
+
 def fewer_tokens_are_the_beginning_of_more(subject):
     """A row with a smaller ``max_tokens`` is the same row, cut."""
     most, seeds = Sampling(8, 24), range(100, 132)
@@ -317,6 +330,7 @@ CLAIMS = {
     "a row depends on its prompt and its seed alone": a_row_depends_on_its_prompt_and_its_seed_alone,
     "sampled log-probs are those of a forward": sampled_logprobs_are_those_of_a_forward,
     "rows end where they should": rows_end_where_they_should,
+    "lengths are those of a recorded list": lengths_are_those_of_a_recorded_list,
     "fewer tokens are the beginning of more": fewer_tokens_are_the_beginning_of_more,
     "rows of real lengths are sampled": rows_of_real_lengths_are_sampled,
     "chunks are the rows of one call": chunks_are_the_rows_of_one_call,

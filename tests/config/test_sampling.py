@@ -12,7 +12,7 @@ from rlflow.config.flags import parse_flags, sort_values
 from rlflow.graph.model import Op
 from rlflow.trace.compile import TraceOptions, compile_flow
 
-DEFAULTS = {name: setting.default for name, setting in GENERATE.items() if name != "min_tokens"}
+DEFAULTS = {name: setting.default for name, setting in GENERATE.items() if name not in ("min_tokens", "lengths")}
 
 
 def sampling(*words):
@@ -44,6 +44,22 @@ def test_what_does_not_fit_is_refused_with_what_does(words, says):
     with pytest.raises(PlanError) as caught:
         sampling(*words)
     assert says in str(caught.value)
+
+
+def test_recorded_lengths_are_read_from_their_file(tmp_path):
+    file = tmp_path / "lengths.json"
+    file.write_text(json.dumps({"lengths": [5, 1, 8], "source": "a run"}))
+    assert sampling("--actor.generate.lengths", str(file)) == {"actor.generate": {"lengths": (5, 1, 8)}}
+    assert sort_values({"actor.generate.lengths": [2, 3]}, ["actor"]).sampling == {"actor.generate": {"lengths": (2, 3)}}
+
+
+@pytest.mark.parametrize("text", ['{"lengths": [0]}', '{"lengths": [1.5]}', '{"lengths": []}', '{"lengths": 5}', "[5]", "{", None])
+def test_a_file_without_a_list_of_lengths_is_refused_with_the_command_that_writes_one(text, tmp_path):
+    file = tmp_path / "lengths.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(PlanError, match="rlflow bench record RUN"):
+        sampling("--actor.generate.lengths", str(file))
 
 
 def test_the_second_call_takes_what_is_said_of_all_and_then_its_own():

@@ -66,8 +66,8 @@ class Generator:
         lengths = column.lengths.tolist()
         check_room(lengths, sampling.max_tokens, longest(self.network.module.config), f"the positions of the model in {self.spec.folder}")
         asked = [prompt for prompt in column.value.split(lengths) for _ in range(sampling.samples)]
-        rows = [self._response(prompt, sampling, uniforms([seed], sampling.max_tokens)[0])
-                for prompt, seed in zip(asked, seeds, strict=True)]  # fmt: skip
+        rows = [self._response(prompt, own, uniforms([seed], own.max_tokens)[0])
+                for prompt, own, seed in zip(asked, sampling.of_rows(axis.keys), seeds, strict=True)]  # fmt: skip
         return Batch(axis, self._columns(rows, sampling) | {"group": Data(standard_kind("group"), axis.keys[:, 0].clone())})
 
     @torch.no_grad()
