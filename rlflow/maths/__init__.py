@@ -9,13 +9,13 @@ Masks are bool [rows, T]. Masked entries are taken out with ``where``, never by 
 from rlflow.maths.credit import gae, place_last, reward_to_go
 from rlflow.maths.divergence import adapted_beta, kl, kl_penalty
 from rlflow.maths.gains import clipped_gain, drawn_tokens, geometric_gain, largest_tokens, token_covariance
-from rlflow.maths.groups import compare, group_mean, group_std, leave_one_out, length_weighted_mean
-from rlflow.maths.importance import importance_ratio, masked_weights, truncated_weights
+from rlflow.maths.groups import compare, group_mean, group_std, leave_one_out, length_weighted_mean, pass_at_k
+from rlflow.maths.importance import importance_ratio, masked_weights, rejected_weights, truncated_weights
 from rlflow.maths.shaping import stop_penalty
 from rlflow.maths.statistics import masked_mean, row_mean, row_sum, whiten
 
 __all__ = [
     "adapted_beta", "clipped_gain", "compare", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio", "kl",
-    "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "place_last",
-    "reward_to_go", "row_mean", "row_sum", "stop_penalty", "token_covariance", "truncated_weights", "whiten",
+    "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "pass_at_k", "place_last",
+    "rejected_weights", "reward_to_go", "row_mean", "row_sum", "stop_penalty", "token_covariance", "truncated_weights", "whiten",
 ]

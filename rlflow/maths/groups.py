@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 
 import torch
 from torch import Tensor
@@ -22,6 +23,37 @@ def compare(scores: Tensor, group: Tensor, mask: Tensor, *, deviation: bool = Tr
     if deviation:
         advantage = advantage / (group_std(scores, group) + 1e-4)
     return torch.where(mask, advantage[:, None], 0.0)
+
+
+@stage(gives="advantages", rows="group")
+def pass_at_k(scores: Tensor, group: Tensor, mask: Tensor, *, k: int) -> Tensor:
+    """Advantages for the best score of k responses [rows, T]: the mean, over all choices of k - 1 others of the group, of the best score
+    with the response less the best without it; at each token of the mask, 0 outside it (Walder and Karkhanis 2025, "Pass@K
+    Policy Optimization").
+
+    k times the mean over rows is an unbiased gradient of the expected best score of k, which is pass@k for scores of 0 and 1. A smaller
+    group counts as a choice of all others. A missing score (NaN) is left out of its group, and its row out of the update.
+    """
+    if k < 2:
+        raise ValueError(f"pass_at_k: found k={k}, expected at least 2: `compare` judges responses one by one")
+    gains = torch.full(scores.shape, torch.nan, dtype=torch.float64, device=scores.device)
+    for number in torch.unique(group):
+        rows = (group == number) & ~scores.isnan()
+        gains[rows] = _added_to_best(scores[rows].double(), k)
+    return torch.where(mask, like(scores, gains)[:, None], 0.0)
+
+
+def _added_to_best(scores: Tensor, k: int) -> Tensor:
+    """The mean gain of each of n scores over the best of k - 1 others, or of all others where there are fewer; float64 [n]."""
+    n = len(scores)
+    k = min(k, n)
+    ordered, order = scores.sort(stable=True)
+    # the share of choices whose best is the one of rank m, for one that ranks above it: k - 2 others of the m below
+    shares = [comb(m, k - 2) / comb(n - 1, k - 1) for m in range(n)] if n > 1 else [0.0] * n
+    lead = (ordered[:, None] - ordered[None, :]).tril(-1)
+    gains = torch.zeros_like(scores)
+    gains[order] = lead @ torch.tensor(shares, dtype=torch.float64, device=scores.device)
+    return gains
 
 
 def group_mean(x: Tensor, group: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from rlflow.author.stage import stage
+from rlflow.maths.divergence import kl
 from rlflow.maths.statistics import row_mean, row_sum
 
 Ratio = Literal["token", "sequence", "geometric"]
+Over = Literal["mean", "sum", "max", "token"]
 
 
 def importance_ratio(logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, ratio: Ratio = "token") -> Tensor:
@@ -46,3 +48,31 @@ def masked_weights(
     """
     weights = importance_ratio(logprobs, sampled_logprobs, mask, ratio)
     return torch.where(mask & ((weights < low) | (weights > high)), 0.0, weights)
+
+
+@stage(gives="weights")
+def rejected_weights(
+    logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, weights: Tensor | None = None, *, limit: float,
+    estimator: Literal["k2", "k3"] = "k3", over: Over = "mean",
+) -> Tensor:
+    """The weights that there are, or 1, but 0 at responses whose KL from sampler to trainer is above ``limit`` nats; 1 outside the mask
+    (rejection sampling against drift: Liu et al. 2025, "When Speed Kills Stability"; estimators: Schulman, "Approximating KL divergence").
+
+    The KL of a response is the mean, sum or largest of its tokens' estimates; over="token" drops tokens by their own. Unlike a band of
+    ratios (``masked_weights``), estimates that are never negative do not cancel out over a response.
+    """
+    drift = _drift(torch.where(mask, kl(sampled_logprobs, logprobs, estimator), 0.0), mask, over)
+    passed = torch.ones_like(logprobs) if weights is None else weights
+    passed = torch.where(drift.isnan(), torch.nan, torch.where(drift > limit, 0.0, passed))
+    return torch.where(mask, passed, 1.0)
+
+
+def _drift(estimates: Tensor, mask: Tensor, over: Over) -> Tensor:
+    """The estimates per token [rows, T], which are 0 outside the mask, or the estimate of each response [rows, 1]."""
+    if over == "token":
+        return estimates
+    if over == "max":
+        return estimates.amax(1, keepdim=True) if estimates.shape[1] else estimates.new_zeros(len(estimates), 1)
+    if over not in ("mean", "sum"):
+        raise ValueError(f"rejected_weights: found over={over!r}, expected 'mean', 'sum', 'max' or 'token'")
+    return (row_mean if over == "mean" else row_sum)(estimates, mask)[:, None]

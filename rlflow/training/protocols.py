@@ -4,7 +4,7 @@ each with a frozen dataclass ``Settings`` of what a user may set (``--ROLE.NAME`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -48,6 +48,27 @@ class Sampling:
     top_k: int = 0  # tokens of highest probability; 0: all tokens
     stop: tuple[str, ...] = ()  # strings that end a row, and are kept in it
     min_tokens: int = 0  # this many tokens come first that end no row
+    lengths: tuple[int, ...] = ()  # a recorded list that says how many tokens each row has, whatever is sampled; (): rows end by themselves
+
+    def of_rows(self, keys: Tensor) -> list[Sampling]:
+        """How each row is sampled, by the keys of their axis [rows, 2 or more]: with ``lengths`` as many tokens at least as at most. The
+        list has one number for each row in the order of the data stream, from its beginning, and begins again where it ends."""
+        if not self.lengths:
+            return [self] * len(keys)
+        numbers = keys[:, -2] * self.samples + keys[:, -1]
+        lengths = (self.lengths[number % len(self.lengths)] for number in numbers.tolist())
+        return [replace(self, max_tokens=length, min_tokens=length, stop=(), lengths=()) for length in lengths]
+
+
+def as_long(rows: Batch, sampling: Sampling) -> Batch:
+    """Rows that a generator gave. Raises ValueError where ``sampling`` says how long they are and they are not."""
+    if sampling.lengths:
+        found = rows.data["tokens"].lengths
+        assert found is not None
+        expected = [each.max_tokens for each in sampling.of_rows(rows.axis.keys)]
+        if found.tolist() != expected:
+            raise ValueError(f"generate: found rows of {found.tolist()} tokens, expected those of the recorded list: {expected}")
+    return rows
 
 
 class Trainer(Protocol):

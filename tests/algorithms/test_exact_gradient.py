@@ -8,7 +8,7 @@ import statistics
 import pytest
 import torch
 
-from rlflow import compare, gae, kl, place_last, row, truncated_weights
+from rlflow import compare, gae, kl, pass_at_k, place_last, row, truncated_weights
 from rlflow.algorithms import (
     cispo,
     clip_cov,
@@ -277,6 +277,15 @@ def test_the_deviation_turns_the_gradient_of_other_scores(policy):
     advantages = compare(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool), deviation=True)
     got, true = expected(policy, advantages, of, chance, "grpo").flatten(), policy.true_gradient(SCORES).flatten()
     assert float(torch.nn.functional.cosine_similarity(got, true, dim=0)) < 0.999
+
+
+@pytest.mark.parametrize(("samples", "k"), [(2, 2), (3, 2), (3, 3)])
+def test_pass_at_k_ascends_the_expected_best_score_of_k(policy, samples, k):
+    of, group, chance = groups(policy, samples)
+    advantages = pass_at_k(SCORES[of], group, torch.ones(len(of), 2, dtype=torch.bool), k=k)
+    tries = torch.tensor(list(itertools.product(range(9), repeat=k)))
+    best = (policy.probabilities()[tries].prod(1) * SCORES[tries].amax(1)).sum()
+    torch.testing.assert_close(k * expected(policy, advantages, of, chance, "opo"), policy.gradient(best), **EXACT)
 
 
 # -- another policy sampled --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import pytest
 
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
-from rlflow.graph.lineage import Merge, expected_groups, expected_rows, merge, sources
+from rlflow.graph.lineage import Merge, ahead_of_training, expected_groups, expected_rows, merge, sources
 from rlflow.graph.model import RowAxis
 from rlflow.trace.compile import compile_flow
 
@@ -59,3 +59,11 @@ def test_rows_that_were_chosen_or_joined_are_rows_of_what_they_came_from():
 ])  # fmt: skip
 def test_rows_read_what_one_value_of_belongs_to_each(axis, other, by_group, how):
     assert merge(AXES, axis, other, by_group) is how
+
+
+@pytest.mark.parametrize(("name", "ahead"), [
+    ("grpo", ["actor.generate"]), ("dapo", ["repeat.sampled"]), ("correction", ["actor.generate", "look_again", "ask", "actor.generate#2"]),
+])  # fmt: skip
+def test_what_samples_and_what_it_samples_from_runs_ahead_of_training(name, ahead):
+    graph = compile_flow(load_flow(name)).graph
+    assert [node.name for node in graph.nodes if node.id in ahead_of_training(graph)] == ahead

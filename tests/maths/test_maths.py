@@ -1,5 +1,6 @@
 """The arithmetic: against plain definitions in float64, with values missing, equal, single, and with anything in the padding."""
 
+import itertools
 import math
 import statistics
 
@@ -20,6 +21,7 @@ from rlflow import (
     leave_one_out,
     length_weighted_mean,
     masked_mean,
+    pass_at_k,
     place_last,
     reward_to_go,
     row_mean,
@@ -181,6 +183,24 @@ def test_group_statistics_are_those_of_the_values_that_are_there(groups):
             row += 1
 
 
+@given(GROUPS, st.integers(2, 5))
+def test_pass_at_k_is_the_mean_gain_over_all_choices_of_others(groups, k):
+    x, ids = flattened(groups)
+    found = pass_at_k(x.double(), ids, torch.ones(len(x), 1, dtype=torch.bool), k=k)[:, 0].tolist()
+    for group in groups:
+        there = [value for value in group if not math.isnan(value)]
+        for place, value in enumerate(group):
+            others = [other for at, other in enumerate(group) if at != place and not math.isnan(other)]
+            choices = list(itertools.combinations(others, min(k, len(there)) - 1)) if others and not math.isnan(value) else []
+            mean = statistics.fmean(max(value, *choice) - max(choice) for choice in choices) if choices else 0.0
+            assert found.pop(0) == pytest.approx(NAN if math.isnan(value) else mean, rel=1e-9, abs=1e-4, nan_ok=True)
+
+
+def test_the_best_of_one_is_refused():
+    with pytest.raises(ValueError, match="found k=1, expected at least 2"):
+        pass_at_k(torch.ones(2), torch.zeros(2), torch.ones(2, 1, dtype=torch.bool), k=1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("value", AWKWARD)
 def test_equal_rewards_give_an_advantage_of_exactly_0(value, dtype):
@@ -190,7 +210,9 @@ def test_equal_rewards_give_an_advantage_of_exactly_0(value, dtype):
     assert not bool((x - group_mean(x, ids)).any())
     assert not bool(group_std(x, ids).any())
     assert not bool((x - leave_one_out(x, ids))[ids > 0].any())
-    assert not bool(compare(x, ids, torch.ones(len(x), 1, dtype=torch.bool)).any())
+    mask = torch.ones(len(x), 1, dtype=torch.bool)
+    assert not bool(compare(x, ids, mask).any())
+    assert not bool(pass_at_k(x, ids, mask, k=4).any())
 
 
 MIXED = torch.tensor([1.0, 3.0, 5.0, 0.5, 0.5, 2.0, NAN], dtype=torch.float64)
@@ -258,7 +280,7 @@ def test_the_three_estimators(policy, reference):
     ratio = math.exp(reference - policy)
     assert float(kl(p, r, "k1")) == pytest.approx(policy - reference)
     assert float(kl(p, r, "k2")) == pytest.approx((policy - reference) ** 2 / 2)
-    assert float(kl(p, r, "k3")) == pytest.approx(ratio - 1 - math.log(ratio), abs=1e-12)
+    assert float(kl(p, r, "k3")) == pytest.approx(ratio - 1 - math.log(ratio), rel=1e-12, abs=1e-12)
     assert float(kl(p, r, "k3")) >= -1e-12
 
 

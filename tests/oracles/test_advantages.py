@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlflow import compare, group_std, kl, place_last, reward_to_go, whiten
+from rlflow import compare, group_std, kl, pass_at_k, place_last, reward_to_go, whiten
 from rlflow.algorithms import gpg, opo, reinforce_pp, remax, rloo
 from rlflow.author.load import load
 
@@ -83,7 +83,11 @@ def test_grpo_whitened(case):
     compared(case, whiten(raw, case.mask))
 
 
-not_ours("pass@k: only the best response of a group has an advantage", "verl-passk-1")
+@transformed("k is the size of the group there, so that the best response alone has an advantage, and it is divided by the group's "
+             "deviation + 1e-6: divided in the test", "verl-passk-1")
+def test_pass_at_k(case):
+    gains = pass_at_k(scores_of(case), case.group, case.mask, k=10)
+    compared(case, gains / (group_std(scores_of(case), case.group) + 1e-6)[:, None])
 
 
 @as_is("verl-rfpp-1", "verl-rfpp-3")

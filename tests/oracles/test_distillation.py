@@ -42,6 +42,21 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl(case):
     case.agrees(loss=loss, grad_student_logits=torch.autograd.grad(loss, logits)[0])
 
 
-not_ours("other divergences than the reverse KL, summed over the vocabulary", "trl-gkd-0.0", "trl-gkd-0.1", "trl-gkd-0.5")
+@transformed("a sum over the vocabulary there, the policy gradient of a sampled token here: the expectation over every token, and the "
+             "divergence as what is logged of it", "trl-gkd-0.0", "trl-gkd-0.1", "trl-gkd-0.5")
+def test_the_expected_gradient_is_that_of_the_generalised_jsd(case):
+    logits, mask = case.inputs["student_logits"].clone().requires_grad_(), case.inputs["labels"] != -100
+    student, teacher = logits.log_softmax(-1), case.inputs["teacher_logits"].log_softmax(-1)
+    fixed, all_of_them = student.detach().flatten(1), torch.ones(student.flatten(1).shape, dtype=torch.bool)
+    advantages, metrics = distill.judge(fixed, teacher.flatten(1), all_of_them, jsd=case.settings["beta"])
+    value, _ = distill.policy_loss(New(logprobs=student.flatten(1)), fixed, advantages, torch.ones_like(fixed), clip=0.2)
+
+    def over_vocabulary(numbers):
+        return averaged((numbers.reshape(student.shape) * student.detach().exp()).sum(-1), mask, "tokens")
+
+    gradient = torch.autograd.grad(over_vocabulary(value), logits)[0]
+    case.agrees(loss=over_vocabulary(metrics["divergence"]), grad_student_logits=gradient)
+
+
 not_ours("forward KL over the teacher's likeliest tokens", "verl-opd-topk-1")
 not_ours("weights tokens by the share of the disagreement that is still to come", "trl-iwopd-1")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from rlflow import masked_weights, truncated_weights
+from rlflow import masked_weights, rejected_weights, truncated_weights
 from rlflow.author.load import load
 
 registry = load(Path(__file__).with_name("registry.py"))
@@ -72,6 +72,22 @@ def test_what_is_rejected(case):
     case.agrees(mask=(verl_weights(case, masked_weights, **BANDS[case.id]) != 0).double())
 
 
+KINDS = {
+    "verl-rs-token_k3": {"limit": 0.1, "estimator": "k3", "over": "token"},
+    "verl-rs-seq_max_k2": {"limit": 0.2, "estimator": "k2", "over": "max"},
+    "verl-rs-token_k1+seq_max_k3": {"limit": 0.5, "estimator": "k3", "over": "max"},
+}
+
+
+@transformed("a mask there; weights of 0 here: where weights are not 0. Where two rules are joined by 'and' there, the first is a band of "
+             "ratios, with its bounds inverted: one stage after the other", *KINDS)
+def test_what_is_rejected_by_kl(case):
+    log_ratio = case.inputs["log_ratio"]
+    columns = log_ratio, torch.zeros_like(log_ratio), case.mask
+    weights = masked_weights(*columns, low=1 / 1.6, high=1 / 0.6) if "token_k1" in case.id else None
+    case.agrees(mask=(rejected_weights(*columns, weights, **KINDS[case.id]) * case.mask != 0).double())
+
+
 # -- in a loss ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +121,6 @@ def test_ppo_without_the_responses_outside_a_band(case):
     weighted(case, truncated_weights(*columns, cap=torch.inf) * kept)
 
 
-not_ours("rejects by k2 or k3 in place of the ratio", "verl-rs-token_k3", "verl-rs-seq_max_k2", "verl-rs-token_k1+seq_max_k3")
 not_ours("drops responses with a negative advantage that have drifted", "slime-opsm-1", "trl-opsm-1")
 not_ours("what a peer logs of the drift between sampler and trainer", "verl-offpolicy-metrics")
 not_ours("guesses the log-probs of the weights between two versions", "areal-prox-1")

@@ -13,7 +13,7 @@ from rlflow.errors import PlanError
 from rlflow.reshard.digest import bits
 from rlflow.reshard.kinds import Cut, replicated, row_parallel, sharded, tensor_parallel
 from rlflow.reshard.layout import Spread, TensorShard, WeightLayout, join
-from rlflow.reshard.plan import describe, summary
+from rlflow.reshard.plan import Stats, describe, summary
 from rlflow.reshard.planner import make_plan, wire
 from rlflow.reshard.transport import TransferError
 
@@ -49,6 +49,16 @@ def moves_exactly(case: Case) -> None:
     total = sum((rank.verifier.terms() for rank in ranks), torch.zeros(1, dtype=torch.int64))
     for rank in ranks:
         rank.verifier.compare(total)
+
+
+def test_what_a_transfer_takes_beside_the_model_follows_from_the_largest_buckets():
+    nothing = np.zeros(2, np.int64)
+    largest = np.array([30, 10]), np.array([5, 70])  # sent and received by each of two ranks
+    stats = Stats(nothing, np.array([400, 900]), nothing, nothing, 0, largest)
+    assert [stats.peak(rank) for rank in (0, 1)] == [2 * 35, 2 * 80]
+    assert [stats.peak(rank, 1, receives=False) for rank in (0, 1)] == [30, 10]
+    assert {name: stats.extra(name) for name in ("segment", "handles", "alltoall", "store", "frozen")} == {
+        "segment": 60, "handles": 60, "alltoall": 200, "store": 140, "frozen": 930}  # fmt: skip
 
 
 def coverage(shape, boxes) -> np.ndarray:
