@@ -37,7 +37,9 @@ if TYPE_CHECKING:
         length_weighted_mean,
         masked_mean,
         masked_weights,
+        pass_at_k,
         place_last,
+        rejected_weights,
         reward_to_go,
         row_mean,
         row_sum,
@@ -54,8 +56,9 @@ _LAZY = {
     "run": "rlflow.runs.api",
     **dict.fromkeys(
         ["adapted_beta", "clipped_gain", "compare", "drawn_tokens", "gae", "geometric_gain", "group_mean", "group_std", "importance_ratio",
-         "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "place_last",
-         "reward_to_go", "row_mean", "row_sum", "stop_penalty", "token_covariance", "truncated_weights", "whiten"],
+         "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "masked_mean", "masked_weights", "pass_at_k",
+         "place_last", "rejected_weights", "reward_to_go", "row_mean", "row_sum", "stop_penalty", "token_covariance", "truncated_weights",
+         "whiten"],
         "rlflow.maths",
     ),
 }
@@ -63,10 +66,10 @@ _LAZY = {
 __version__ = "0.1.0"
 __all__ = [
     "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "adapted_beta", "ask", "choose", "clipped_gain",
-    "columns", "compare", "concat", "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std",
-    "importance_ratio", "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean",
-    "masked_weights", "place_last", "prompt", "register_dispatch", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum",
-    "run", "scalar", "stage", "stop_penalty", "text", "token", "token_covariance", "truncated_weights", "whiten",
+    "columns", "compare", "concat", "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std", "importance_ratio",
+    "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "masked_weights", "pass_at_k",
+    "place_last", "prompt", "register_dispatch", "rejected_weights", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run",
+    "scalar", "stage", "stop_penalty", "text", "token", "token_covariance", "truncated_weights", "whiten",
 ]
 
 

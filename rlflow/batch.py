@@ -23,6 +23,7 @@ from rlflow.axis import Axis, stacked, starts
 from rlflow.columns import Kind, Level, standard_kind
 from rlflow.copy_on_write import lent
 from rlflow.errors import FlowError, Problem, listed, nearest
+from rlflow.messages import unpacked
 
 _fill: contextvars.ContextVar[float] = contextvars.ContextVar("padding", default=0.0)
 DTYPES = {"float": torch.float32, "int": torch.int64, "bool": torch.bool}
@@ -57,18 +58,18 @@ class Data:
         """The bytes of the values and lengths."""
         if isinstance(self.value, Tensor):
             return self.value.nbytes + (self.lengths.nbytes if self.lengths is not None else 0)
-        return sum(len(v.encode()) if isinstance(v, str) else v.nbytes for v in self.value)
+        return sum(len(v.encode("utf-8", "surrogatepass")) if isinstance(v, str) else v.nbytes for v in self.value)
 
     def padded(self, axis: Axis) -> Any:
         """The values as a stage reads them: a tensor [rows, longest] for token columns, [rows] for row and group columns, 0-d for
-        scalars; list[str] for text."""
+        scalars; for text a list of strings, or of messages where a stage gave such."""
         match self.kind.level:
             case Level.TOKEN | Level.PROMPT:
                 return pad(self.value, self.lengths)  # type: ignore[arg-type]
             case Level.GROUP:
                 return self.value[axis.slots]
             case Level.TEXT:
-                return list(self.value)
+                return [unpacked(text) for text in self.value]
         return lent(self.value) if isinstance(self.value, Tensor) else self.value
 
     def take(self, index: Tensor, axis: Axis) -> Data:
@@ -179,7 +180,7 @@ class Batch:
         return name in self.data
 
     def __getitem__(self, name: str) -> Any:
-        """The padded tensor, or list[str] for text; in a flow also a scalar that every batch of it has. Raises FlowError for a column that
+        """The padded tensor, or a list for text; in a flow also a scalar that every batch of it has. Raises FlowError for a column that
         is not there."""
         data = self.data.get(name)
         if data is not None and data.kind.level is not Level.SCALAR:

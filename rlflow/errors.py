@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -79,6 +79,11 @@ class PlanError(_Reported):
     def of(cls, code: str, message: str, **details: object) -> PlanError:
         """An error with one ``Problem`` of these fields."""
         return cls(Problem(code, message, **details))  # type: ignore[arg-type]
+
+    def at(self, place: Place | None) -> PlanError:
+        """The error with this place where its problems name none."""
+        self.problems = tuple(replace(problem, place=problem.place or place) for problem in self.problems)
+        return self
 
 
 class RunHeld(PlanError):

@@ -193,10 +193,11 @@ def watch(run: Run, once: Annotated[bool, typer.Option("--once", help="print one
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped suite; trust, for the history of gates",
+    suite: Annotated[str, typer.Argument(help="a TOML file, or the name of a shipped suite; trust, for the history of gates; record",
                                          show_default=False)],
-    folders: Annotated[list[str] | None, typer.Argument(help="after trust: folders of comparisons", show_default=False)] = None,
-    out: Annotated[str | None, typer.Option("--out", help="the folder of what is measured; bench/SUITE")] = None,
+    folders: Annotated[list[str] | None, typer.Argument(help="after trust: folders of comparisons; after record: a file of answers",
+                                                        show_default=False)] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="the folder of what is measured; bench/SUITE; of record the file")] = None,
     budget: Annotated[str | None, typer.Option("--budget", help="no turn begins after this time, such as 25m")] = None,
     json: Annotated[bool, typer.Option("--json", help="print one line of JSON")] = False,
     markdown: Annotated[str | None, typer.Option("--markdown", help="write the table and the verdicts to a file, too")] = None,
@@ -204,10 +205,12 @@ def bench(
 ) -> None:
     """Compare runs, engines, schedules or other systems: cells that take turns, and verdicts with intervals. A killed one goes on."""
     from rlflow.cli.bench import bench as run_bench
-    from rlflow.cli.bench import trust_folders
+    from rlflow.cli.bench import record_lengths, trust_folders
 
     if suite == "trust":
         raise typer.Exit(trust_folders(folders or []))
+    if suite == "record":
+        raise typer.Exit(record_lengths(folders or [], out))
     if folders:
         raise typer.BadParameter(f"one suite at a time, found {folders[0]} too")
     raise typer.Exit(run_bench(suite, out, budget, json, markdown, against))

@@ -41,7 +41,6 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
 
     from rlflow.runs.api import resolve_config, uses_packaged
     from rlflow.runs.directory import check_free
-    from rlflow.runs.packaged import packaged
     from rlflow.watch.reporter import make_reporter
 
     config, hp = resolve_config(flow, None, values)
@@ -53,11 +52,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     from rlflow.runs.session import start_run
 
     if uses_packaged(values):
-        task, beneath = packaged(flow.name)
-        model, other = config.options.model, [f"{name} {value}" for name, value in beneath.items()
-                                             if name in config.values and name not in ("model", "data") and name not in values]
-        data = ", ".join(config.options.data)
-        reporter.note(f"task: packaged '{task}': {data}, model {model} (--model or --data for others); {', '.join(other)}")
+        reporter.note(packaged_note(flow.name, config.values, values))
     context = prepare(flow, hp, config, reporter.note)
     if context.prompts.data.worded:
         reporter.note(context.prompts.data.worded)
@@ -66,6 +61,18 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     if as_json:
         print(json.dumps(result.as_json()))
     return 0
+
+
+def packaged_note(flow: str, used: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """A line on the packaged task of a flow: its data and model, and as flags the values that are used though no flag gave them."""
+    from rlflow.runs.packaged import packaged
+    from rlflow.watch.recorded import as_text
+
+    task, beneath = packaged(flow)
+    flags = [f"--{name} {as_text(value)}" for name, value in beneath.items()
+             if name in used and name not in ("model", "data") and name not in given]  # fmt: skip
+    data = ", ".join(used["data"])
+    return f"task: packaged '{task}': {data}, model {used['model']} (--model or --data for others); it sets {' '.join(flags)}"
 
 
 def report(result: RunResult, reporter: Reporter) -> None:

@@ -20,6 +20,7 @@ from rlflow.columns import Kind, Level
 from rlflow.dispatch import ALL, DP_COMPUTE
 from rlflow.errors import FlowError, Place, PlanError, RemoteError, SkipIteration, StageError, Stopped, listed
 from rlflow.execution.tally import PartialMetric, as_kind, merged
+from rlflow.messages import is_messages, packed
 from rlflow.own_lines import noted_lines, own_lines
 from rlflow.seeds import derived, generator, row_seeds
 
@@ -134,7 +135,7 @@ def _shape(level: Level, axis: Axis, lengths: Tensor | None) -> tuple[int, ...]:
 
 def _seen(name: str, value: Any, axis: Axis, lengths: Tensor | None) -> Kind:
     """The kind of an undeclared column, from its first real value."""
-    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+    if isinstance(value, list | tuple) and all(isinstance(item, str) or is_messages(item) for item in value):
         return Kind(Level.TEXT)
     tensor = torch.as_tensor(value)
     if tensor.ndim == 0:
@@ -147,10 +148,21 @@ def _seen(name: str, value: Any, axis: Axis, lengths: Tensor | None) -> Kind:
 
 
 def _text(name: str, kind: Kind, value: Any, rows: int) -> Data:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value) or len(value) != rows:
+    if not isinstance(value, list | tuple) or len(value) != rows:
         size = f"{len(value)} items" if isinstance(value, list | tuple) else type(value).__name__
         raise ValueError(f"column '{name}': found {size}, expected {rows} strings")
-    return Data(kind, tuple(value))
+    return Data(kind, tuple(_string(name, row, item) for row, item in enumerate(value)))
+
+
+def _string(name: str, row: int, item: Any) -> str:
+    """A text, or messages as one string. Raises ValueError for anything else."""
+    if isinstance(item, str):
+        return item
+    if is_messages(item):
+        return packed(item)
+    wrong = next((each for each in item if not is_messages([each])), item) if isinstance(item, list | tuple) else item
+    raise ValueError(f"column '{name}': found {repr(wrong)[:80]} in row {row}, expected a string, or messages: "
+                     "[{'role': 'user', 'content': '…'}, …]")
 
 
 def _converted(name: str, kind: Kind, tensor: Tensor) -> Tensor:
@@ -192,7 +204,9 @@ def failing(stage: str, iteration: int, batch: Batch, place: Place | None = None
     program where nobody catches it is an error of the stage too, but for a ctrl-C, which Python raises in the main thread."""
     try:
         yield
-    except (FlowError, PlanError, StageError, SkipIteration, Stopped):
+    except PlanError as error:
+        raise error.at(place) from error.__cause__
+    except (FlowError, StageError, SkipIteration, Stopped):
         raise
     except RemoteError as error:
         raise StageError(stage, iteration, len(batch), str(error), place, shapes(batch), lines=noted_lines(error)) from error

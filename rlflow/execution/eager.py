@@ -18,7 +18,7 @@ from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place
 from rlflow.author.stage import Stage
 from rlflow.batch import Batch
-from rlflow.columns import CLOCK, Kind, fits, row, text
+from rlflow.columns import CLOCK, MODEL_PROMPT, Kind, fits, row, text
 from rlflow.errors import FlowError, Place, Problem, SkipIteration
 from rlflow.execution.account import Account
 from rlflow.execution.apply import apply_stage, failing
@@ -188,7 +188,7 @@ class Session:
             rows, metrics = self.engine.ask(Batch(batch.axis, inputs), (), CallOptions(node=node))
         self.log(node, metrics)
         along = {name: data for name, data in batch.data.items()
-                 if (name not in LEFT_BEHIND or (way == "until" and name == "prompt")) and not data.ragged}  # fmt: skip
+                 if (name not in LEFT_BEHIND or (way == "until" and name in ("prompt", MODEL_PROMPT))) and not data.ragged}  # fmt: skip
         return Batch(rows.axis, {name: asked_data(data, rows.axis, batch.axis) for name, data in along.items()} | rows.data)
 
     def choose(self, batch: Any, column: str, settings: dict[str, Any]) -> Batch:

@@ -7,7 +7,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -28,9 +28,10 @@ from rlflow.execution.summary import IterationSummary, summarise
 from rlflow.execution.tally import PartialMetric, PartialMetrics, known
 from rlflow.memory.mover import MemoryMover
 from rlflow.memory.schedule import computing, learning, sampling, syncing
+from rlflow.messages import Message, as_text
 from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
-from rlflow.training.protocols import Generator, Sampling, Trainer
+from rlflow.training.protocols import Generator, Sampling, Trainer, as_long
 from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
 
 Metrics = dict[str, float]
@@ -90,14 +91,15 @@ class Chunks:
 
 
 Roles = tuple[str, ...]
+Asked = str | list[Message]  # what a row is asked
 
 
-def as_bytes(roles: Roles, texts: Sequence[str]) -> list[list[int]]:
+def as_bytes(roles: Roles, texts: Sequence[Asked]) -> list[list[int]]:
     """UTF-8 bytes as token ids: for runs without a model."""
-    return [list(text.encode()) for text in texts]
+    return [list(as_text(text).encode()) for text in texts]
 
 
-def bytes_after(roles: Roles, texts: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+def bytes_after(roles: Roles, texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
     """UTF-8 bytes of texts that follow sampled ids."""
     return as_bytes(roles, texts)
 
@@ -112,8 +114,8 @@ class Asking:
     """How rows that are asked become prompts for the models of some roles: ``encode`` gives token ids of texts, ``follow`` those of texts
     that are another turn after sampled ids, ``decode`` the text of ids; and the longest prompt that may be asked."""
 
-    encode: Callable[[Roles, Sequence[str]], list[list[int]]] = as_bytes
-    follow: Callable[[Roles, Sequence[str], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
+    encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes
+    follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     decode: Callable[[Roles, Sequence[Sequence[int]]], list[str]] = text_of_bytes
     longest: float = math.inf
 
@@ -164,7 +166,7 @@ class Engine:
         model = self._synchronised(role)
         assert model.generator is not None
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
-        rows = model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds)
+        rows = as_long(model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling)
         return whole(self._begun(role, prompts, rows), len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
 
     def chunks(
@@ -183,7 +185,7 @@ class Engine:
         generate = model.generator.generate_chunks  # type: ignore[attr-defined]
         pieces: list[Batch] = []
         for chunk in generate(prompts.select("prompt_tokens"), sampling, seeds, into.count):
-            pieces.append(self._begun(role, prompts, chunk))
+            pieces.append(self._begun(role, prompts, as_long(chunk, sampling)))
             yield pieces[-1].select(*into.names)
         if len(pieces) != into.count:
             raise ValueError(f"found {len(pieces)} chunks of the rows that were sampled, expected {into.count}")
@@ -357,7 +359,8 @@ class Engine:
         flat = torch.tensor([token for row in ids for token in row], dtype=torch.int64)
         lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
         tokens = Data(Kind(Level.PROMPT, "int64"), flat, lengths)
-        return Batch(batch.axis, {"prompt": batch.data["text"], "prompt_tokens": tokens})
+        prompt = replace(batch.data["text"], value=tuple(map(as_text, texts)))
+        return Batch(batch.axis, {"prompt": prompt, "prompt_tokens": tokens})
 
     def cut(self, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, Tensor]:
         """The beginnings of rows to go on from, as ``cut_rows`` gives them."""

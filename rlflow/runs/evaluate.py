@@ -129,11 +129,14 @@ class Evaluation:
     def _judged(self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int) -> list[Drawn]:
         """The answers to each prompt."""
         rows = self._sampled(prompts, temperature, samples)
-        rows = self.engine.gather(rows.select(*prompts.columns, *SAMPLED))
+        rows = self.engine.gather(rows.select(*prompts.columns, *SAMPLED, "tokens"))
         self.engine.finished()
-        judgement = judge(rows)
-        scores, texts, finish = judgement.scores.tolist(), rows["completion"], rows["finish"]
-        return [Drawn(Answers(scores[first:last], judgement.extracted[first:last]), texts[first:last], finish[first:last])
+        judgement = judge(rows.select(*prompts.columns, *SAMPLED))
+        scores, texts, finish, lengths = judgement.scores.tolist(), rows["completion"], rows["finish"], rows.data["tokens"].lengths
+        assert lengths is not None
+        tokens = lengths.tolist()
+        return [Drawn(Answers(scores[first:last], judgement.extracted[first:last]), texts[first:last], finish[first:last],
+                      tokens[first:last])
                 for first in range(0, len(rows), samples) for last in (first + samples,)]  # fmt: skip
 
     def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
@@ -152,12 +155,13 @@ class Drawn:
     judged: Answers
     completions: Sequence[str]
     finish: Sequence[str]  # why each ended
+    tokens: Sequence[int]  # how many each has
 
     def as_json(self) -> list[dict[str, Any]]:
         """An object for each answer, of plain values."""
-        rows = zip(self.completions, self.judged.scores, self.judged.extracted, self.finish, strict=True)
+        rows = zip(self.completions, self.judged.scores, self.judged.extracted, self.finish, self.tokens, strict=True)
         return [{"completion": completion, "score": None if math.isnan(score) else score, "extracted": extracted,
-                 "truncated": finish == "length"} for completion, score, extracted, finish in rows]  # fmt: skip
+                 "truncated": finish == "length", "tokens": tokens} for completion, score, extracted, finish, tokens in rows]  # fmt: skip
 
 
 def records(prompts: Batch) -> Iterator[dict[str, Any]]:

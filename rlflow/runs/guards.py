@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from rlflow.config.options import Options
@@ -16,6 +17,7 @@ class Guard:
     def __init__(self, options: Options, reasons: Callable[[], Mapping[str, str]]) -> None:
         self.options, self.reasons = options, reasons
         self.bad = 0  # iterations in a row in which an update could take no step
+        self._known: set[str] = set()  # causes of missing rewards that were said
 
     def check(self, iteration: int, metrics: Mapping[str, float], summary: IterationSummary) -> None:
         """Raises StageError where too many rewards are missing, or nothing finite was left to learn from for too long."""
@@ -27,8 +29,23 @@ class Guard:
             raise StageError(stuck[0], iteration, len(rows), f"no finite step for {self.bad} iterations in a row (--max-bad). Rows that "
                              f"are not finite, as position.sample: {listed(rows) if rows else 'none: the gradient is not'}")
 
+    def missing_warnings(self, metrics: Mapping[str, float]) -> Iterator[str]:
+        """A warning for each cause of missing rewards that no iteration before had, with its first message."""
+        counts: Counter[str] = Counter()
+        for name, count in metrics.items():
+            counts[name.partition(MISSING)[2]] += int(count) if MISSING in name and not name.endswith(RATE) else 0
+        causes = [cause for cause, count in counts.items() if count and cause not in self._known]
+        if not causes or _rate(metrics) > self.options.max_missing:  # the error says them
+            return
+        messages = self.reasons()
+        for cause in causes:
+            self._known.add(cause)
+            message = " ".join(messages.get(cause, "").split())[:LONGEST]
+            yield (f"{counts[cause]} rewards are missing, and their rows are left out: {cause}: {message} "
+                   "(from now on counted alone, as reward/missing_* of the metrics)")
+
     def _missing(self, iteration: int, metrics: Mapping[str, float], summary: IterationSummary) -> None:
-        rate = max((value for name, value in metrics.items() if name.endswith("reward/missing_rate")), default=0.0)  # of any role's rows
+        rate = _rate(metrics)
         if rate <= self.options.max_missing:
             return
         causes = "; ".join(f"{cause}: {message}" for cause, message in self.reasons().items())
@@ -36,7 +53,15 @@ class Guard:
                          f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}")
 
 
+def _rate(metrics: Mapping[str, float]) -> float:
+    """The highest share of missing rewards among the rows of any role."""
+    return max((value for name, value in metrics.items() if name.endswith(RATE)), default=0.0)
+
+
 MISMATCH = "policy/mismatch_factor"
+RATE = "reward/missing_rate"
+MISSING = "/missing_"  # in the names of metrics, after a reward role and before the cause
+LONGEST = 300  # characters of a reward's message in a warning
 
 
 def mismatch_warnings(options: Options, metrics: Mapping[str, float], role: str = "") -> Iterator[str]:

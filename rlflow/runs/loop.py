@@ -182,7 +182,8 @@ class Loop:
         self.records.samples(iteration, samples)
         self.records.timeline(iteration, outcome)
         warnings = [*short_repeat_warnings(self.context.plan, self.last), *mismatch_warnings(self.options, self.last, outcome.sampler),
-                    *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype), *self.passed_over()]  # fmt: skip
+                    *canary_warnings(canaries, self.options.max_mismatch, self.options.dtype), *self.passed_over(),
+                    *self.guard.missing_warnings(self.last)]  # fmt: skip
         try:
             self.guard.check(iteration, self.last, outcome.summary)
             self.reporter.iteration(iteration, self.last, samples, stage_seconds(outcome, self.context.plan))  # none that failed is done

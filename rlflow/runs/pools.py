@@ -19,6 +19,7 @@ from rlflow.cluster import launch
 from rlflow.cluster.commit import Workers
 from rlflow.cluster.engine import ClusterEngine
 from rlflow.cluster.fleet import Fleet
+from rlflow.cluster.forking import servers
 from rlflow.cluster.health.controllers import Controllers
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.setup import FlowSource, Setup
@@ -40,6 +41,7 @@ from rlflow.plan import Plan
 from rlflow.runs.context import Runtime
 from rlflow.runs.planning import PlacedRoles, make_plan, place_across_machines
 from rlflow.trace.compile import Program, TraceOptions
+from rlflow.watchdog import private
 from rlflow.watchdog.beside import Watchdog
 
 GRACE = 5.0  # seconds after a deadline in which the engine names the ranks that have not answered
@@ -87,11 +89,12 @@ def on_pools(
     with ExitStack() as started:
         folder = launch.run_folder(watchdog.name, options.ray_address)
         watchdog.remove_in_the_end(folder)
+        threads = options.threads or max((os.cpu_count() or 1) // sum(_on(placed).pools.values()), 1)
+        python = _forking(placed, folder, threads)
         groups, controllers = _room(placed, folder, started, watchdog, note)
         if spread := launch.apart(groups):
             plan = make_plan(plan.program, place_across_machines(placed, plan.program, spread))
         placement = plan.placement or _on(placed)
-        threads = options.threads or max((os.cpu_count() or 1) // sum(placement.pools.values()), 1)
         rendezvous_points = launch.rendezvous_points(groups, folder)
         ranks = setups.of_pools(placement, threads, rendezvous_points, plan.residency)
 
@@ -99,7 +102,7 @@ def on_pools(
             return _on(place_across_machines(placed, plan.program, spread))
 
         fleet = Fleet(folder, ranks, groups, rendezvous_points, threads, options.heartbeat, options.load_timeout,
-                      roles_of(placement), placement, placement_on, controllers)  # fmt: skip
+                      roles_of(placement), placement, placement_on, controllers, python)  # fmt: skip
         started.callback(fleet.stop)
         who = ", ".join(f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
@@ -110,6 +113,16 @@ def on_pools(
 def _on(placed: PlacedRoles) -> Placement:
     assert placed.placement is not None  # there are pools
     return placed.placement
+
+
+def _forking(placed: PlacedRoles, folder: Path, threads: int) -> str | None:
+    """Begin to import what workers on this machine will import, while Ray starts. Gives the command that starts them; None for
+    accelerators, which a fork of a process that has looked for them cannot use."""
+    if device_in(placed.options.device) != "cpu":
+        return None
+    private.share(folder)
+    halves = {half.kind.__module__ for role in placed.roles.values() for half in role.halves if half.kind is not None}
+    return servers.executable(folder, {"rlflow.execution.engine", *(name for name in halves if name.startswith("rlflow."))}, threads)
 
 
 def _room(

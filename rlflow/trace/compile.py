@@ -253,14 +253,14 @@ def _biased(node: Node, cut: Node) -> Problem:
     """A ratio of log-probs of all tokens with those of some, as the sampling ``cut`` drew them."""
     return Problem("truncated-ratio", f"'{node.name}' compares log-probs with sampled ones that {_truncates(cut)} renormalised", node.place,
                    found=f"sampled_logprobs truncated by '{cut.name}' at {cut.place}, logprobs without",
-                   expected="top_p=1, top_k=0 and min_tokens=0 where they meet in a ratio", remedy="sample without truncation",
+                   expected="top_p=1, top_k=0, min_tokens=0 and no lengths where they meet in a ratio", remedy="sample without truncation",
                    severity="warning")
 
 
 def _truncates(node: Node) -> str:
     """The settings by which a `generate` samples from some tokens alone; empty where it does not."""
-    settings = {"min_tokens": 0, **dict(node.settings)}  # a top_p that is computed is absent
-    return ", ".join(name for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0)) if settings.get(name) != off)
+    settings = {"min_tokens": 0, "lengths": (), **dict(node.settings)}  # a top_p that is computed is absent
+    return ", ".join(name for name, off in (("top_p", 1), ("top_k", 0), ("min_tokens", 0), ("lengths", ())) if settings.get(name) != off)
 
 
 def _distinct(problems: list[Problem]) -> list[Problem]:

@@ -19,7 +19,7 @@ from rlflow.author.signature import REQUIRED, ColumnParameter, Signature
 from rlflow.author.source import call_place, definition_place, digest
 from rlflow.author.stage import Stage
 from rlflow.author.verbs import Setting, missing_setting, unknown_setting
-from rlflow.columns import CLOCK, PROMPT_ID, Kind, Level, field_column, fits, row, scalar, standard_kind, text
+from rlflow.columns import CLOCK, MODEL_PROMPT, PROMPT_ID, Kind, Level, field_column, fits, row, scalar, standard_kind, text
 from rlflow.errors import FlowError, Place, Problem
 from rlflow.graph.lineage import Merge, line, merge
 from rlflow.graph.model import SETTING, Column, Graph, Input, Node, Op, Output, RowAxis
@@ -305,6 +305,7 @@ class Tracer:
         reads = verbs.MODEL_READS if model else self.context.reward_reads
         # a parameter that no column has is a field of the data, where these hold it
         reads = tuple(field_column(name) if name not in batch.held and field_column(name) in batch.held else name for name in reads)
+        reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.held)  # asked rows have none
         for name in reads if not model else ():
             if name not in batch.held and name not in self.state:
                 of = self.context.reward_places.get(name)
@@ -417,7 +418,7 @@ class Tracer:
         outputs = tuple(Output(name, standard_kind(name), name) for name in ASK_GIVES[way])
         node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(inputs), outputs=outputs,
                         settings={"roles": self._sampler(batch) if way != "text" else ()}, makes=makes, place=place)
-        along = {name: source for name, source in batch.held.items() if way == "until" and name == "prompt"}
+        along = {name: source for name, source in batch.held.items() if way == "until" and name in ("prompt", MODEL_PROMPT)}
         return self.batch(makes, asked_columns(batch.held) | along | self.symbols(node).held)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
@@ -530,7 +531,8 @@ def _defaults(specification: Mapping[str, Setting]) -> dict[str, Any]:
     return {name: setting.default for name, setting in specification.items()}
 
 
-LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", *rules.OF_THE_DATA)  # columns that asked rows do not take along
+# columns that asked rows do not take along
+LEFT_BEHIND = ("completion", "finish", "group", "prefix_length", MODEL_PROMPT, *rules.OF_THE_DATA)
 
 
 ASK_GIVES: dict[AskWay, tuple[str, ...]] = {

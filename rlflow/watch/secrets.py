@@ -10,7 +10,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TextIO
 
@@ -60,7 +60,12 @@ def telling(name: str) -> bool:
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping with secrets masked at every depth. Short numbers, booleans and None stay, since --hp.key_dim is no secret."""
-    return {masked(str(key)): MASK if telling(str(key)) and hides(value) else _cleaned(value) for key, value in mapping.items()}
+    return _redacted(mapping, _values())
+
+
+def _redacted(mapping: Mapping[str, Any], values: Sequence[str]) -> dict[str, Any]:
+    return {_masked(str(key), values): MASK if telling(str(key)) and hides(value) else _cleaned(value, values)
+            for key, value in mapping.items()}  # fmt: skip
 
 
 def remember(mapping: Mapping[str, Any]) -> None:
@@ -75,7 +80,11 @@ def remember(mapping: Mapping[str, Any]) -> None:
 def masked(text: str) -> str:
     """The text with secrets masked: values of secret environment variables, values that were remembered, text in the shape of a secret,
     passwords in addresses, and values beside the name of a secret."""
-    for value in _values():
+    return _masked(text, _values())
+
+
+def _masked(text: str, values: Sequence[str]) -> str:
+    for value in values:
         text = text.replace(value, MASK)
     text = ADDRESS.sub(lambda found: f"{found[1] or found[2]}{MASK}@", SHAPES.sub(MASK, text))
     for shape in (BEARER, BASIC, WANDB):
@@ -164,11 +173,11 @@ def hides(value: Any) -> bool:
     return len(str(value)) >= SHORTEST if isinstance(value, int) else bool(value) and value not in ("true", "false")
 
 
-def _cleaned(value: Any) -> Any:
+def _cleaned(value: Any, values: Sequence[str]) -> Any:
     if isinstance(value, Mapping):
-        return redacted(value)
+        return _redacted(value, values)
     if isinstance(value, list | tuple | set | frozenset):
-        return [_cleaned(item) for item in value]
+        return [_cleaned(item, values) for item in value]
     if value is None or isinstance(value, bool | int | float):
-        return MASK if isinstance(value, int) and str(value) in _values() else value
-    return masked(value if isinstance(value, str) else str(value))
+        return MASK if isinstance(value, int) and str(value) in values else value
+    return _masked(value if isinstance(value, str) else str(value), values)

@@ -100,9 +100,13 @@ def settings(folder: Path) -> RenderableType | None:
         if isinstance(values, dict):
             present = {name: values[name] for name in (names or values) if values.get(name) not in (None, [], "")}
             lines.append(f"{title}: {_pairs(present)}")
-    roles = recorded.get("roles")
-    by_role = roles if isinstance(roles, dict) else {}
-    lines += [f"{role}: {_pairs(values)}" for role, values in by_role.items() if isinstance(values, dict) and values]
+    values = recorded.get("values")
+    by_role: dict[str, dict[str, object]] = {}
+    for name, value in values.items() if isinstance(values, dict) else ():
+        role, dot, setting = name.partition(".")
+        if dot and role != "hp":
+            by_role.setdefault(role, {})[setting] = value
+    lines += [f"{role}: {_pairs(own)}" for role, own in by_role.items()]
     return plain("\n".join(lines)) if lines else None
 
 
