@@ -5,6 +5,7 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too; read when torch is imported
 
+import gc
 import json
 import re
 import signal
@@ -51,6 +52,14 @@ def pytest_collection_modifyitems(config, items):
         return
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish(session):
+    gc.freeze()  # a collection need not go through all that was imported
+
+
+def pytest_unconfigure(config):
+    gc.unfreeze()  # some packages report what nothing has collected in the end
 
 
 @pytest.fixture

@@ -180,8 +180,9 @@ def test_stages_that_no_flow_of_the_page_calls_run(page: ModuleType) -> None:
     batch = one_iteration(others)
     assert torch.equal(batch["halved"], batch["scores"] / 2)
     assert batch["noise"].std() > 0
+    assert [turn["content"] for turn in page.ask_back.function(["1+1="], ["2"])[0]] == ["1+1=", "2", "Are you sure?"]
     stages = {name for name, value in vars(page).items() if isinstance(value, Stage) and name not in rlflow.__all__}
-    assert {name for name in stages if f"|= {name}(" not in PAGE} == {"prices", "halve", "jitter", "norm", "mixed", "adapt"}
+    assert {name for name in stages if f"|= {name}(" not in PAGE} == {"prices", "halve", "jitter", "norm", "mixed", "adapt", "ask_back"}
 
 
 @pytest.mark.parametrize("block", blocks("console"), ids=str)

@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "durable": "process",
     "logs": "durable",
     "axis": "",
-    "batch": "errors columns author copy_on_write axis",
+    "messages": "",
+    "batch": "errors columns author copy_on_write axis messages",
     "maths": "author",
     "graph": "errors columns",
     "trace": "errors columns dispatch author graph",
@@ -46,11 +47,11 @@ MAY_IMPORT = {
     "training": "errors columns author batch seeds",
     "checkpoints": "errors process durable",
     "execution": "errors columns dispatch author axis batch maths graph trace plan passes schedule spans training reshard memory "
-                 "deadline watchdog seeds own_lines",
+                 "deadline watchdog seeds own_lines messages",
     "backends": "errors extras pretrained columns author axis batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
-               "memory copy_on_write process watch deadline watchdog interfaces own_lines",
-    "data": "errors columns extras axis batch pretrained isolation",
+               "memory copy_on_write process watch deadline watchdog interfaces own_lines messages",
+    "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
@@ -64,6 +65,7 @@ MAY_IMPORT = {
     "bench": "errors author graph trace execution config runs watch durable logs watchdog checkpoints",
     "bench.child": "",
     "bench.peers": "",
+    "bench.peers.by_hand": "columns author batch seeds config runs training",  # does what runs do, without the engine
     "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
            "memory memory.sizes watchdog bench durable algorithms",

@@ -1,6 +1,7 @@
 """The checker: one fixture file per kind of mistake, whose wrong lines end in ``# <- code``. Beside it lies what is found, as JSON:
 the parts of each problem but for those of ``USUAL``, with which staleness, and in which trace of several where that is not the first."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from rlflow.author.load import load_flow
 from rlflow.check.check import check
 from rlflow.cli.new import write_new
 from rlflow.errors import FlowError, PlanError, Problem
+from rlflow.trace import arguments, compile, computed, evaluation, rules, symbols
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FILES = sorted(path.stem for path in FIXTURES.glob("*.py"))
@@ -48,6 +50,14 @@ def test_a_mistake_is_found_at_its_line_with_what_to_write_instead(name):
 def test_every_fixture_has_its_findings():
     assert sorted(path.stem for path in FIXTURES.glob("*.json")) == FILES
     assert all(expected(name)["findings"] for name in FILES)
+
+
+@pytest.mark.parametrize("module", [arguments, compile, computed, evaluation, rules, symbols])
+def test_every_mistake_that_tracing_finds_has_a_fixture(module):
+    codes = set(re.findall(r'Problem\(\s*"([a-z-]+)"', inspect.getsource(module)))
+    shown = {finding["code"] for name in FILES for finding in expected(name)["findings"]}
+    assert codes - shown <= {"no-such-generate", "state-dispatch"}  # of flags, and of a stage of a state: test_sampling.py, test_compile.py
+    assert codes & shown
 
 
 def test_errors_come_first_then_warnings_then_notes_by_line():

@@ -10,7 +10,10 @@ from functools import partial
 import pytest
 
 import rlflow
+from rlflow.author.load import load_flow
 from rlflow.cli.main import main
+from rlflow.cli.run import packaged_note
+from rlflow.runs.api import resolve_config
 
 NULL = ["--backend", "null", "--iterations", "3", "--prompts", "4", "--hp.max_tokens", "4"]
 
@@ -197,6 +200,16 @@ def test_help_lists_every_setting_with_its_default_and_comment(called):
     for part in ("--hp.beta float >= 0 = 0.05 (packaged task: ", "--iterations int >= 1 = 100 (packaged task: 40)",
                  "--hp.max_tokens int >= 1 = 1024 (packaged task: 8)", "--ROLE.lr float >= 0 = 1e-06 (packaged task: 0.0003)", "--config"):
         assert part in out
+
+
+def test_what_a_packaged_task_sets_in_place_of_the_algorithm_is_said_as_flags():
+    given = {"hp.max_tokens": "4", "prompts": 3}
+    note = packaged_note("ppo", resolve_config(load_flow("ppo"), None, given)[0].values, given)
+    assert note.startswith("task: packaged 'ppo': chain_sum, model ")
+    assert " it sets --reward task --held_out 512 --lr 0.0003 --" in note
+    assert "--hp.minibatch 64" in note
+    assert "--hp.max_tokens" not in note, "what the command line sets is its own"
+    assert "--prompts" not in note
 
 
 def test_settings_from_a_file_give_way_to_flags(tmp_path, called):

@@ -17,7 +17,9 @@ def likelihood(new, mask):
 
 @stage(gives={"question": text})
 def ask_verifier(prompt, completion):
-    return [f"{p}: is {c} right?" for p, c in zip(prompt, completion, strict=True)]
+    """As a chat, of several messages."""
+    return [[{"role": "user", "content": p}, {"role": "assistant", "content": c}, {"role": "user", "content": "Is that right?"}]
+            for p, c in zip(prompt, completion, strict=True)]  # fmt: skip
 
 
 @stage(gives={"question": text})

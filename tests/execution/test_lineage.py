@@ -1,14 +1,17 @@
 """Rows of rows: asked, chosen, joined, and merged up; the same eagerly and compiled, with groups and chance that belong to the axis."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from rlflow import ask, flow
+import rlflow
+from rlflow import PlanError, ask, flow
 from rlflow.author.load import load
 from rlflow.axis import Axis
 from rlflow.batch import Batch
+from rlflow.errors import StageError
 from rlflow.execution.account import Fate
 from rlflow.execution.engine import Asking
 from rlflow.execution.lineage import cut_rows, ragged, whole_completions
@@ -16,6 +19,7 @@ from rlflow.passes import plan
 from rlflow.trace.compile import compile_flow
 
 LINEAGE = load(Path(__file__).parent / "lineage.py")
+MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
 NAMES = ["critique", "correction", "debate", "raft", "marked", "harder", "vine", "redone"]
 
 
@@ -184,3 +188,28 @@ def test_eagerly_rows_that_are_asked_within_a_response_keep_their_prompt_and_oth
     assert set(seen["within"]["prompt"]) <= {"p0", "p1", "p2"}
     assert len(set(seen["within"]["prompt"])) == 3
     assert all(text.startswith("again ") for text in seen["anew"]["prompt"])
+
+
+def asking_again(tmp_path, given, **settings):
+    """A run of a flow that asks again with ``given`` for the completion c."""
+    source = (Path(__file__).parent / "lineage.py").read_text()
+    (tmp_path / "asks.py").write_text(source.replace('return [f"{word} {c}" for c in completion]', f"return [{given} for c in completion]"))
+    return rlflow.run(f"{tmp_path}/asks.py::correction", iterations=1, prompts=2, held_out=0, out=str(tmp_path), data="chain_sum",
+                      reward="task", **{"data.size": 16}, **settings)  # fmt: skip
+
+
+def test_messages_for_a_model_without_a_template_are_refused_at_the_line_of_the_flow(tmp_path):
+    with pytest.raises(PlanError, match="has no chat template") as caught:
+        asking_again(tmp_path, "[{'role': 'user', 'content': c}]", model=str(MODEL))
+    (problem,) = caught.value.problems
+    assert Path(problem.place.path).name == "asks.py"
+
+
+@pytest.mark.parametrize(("given", "names"), [
+    ("[{'rol': 'user', 'content': c}]", "{'rol': 'user'"), ("[]", "[]"), ("[{'role': 'user', 'content': c}, 7]", "found 7 in row 0"),
+    ("7", "found 7 in row 0"),
+])
+def test_what_is_neither_a_text_nor_messages_is_said_with_its_row(tmp_path, given, names):
+    with pytest.raises(StageError, match=re.escape(names)) as caught:
+        asking_again(tmp_path, given, backend="null")
+    assert "expected a string, or messages" in str(caught.value)

@@ -10,6 +10,7 @@ from rlflow.author.load import load_flow
 from rlflow.backends.local import Trainer
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.explain.sizes import Assumed, Sizes
+from rlflow.graph.model import Op
 from rlflow.memory.sizes import ModelFacts, ModelFootprint
 from rlflow.trace.compile import compile_flow
 from rlflow.training.protocols import ModelSpec
@@ -159,3 +160,13 @@ def test_a_repeat_has_the_groups_that_it_wants_whatever_one_pass_of_it_gives():
     assert sizes.groups[node.makes] == settings["groups"]
     body = sizes.bodies[node.id]
     assert body.rows[body.graph.rows] == 6 * samples
+
+
+def test_a_column_has_the_bytes_of_its_rows_where_it_is_stored_and_of_the_readers_rows_where_it_is_read():
+    graph = compile_flow(load_flow("grpo")).graph
+    sizes = Sizes.of(graph, Assumed(prompts=5, prompt_tokens=16))
+    samples = dict(next(node for node in graph.nodes if node.op is Op.GENERATE).settings)["samples"]
+    update = next(node for node in graph.nodes if node.op is Op.UPDATE)
+    prompts = next(item for item in update.inputs if item.column.name == "prompt_tokens")
+    assert sizes.given(prompts.column) == 5 * 16 * 8
+    assert sizes.read(update, prompts) == samples * 5 * 16 * 8

@@ -16,7 +16,6 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/checkpoints/tensors", "tests/checkpoints/test_round_trip.py", "what a checkpoint writes and reads"),
     ("rlflow/cli/graphs", "tests/graph/test_diff.py", "prints what graphs are and how they differ"),
     ("rlflow/cluster/sharding/custom_dispatch", "tests/cluster/test_engine.py", "every call of a worker"),
-    ("rlflow/cluster/rpc/streams", "tests/cluster/test_streaming.py", "needs workers that answer one after another"),
     ("rlflow/data/records rlflow/data/rendering", "tests/data", "parts of a data set, which is judged whole"),
     ("rlflow/execution/surplus", "tests/runs/test_repeats.py", "what a repeat keeps for the next iteration"),
     ("rlflow/explain/layouts rlflow/explain/waves", "tests/explain/test_explanation.py", "parts of one explanation"),

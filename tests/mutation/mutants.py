@@ -35,7 +35,7 @@ class Mutant:
 
 def mutants(source: str) -> Iterator[Mutant]:
     """Every mutant of the code within functions, in the order of the tree. What runs as a module is loaded, annotations, defaults,
-    docstrings and texts with values in them are left alone."""
+    docstrings, texts with values in them, and whether a zip is strict, which shows only beside another mistake, are left alone."""
     whole = source.encode()  # columns are counted in bytes
     starts = [0, *accumulate(map(len, whole.splitlines(keepends=True)))]
     for function in _outermost(ast.parse(source)):
@@ -58,7 +58,7 @@ def _outermost(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _within(node: ast.AST) -> Iterator[ast.AST]:
-    if _is_docstring(node) or isinstance(node, ast.JoinedStr):
+    if _is_docstring(node) or isinstance(node, ast.JoinedStr) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return
     yield node
     for name, value in ast.iter_fields(node):

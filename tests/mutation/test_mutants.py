@@ -47,6 +47,11 @@ def test_every_mutant_is_one_change_within_a_function_and_other_lines_keep_their
         ast.parse(changed)
 
 
+def test_whether_a_zip_is_strict_is_left_alone():
+    found = [(mutant.before, mutant.after) for mutant in mutants("def f(a, b):\n    g(zip(a, b, strict=True), reverse=True)\n")]
+    assert found == [("g(zip(a, b, strict=True), reverse=True)", "pass"), ("True", "False")]
+
+
 def test_a_mutant_is_equivalent_where_file_texts_and_line_are_those_that_are_listed():
     path, listed = Path("rlflow/one.py"), {"file": "rlflow/one.py", "before": "1", "after": "2", "why": "nobody looks"}
     first, last = (mutant for mutant in mutants("def f():\n    a = 1\n    return [1]\n") if mutant.before == "1")

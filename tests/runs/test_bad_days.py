@@ -2,6 +2,7 @@
 is left out and counted, and the run goes on; where nothing good is left it stops and says why."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def lines(folder):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reward_without_a_score_costs_its_row_and_the_run_goes_on(mode, tmp_path, mark):
     action, cause = MODES[mode]
-    folder = null_run(tmp_path, action).folder
+    seconds = 0.5 if cause == "timeout" else 10.0  # however slow the machine is
+    folder = null_run(tmp_path, action, reward_timeout=seconds).folder
     found = lines(folder)
     assert len(found) == 2
     for line in found:
@@ -72,6 +74,9 @@ def test_a_reward_without_a_score_costs_its_row_and_the_run_goes_on(mode, tmp_pa
         assert (line["actor.update/left_out"], line["actor.update/rows"]) == (4, 12)
     scores = [json.loads(line)["scores"] for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert scores == [0, 0, None, None, 8, 8, None, None]  # none of them 0, and no other row's
+    (said,) = [line for line in (folder / "notes.txt").read_text().splitlines() if "rewards are missing" in line]  # once for both
+    assert f"iteration 0: 4 rewards are missing, and their rows are left out: bad/{cause}: " in said
+    assert cause not in ("none", "nan", "type") or re.search(rf"{tmp_path}/judge\.py:\d+: the function returned", said)
     assert left_over(mark) == []
 
 

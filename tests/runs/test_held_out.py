@@ -54,7 +54,7 @@ def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their
         (n, f"1 + {n} =", str(1 + n), "actor", 0) for n in range(6)]
     each = [answer for row in kept for answer in (row["greedy"], *row["sampled"])]
     assert {len(row["sampled"]) for row in kept} == {4}
-    assert all(answer.keys() == {"completion", "score", "extracted", "truncated"} for answer in each)
+    assert all(answer.keys() == {"completion", "score", "extracted", "truncated", "tokens"} for answer in each)
     assert all(answer["truncated"] == (len(answer["completion"]) == 3) for answer in each)  # a token is a letter
     assert {answer["truncated"] for answer in each} == {True, False}
     right = [answer["score"] for row in kept[4:] for answer in row["sampled"]]

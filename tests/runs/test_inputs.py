@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from run_faults import MODEL
 import rlflow
 from rlflow.author.load import algorithms_folder, load, load_flow
 from rlflow.errors import PlanError
-from rlflow.runs import identity, resume
+from rlflow.runs import identity, resume, weights
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
@@ -246,6 +247,23 @@ def test_any_change_of_a_byte_is_noticed(tmp_path_factory, content, data):
     path.write_bytes(content[:place] + bytes([content[place] ^ flip]) + content[place + 1 :])
     _, changes = compare_weights(before, {"w": weight_file(path)}, {"w": path}, print)
     assert [change.name for change in changes] == ["w"]
+
+
+def test_all_files_that_others_may_have_touched_are_read_and_it_is_said_where_they_are_large(tmp_path, monkeypatch):
+    paths = {name: tmp_path / name for name in ("a", "b", "c")}
+    for name, path in paths.items():
+        path.write_bytes(name.encode() * 500)
+    now = {name: weight_file(path) for name, path in paths.items()}
+    before = {name: file.with_digest(digest(paths[name]) if name != "b" else "0" * 64) for name, file in now.items()}
+    before |= {"gone": before["a"]}
+    for large, lines in ((1500, []), (1499, [r"reading 1\.0 GiB of weights", r"read them in 0 s"])):
+        monkeypatch.setattr(weights, "LARGE", large)
+        said = []
+        files, changes = compare_weights(before, now, paths, said.append)
+        assert [re.match(line, text) is not None for line, text in zip(lines, said, strict=True)] == [True] * len(lines)
+        assert {name: file.sha256 for name, file in files.items()} == {name: digest(path) for name, path in paths.items()}
+        assert [(change.name, change.before, change.now) for change in changes] == [
+            ("b", f"sha256 {'0' * 64}", f"sha256 {digest(paths['b'])}"), ("gone", f"sha256 {digest(paths['a'])}", identity.GONE)]
 
 
 def test_weights_that_change_while_they_are_loaded_are_said_and_never_resumed(tmp_path):

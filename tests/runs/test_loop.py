@@ -1,15 +1,17 @@
 """The loop by itself, with workers that are in this process: what it does where these are lost, and when it looks at its folder."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from rlflow import RANK0, flow, loss, scalar, stage
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import load_latest
-from rlflow.errors import StageError
+from rlflow.errors import PlanError, RemoteError, StageError
 from rlflow.runs.api import resolve_config
 from rlflow.runs.prepare import prepare
-from rlflow.runs.session import start_run
+from rlflow.runs.session import Interrupted, start_run
 from rlflow.watch.reporter import Quiet
 
 
@@ -27,11 +29,52 @@ class Workers:
         return None
 
 
-def run(tmp_path, workers):
+class Copied:
+    """The state of trainers, copied at once."""
+
+    complete = True
+
+    def __init__(self, models):
+        self.states = {role: (model.trainer.state(), model.version) for role, model in models.items() if model.trainer is not None}
+
+    def settled(self, seconds):
+        return True
+
+    def then(self, action):
+        action()
+
+
+class Recovering(Workers):
+    """Pools that are put back where a call says that one has died."""
+
+    def __init__(self, engine):
+        super().__init__(lost_at=100)
+        self.engine = engine
+
+    def commit(self, iteration):
+        return Copied(self.engine.models)
+
+    def death(self, error):
+        return "a worker died" if "died" in str(error) else None
+
+    def restart(self, death):
+        return ["all"]
+
+    def restore(self, commit):
+        for role, (state, version) in commit.states.items():
+            self.engine.models[role].trainer.restore(state)
+            self.engine.models[role].version = version
+
+
+def context(tmp_path, flow="grpo", **keywords):
     values = {"backend": "null", "prompts": 4, "iterations": 5, "save_every": 0, "commit_every": 0, "out": str(tmp_path), "name": "run"}
-    flow = load_flow("grpo")
-    config, hp = resolve_config(flow, None, values)
-    return start_run(replace(prepare(flow, hp, config, judge=None), workers=workers), Quiet())
+    source = load_flow(flow) if isinstance(flow, str) else flow
+    config, hp = resolve_config(source, None, values | keywords)
+    return prepare(source, hp, config, judge=None)
+
+
+def run(tmp_path, workers):
+    return start_run(replace(context(tmp_path), workers=workers), Quiet())
 
 
 def test_a_run_whose_pools_could_not_be_started_anew_ends_before_the_next_iteration_and_is_saved(tmp_path):
@@ -44,3 +87,97 @@ def test_workers_are_looked_at_before_every_iteration(tmp_path):
     workers = Workers(lost_at=100)
     assert run(tmp_path, workers).iterations == 5
     assert workers.looks == 5
+
+
+@stage(gives="level", dispatch=RANK0)
+def raised(level: scalar("float32")):
+    return level + 1
+
+
+@loss
+def likelihood(new):
+    return -new.logprobs, {}
+
+
+def judged(prompts, actor, reward):
+    batch = actor.generate(prompts, max_tokens=4)
+    return batch | reward(batch)
+
+
+@flow(state=lambda hp: {"level": 0.0}, evaluate=judged)
+def counting(prompts, actor, reward):
+    """Counts its iterations."""
+    batch = actor.generate(prompts, samples=2, max_tokens=4)
+    batch |= reward(batch)
+    actor.update(batch, likelihood)
+    raised(batch)
+
+
+class Told(Quiet):
+    """What it is told of evaluations."""
+
+    def __init__(self):
+        self.evaluations = []
+
+    def evaluation(self, number, *details):
+        self.evaluations.append(number)
+
+
+@pytest.mark.parametrize("deaths", [0, 1])
+def test_iterations_that_a_death_cut_are_repeated_as_if_nothing_had_been(tmp_path, deaths):
+    """What the run counts and writes is that of a run in which nobody died: state of the flow, rows, held-out accuracy, checkpoints."""
+    cut = context(tmp_path, counting, commit_every=2, eval_every=1, save_every=2, keep=9, held_out=12)
+    run_plan, left, told = cut.executor.run, [deaths], Told()
+
+    def dying(plan, prompts, *sampled):
+        outcome = run_plan(plan, prompts, *sampled)
+        if plan is cut.plan and cut.engine.iteration == 3 and left[0]:
+            left[0] -= 1
+            raise RemoteError("a worker has died")
+        return outcome
+
+    cut.executor.run = dying
+    result = start_run(replace(cut, workers=Recovering(cut.engine)), told)
+    lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["level"] for line in lines if "level" in line] == [1, 2, 3, 4, 5]
+    evaluations = [line["iteration"] for line in lines if "level" not in line]
+    assert (sorted(evaluations), told.evaluations) == ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, *([3] * deaths), 4, 5])
+    assert len(result.answers) == 10
+    assert result.before is not None
+    assert (result.totals.iterations, result.skipped, left) == (5, 0, [0])
+    saved = sorted(path.name for path in (result.folder / "checkpoints").glob("step-*"))
+    assert saved == ["step-00000002", "step-00000004", "step-00000005"]
+    rows = [json.loads(line) for line in (result.folder / "samples.jsonl").read_text().splitlines()]
+    prompts = {iteration: [row["prompt"] for row in rows if row["iteration"] == iteration] for iteration in range(5)}
+    assert sorted(prompts[0] + prompts[3]) != sorted(prompts[0] * 2)
+    assert all(len(said) == 4 for said in prompts.values())
+    assert len((result.folder / "fates.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_run_that_is_asked_to_stop_is_saved_before_the_next_iteration(tmp_path):
+    asked = context(tmp_path)
+
+    class Stopping(Quiet):
+        def iteration(self, number, *details):
+            asked.executor.stopping = number == 2
+
+    with pytest.raises(Interrupted):
+        start_run(asked, Stopping())
+    assert load_latest(tmp_path / "run").snapshot.iteration == 3
+
+
+class Moving(Quiet):
+    """Somebody moves the run's folder while the last iteration is reported."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def iteration(self, number, *details):
+        if number == 4:
+            self.folder.rename(self.folder.with_name("moved"))
+
+
+def test_a_run_whose_folder_is_moved_in_the_last_iteration_is_saved_there_with_all_of_them(tmp_path):
+    with pytest.raises(PlanError, match=r"(?s)saved as .*moved"):
+        start_run(context(tmp_path), Moving(tmp_path / "run"))
+    assert load_latest(tmp_path / "moved").snapshot.iteration == 5

@@ -54,6 +54,17 @@ def test_each_source_has_rewards_fields_and_numbers_of_its_own_and_a_cut_run_goe
         assert row["reward/mean"] == pytest.approx(0.7 * row["scores/sums"] + 0.3 * row["scores/other"])
 
 
+@pytest.mark.slow
+def test_on_pools_sources_have_the_rewards_and_numbers_of_one_process(ground):
+    alone, pooled = (rlflow.run("grpo", **settings(ground, name=name, **more)).folder
+                     for name, more in (("alone", {}), ("pooled", {"pools": "train=2,rollout=1"})))
+    assert lines(pooled, "samples.jsonl") == lines(alone, "samples.jsonl")
+    for found, wanted in zip(lines(pooled), lines(alone), strict=True):
+        names = [name for name in wanted if name.startswith(("scores/", "reward/", "data/"))]
+        assert {"scores/sums", "scores/other", "reward/mean"} <= set(names)
+        assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, rel=1e-12)
+
+
 def test_a_resumed_run_finds_its_files_from_another_folder(ground, monkeypatch):
     monkeypatch.chdir(ground)
     paths = {"data": ["sums=sums.jsonl:0.7", "other.jsonl:0.3"], "reward": ["judges.py:length@sums", "judges.py:length@other"]}

@@ -251,6 +251,15 @@ def test_dropping_what_is_not_there_is_missing_too():
     assert [code for code, _ in problems(f)] == ["missing-column", "missing-column"]
 
 
+def test_a_column_under_a_new_name_has_the_kind_that_the_name_has_in_the_table():
+    def f(prompts, actor):
+        batch = actor.generate(prompts, max_tokens=4).rename(tokens="scores")
+        batch |= actor.logprobs(batch.rename(scores="tokens"))
+        actor.update(batch, policy_loss)
+
+    assert next(code for code, _ in problems(f)) == "table-kind"
+
+
 def test_reading_the_earlier_batch_later_is_reading():
     def f(prompts, actor, reward):
         first = actor.generate(prompts, max_tokens=4)

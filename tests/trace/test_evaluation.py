@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rlflow import choose, flow, loss, row, stage, text
 from rlflow.author.load import load_flow
 from rlflow.check.check import check
@@ -113,3 +115,22 @@ def test_sampling_in_an_evaluation_is_none_to_be_learned_from():
     assert not next(use for use in graph.roles if use.name == "actor").generates
     assert {output.name for output in graph.evaluation.nodes[0].outputs} == {"prompt", "answer", "prompt_tokens"}
     assert check(learned, staleness=1).ok
+
+
+@pytest.mark.parametrize(("result", "found"), [(None, "NoneType"), (1.0, "float")])
+def test_an_evaluation_that_gives_no_batch_is_refused_by_name(result, found):
+    def judged(prompts, actor, reward):
+        actor.generate(prompts, max_tokens=4)
+        return result
+
+    @loss
+    def likelihood(new):
+        return -new.logprobs, {}
+
+    @flow(evaluate=judged)
+    def learned(prompts, actor, reward):
+        actor.update(actor.generate(prompts, max_tokens=4), likelihood)
+
+    [problem] = [problem for problem in check(learned).problems if problem.severity == "error"]
+    assert (problem.code, problem.found) == ("evaluate-result", found)
+    assert "'judged' does not return a batch" in problem.message

@@ -19,7 +19,7 @@ from rlflow.watch import status
 from rlflow.watch.doctor import reach, token_line
 from rlflow.watch.follow import follow
 from rlflow.watch.plain import Plain
-from rlflow.watch.tables import sparkline
+from rlflow.watch.tables import settings, sparkline
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ DAMAGE = {
     "lists": lambda run: [path.write_text("[1]\n") for path in run.glob("*.json*")],
     "odd values": lambda run: (run / "metrics.jsonl").write_text('{"iteration": 0, "reward/mean": "x"}\n{"iteration": "y"}\nnull\n{"iter'),
     "a folder for a file": lambda run: [(run / "metrics.jsonl").unlink(), (run / "metrics.jsonl").mkdir()],
-    "odd settings": lambda run: (run / "settings.json").write_text('{"options": [], "hp": 3, "flow": {"a": "\\u001b[2J"}, "roles": 1}'),
+    "odd settings": lambda run: (run / "settings.json").write_text('{"options": [], "hp": 3, "flow": {"a": "\\u001b[2J"}, "values": 1}'),
     "deep": lambda run: (run / "settings.json").write_text("[" * 100_000),
     "no rights": lambda run: (run / "settings.json").chmod(0),
 }
@@ -262,3 +262,10 @@ def test_a_status_is_whole_or_not_there(tmp_path):
 ])  # fmt: skip
 def test_a_sparkline_runs_from_the_lowest_to_the_highest(values, line):
     assert sparkline(values, width=10) == line
+
+
+def test_settings_of_roles_are_shown_as_the_run_recorded_them(tmp_path):
+    values = {"model": "base", "hp.samples": 4, "actor.lr": 1e-5, "actor.generator": "vllm", "critic.lr": 1e-4}
+    (tmp_path / "settings.json").write_text(json.dumps({"hp": {"samples": 4}, "options": {"model": "base"}, "values": values}))
+    assert str(settings(tmp_path)).splitlines() == [
+        "hp: samples 4", "run: model base", "actor: lr 1e-05  generator vllm", "critic: lr 0.0001"]

@@ -47,6 +47,7 @@ def test_the_mean_over_seeds_is_drawn_with_its_range_beside(called, written):
     assert "evaluation/sampled after iterations, means over seeds" in out
     rows = [line.split()[1:5] for line in out.splitlines() if line.startswith("A  ")]
     assert rows[-2:] == [["mean", "0.3", "0.3", "0.15"], ["range", "0.2", "…", "0.4"]]
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("B  ")].count("mean") == 0, "one run has no mean"
     assert out.splitlines()[-1] == "not enough to rank: A has 2 seeds, B has 1 seed; 5 of each are the least"
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from processes import gone, until
@@ -38,6 +39,7 @@ def test_what_was_started_meanwhile_ends_with_it_and_nothing_else(dog):
 def test_it_goes_when_it_is_closed_and_may_be_closed_twice(dog):
     pid = until(lambda: dog.process)
     assert kin.stat(pid).parent != os.getpid()  # who ends all of his children does not end it
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "watchdog"] == [True]  # nor waits for its thread
     dog.close()
     assert gone(pid)
     dog.close()

@@ -212,3 +212,19 @@ def test_nobody_waits_for_messages_where_no_child_is_left():
     assert Messages(dog, receiving, select.poll()).listen() is False
     assert dog.folders == ["/nowhere"]
     os.close(receiving)
+
+
+def test_a_pipe_that_nobody_writes_to_any_more_wakes_the_watchdog_once():
+    """Else it would be awake all the time, since the end of a pipe can always be read."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    assert dogs._read(reading, poll) is None
+    os.write(writing, b"beat")
+    assert (dogs._read(reading, poll), dogs._read(reading, poll)) == (b"beat", None)
+    os.close(writing)
+    assert poll.poll(0) != []
+    assert (dogs._read(reading, poll), dogs._read(reading, poll)) == (b"", b"")
+    assert poll.poll(0) == []
+    os.close(reading)

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from processes import gone, until
 
-from rlflow.watchdog import kin
+from rlflow.watchdog import kin, launcher
 
 APART = """
 import os, signal, sys, time
@@ -37,6 +38,25 @@ with StopSignals(ask):
 
 def ended(run, **options):
     return subprocess.run([sys.executable, "-c", APART.replace("{run}", run)], capture_output=True, text=True, timeout=60, **options)
+
+
+def test_a_report_of_the_run_stands_for_one_ctrl_c_and_the_next_is_passed_on(monkeypatch):
+    """What the kernel sends goes to both processes; of what another process sends, the run says whether it came there too."""
+    monkeypatch.setattr(kin, "adopt", lambda: None)  # orphans of tests are left to who has them
+    monkeypatch.setattr(launcher, "SEEN_SECONDS", 0.01)
+    reading, writing = os.pipe()
+    above = launcher.Launcher(os.getpid(), reading)
+
+    def received_too(number, code=0):
+        return above._received_too(SimpleNamespace(si_signo=number, si_code=code))
+
+    os.write(writing, launcher.SEEN + bytes(1) + launcher.DONE + bytes([3]))
+    assert [received_too(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT)] == [False, True, False]
+    assert received_too(signal.SIGINT, code=128)
+    assert above._code(0) == 0  # it has said that it was done
+    os.close(writing)
+    assert not received_too(signal.SIGINT)
+    os.close(reading)
 
 
 @pytest.mark.parametrize(("run", "code"), [
