@@ -27,9 +27,11 @@ VOCABULARY = 256
 
 
 def numbers(name: str, batch: Batch, width: int) -> Tensor:
-    """float32 [rows, width] in [0, 1): a function of the name, the row key and the place in the row."""
+    """float32 [rows, width] in [0, 1): a function of the name, the row key and the place in the row. Of rows that have a prompt places
+    are counted from its first token, so that a later turn is not what the first one was."""
     seeds = torch.tensor(row_seeds(derived(name), batch.axis.keys), dtype=torch.int64)
-    places = torch.arange(1, width + 1)
+    prompt = batch.data["prompt_tokens"].lengths if "prompt_tokens" in batch else None
+    places = torch.arange(1, width + 1) + (0 if prompt is None else prompt[:, None])
     mixed = (seeds[:, None] % (2**31)) * 2_654_435_761 + places * 40_503
     mixed = (mixed ^ (mixed >> 15)) * 2_246_822_519
     return ((mixed ^ (mixed >> 13)) % 65_521).float() / 65_521
@@ -68,7 +70,7 @@ class Trainer:
 
     def _column(self, name: str, batch: Batch) -> Data:
         if name == "scores":
-            return Data(Kind(Level.ROW, "float32"), numbers(name, batch, 1)[:, 0])
+            return Data(Kind(Level.ROW, "float32"), _row_numbers(name, batch))
         return token_numbers(name, batch)
 
     def update(
@@ -175,7 +177,7 @@ class Generator:
     def _made(self, prompts: Batch, sampling: Sampling) -> Batch:
         rows = prompts.repeat(sampling.samples)
         keys = rows.axis.keys
-        lengths = 1 + (numbers("length", rows, 1)[:, 0] ** self.settings.tail * self.settings.longest).long()
+        lengths = 1 + (_row_numbers("length", rows) ** self.settings.tail * self.settings.longest).long()
         lengths = lengths.clamp(max=sampling.max_tokens)
         if sampling.lengths:
             lengths = torch.tensor([each.max_tokens for each in sampling.of_rows(rows.axis.keys)])
@@ -192,7 +194,8 @@ class Generator:
         data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if n < most else "length" for n in lengths.tolist()))
         data["temperature"] = Data(Kind(Level.ROW, "float32"), torch.full((len(rows),), sampling.temperature or 1.0))
         data["group"] = rows.data["group"]
-        data["sampled_logprobs"] = token_numbers("logprobs", Batch(rows.axis, data))
+        prompted = {"prompt_tokens": rows.data["prompt_tokens"]}
+        data["sampled_logprobs"] = token_numbers("logprobs", Batch(rows.axis, data | prompted))
         return Batch(rows.axis, data)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
@@ -210,7 +213,12 @@ class Score:
     """The null reward: a number in [0, 1) per row key."""
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Mapping[str, Any]]:
-        return numbers("scores", batch, 1)[:, 0], {}
+        return _row_numbers("scores", batch), {}
+
+
+def _row_numbers(name: str, batch: Batch) -> Tensor:
+    """float32 [rows] in [0, 1): a function of the name and the row key."""
+    return numbers(name, Batch(batch.axis, {}), 1)[:, 0]
 
 
 def _lengths(rows: Batch) -> list[int]:

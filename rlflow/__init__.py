@@ -14,6 +14,7 @@ from rlflow.author.flow import flow, repeat
 from rlflow.author.loss import loss
 from rlflow.author.rows import ask, choose, concat
 from rlflow.author.stage import stage
+from rlflow.author.turn import Turn
 from rlflow.columns import columns, group, prompt, row, scalar, text, token
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0, register_dispatch
 from rlflow.errors import FlowError, PlanError, StageError
@@ -65,7 +66,7 @@ _LAZY = {
 
 __version__ = "0.1.0"
 __all__ = [
-    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "adapted_beta", "ask", "choose", "clipped_gain",
+    "ALL", "DP_COMPUTE", "RANK0", "Batch", "FlowError", "PlanError", "StageError", "Turn", "adapted_beta", "ask", "choose", "clipped_gain",
     "columns", "compare", "concat", "drawn_tokens", "flow", "gae", "geometric_gain", "group", "group_mean", "group_std", "importance_ratio",
     "kl", "kl_penalty", "largest_tokens", "leave_one_out", "length_weighted_mean", "loss", "masked_mean", "masked_weights", "pass_at_k",
     "place_last", "prompt", "register_dispatch", "rejected_weights", "repeat", "reward_to_go", "roles", "row", "row_mean", "row_sum", "run",

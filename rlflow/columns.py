@@ -78,7 +78,7 @@ TABLE: dict[str, Standard] = {
     "prompt": Standard(text, "the question, as the data has it"),
     "answer": Standard(text, "what the data holds to be right"),
     "completion": Standard(text, "the response, decoded once for rewards; never encoded again"),
-    "finish": Standard(text, '"stop" at EOS or a stop string, "length" at max_tokens'),
+    "finish": Standard(text, '"stop" at EOS or a stop string, "length" at max_tokens; of episodes also "turns", "env", "failed"'),
     "prompt_tokens": Standard(prompt("int64"), "token ids of the prompt"),
     "prefix_length": Standard(row("int64"), "how many of the prompt's last ids are the response's own first tokens"),
     "tokens": Standard(token("int64"), "token ids after the prompt, EOS included"),
@@ -100,6 +100,13 @@ TABLE: dict[str, Standard] = {
     "prompt_id": Standard(row("int64"), "place of the row's record in the data, from 0, before anything is held out or left out"),
     "iteration": Standard(scalar("int64"), "number of the iteration, from 0; a scalar of every batch"),
     "progress": Standard(scalar("float32"), "iteration divided by the iterations of the run; a scalar of every batch"),
+    "turn": Standard(token("int64"), "under an environment, the turn in which the token was sampled, from 0; -1 at holes"),
+    "turn_rewards": Standard(token("float32"), "under an environment, the reward of a turn at its last sampled token, 0 elsewhere"),
+    "turns": Standard(row("int64"), "under an environment, turns of the model"),
+    "said": Standard(text, "under an environment, what the model said in its last turn"),
+    "failed": Standard(text, "under an environment, why the episode failed: a cause, or nothing"),
+    "episode": Standard(text, "under an environment, the episode as JSON: what was said in each turn"),
+    "episode_score": Standard(row("float32"), "under an environment, its score, else the sum of the turns' rewards; NaN where it failed"),
     "policy_version": Standard(token("int64"), "number of updates behind the weights that sampled the token; -1 at holes"),
 }
 

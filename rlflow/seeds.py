@@ -83,6 +83,14 @@ def row_seeds(base: int, keys: Tensor) -> list[int]:
     return [int(seed) for seed in (state & (2**63 - 1)).tolist()]
 
 
+def turn_seeds(seeds: Sequence[int], turn: int) -> list[int]:
+    """A 63-bit seed for a later turn of each row, by the row's own seed: the row's stream of chance goes on there. Turn 0 is the row's."""
+    if not turn:
+        return list(seeds)
+    state = finalised(torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64) ^ signed(turn * _KEY_FACTORS[1]))
+    return [int(seed) for seed in (state & (2**63 - 1)).tolist()]
+
+
 def generator(seed: int) -> torch.Generator:
     """A torch generator with this seed, on the CPU."""
     return torch.Generator().manual_seed(seed)

@@ -7,13 +7,13 @@ from rlflow import group, row, scalar, text, token
 from rlflow.columns import TABLE, Kind, Level, fits, standard_kind
 
 CONTRACT = {
-    "text": "prompt answer completion finish",
+    "text": "prompt answer completion finish said failed episode",
     "prompt int64": "prompt_tokens",
-    "token int64": "tokens policy_version",
+    "token int64": "tokens policy_version turn",
     "token bool": "mask",
-    "token float32": "sampled_logprobs logprobs ref_logprobs entropy values rewards advantages returns weights",
-    "row float32": "scores temperature",
-    "row int64": "group prefix_length prompt_id",
+    "token float32": "sampled_logprobs logprobs ref_logprobs entropy values rewards advantages returns weights turn_rewards",
+    "row float32": "scores temperature episode_score",
+    "row int64": "group prefix_length prompt_id turns",
     "scalar int64": "iteration",
     "scalar float32": "progress",
     "row bool": "chosen",

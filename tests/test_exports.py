@@ -16,6 +16,7 @@ CONTRACT = [
 OTHERS = {
     "clipped_gain", "compare", "gae", "length_weighted_mean", "reward_to_go", "row_mean", "row_sum",  # what several algorithms share
     "pass_at_k",  # the best of several responses
+    "Turn",  # what an environment answers
     "importance_ratio", "masked_weights", "rejected_weights", "adapted_beta", "kl_penalty", "stop_penalty",  # for the sampler; prices
     "geometric_gain", "token_covariance", "largest_tokens", "drawn_tokens",  # gains of whole responses; choosing tokens
     "FlowError", "PlanError", "StageError",  # what calls raise

@@ -47,21 +47,23 @@ MAY_IMPORT = {
     "training": "errors columns author batch seeds",
     "checkpoints": "errors process durable",
     "execution": "errors columns dispatch author axis batch maths graph trace plan passes schedule spans training reshard memory "
-                 "deadline watchdog seeds own_lines messages",
+                 "deadline watchdog seeds own_lines messages environments",
     "backends": "errors extras pretrained columns author axis batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
                "memory copy_on_write process watch deadline watchdog interfaces own_lines messages",
     "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
+    "environments": "errors author messages data rewards watchdog",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
-    "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards training config",
+    "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
     "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
-            "training execution data rewards tasks checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
+            "training execution data rewards environments tasks "
+            "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
     "bench": "errors author graph trace execution config runs watch durable logs watchdog checkpoints",
     "bench.child": "",
     "bench.peers": "",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.axis import Axis
-from rlflow.seeds import derived, mixed, permutation, row_seeds, splitmix, uniforms, uniforms_at
+from rlflow.seeds import derived, mixed, permutation, row_seeds, splitmix, turn_seeds, uniforms, uniforms_at
 
 KEYS = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**20)), min_size=1, max_size=20, unique=True)
 
@@ -86,3 +86,12 @@ def test_derived_seeds_tell_their_parts_apart():
 def test_a_repeated_prompt_is_sampled_afresh():
     first, again = Axis.fresh(3, 0).repeat(2), Axis.fresh(3, 3).repeat(2)
     assert not set(row_seeds(7, first.keys)) & set(row_seeds(7, again.keys))
+
+
+def test_a_turn_has_a_seed_of_its_own_for_each_row_and_the_first_has_the_rows():
+    seeds = [3, 4, 2**62]
+    assert turn_seeds(seeds, 0) == seeds
+    later = [turn_seeds(seeds, turn) for turn in (1, 2)]
+    assert len({*seeds, *later[0], *later[1]}) == 9
+    assert turn_seeds(seeds[1:2], 2) == later[1][1:2]
+    assert all(0 <= seed < 2**63 for row in later for seed in row)

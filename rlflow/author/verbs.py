@@ -63,6 +63,8 @@ JOINT = UPDATE | {  # of several losses in one step
 REPEAT = {"groups": Setting(REQUIRED, _count, COUNT), "tries": Setting(REQUIRED, _count, COUNT)}
 
 GENERATE_GIVES = ("tokens", "mask", "completion", "finish", "sampled_logprobs", "temperature", "policy_version")
+EPISODE_GIVES = ("turn", "turn_rewards", "turns", "said", "failed", "episode", "episode_score")  # beside these under an environment
+OF_EPISODES = ("said", "failed", "episode_score")  # those of them that rewards read
 MODEL_READS = ("prompt_tokens", "tokens")
 VERBS = ("generate", "logprobs", "values", "update")
 DEADLINES = {"generate": 1800.0, "update": 1800.0, "logprobs": 600.0, "values": 600.0, "reward": 600.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -49,11 +50,16 @@ def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
         _refuse_messages(tokenizer, names, texts)
         return tokenizer.following(texts, sampled, wording)
 
+    def speak(names: tuple[str, ...], texts: Sequence[Asked], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+        tokenizer, wording = of(names)
+        _refuse_messages(tokenizer, names, texts)
+        return tokenizer.following(texts, sampled, replace(wording, chat=False))
+
     def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[str]:
         return of(names)[0].texts(rows)
 
     longest = config.data.get("max_prompt")
-    return Asking(encode, follow, decode, math.inf if longest is None else int(longest))
+    return Asking(encode, follow, speak, decode, math.inf if longest is None else int(longest))
 
 
 def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:

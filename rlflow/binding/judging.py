@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlflow.author.verbs import OF_EPISODES
 from rlflow.batch import Batch
 from rlflow.columns import SOURCE, field_column
 from rlflow.data.scorer import Judged
@@ -30,7 +31,8 @@ class Judgement:
 
 @dataclass(frozen=True)
 class HeldOutJudge:
-    """Judges answers in processes of the driver. ``rewards``: by source of data, or one with an empty name."""
+    """Judges answers in processes of the driver: what was said last under an environment. ``rewards``: by source of data, or one with an
+    empty name; none where the environment itself says whether an episode was right."""
 
     dtype: torch.dtype
     rewards: Mapping[str, Reward]
@@ -41,7 +43,16 @@ class HeldOutJudge:
         return HeldOutJudge(dtype, {source: _extracting(reward) for source, reward in rewards.items()})
 
     def __call__(self, batch: Batch) -> Judgement:
-        """Judge rows with the columns of their prompts and of their completions."""
+        """Judge rows with the columns of their prompts and of their completions. An episode that failed has no score."""
+        if "said" not in batch:
+            return self._judged(batch)
+        if not self.rewards:
+            return Judgement(torch.as_tensor(batch["episode_score"]).to(self.dtype), (None,) * len(batch))
+        judgement = self._judged(batch.drop("completion", *OF_EPISODES) | batch.select("said").rename(said="completion"))
+        failed = torch.tensor([bool(cause) for cause in batch["failed"]])
+        return Judgement(judgement.scores.masked_fill(failed, torch.nan), judgement.extracted)
+
+    def _judged(self, batch: Batch) -> Judgement:
         sources = batch[SOURCE] if "" not in self.rewards else [""] * len(batch)
         rows = {source: [row for row, name in enumerate(sources) if name == source] for source in dict.fromkeys(sources)}
         asked = {source: submit_all([self.rewards[source]], batch.rows(index)) for source, index in rows.items()}  # all at once

@@ -14,6 +14,7 @@ from torch import Tensor
 from rlflow.author.verbs import MODEL_READS
 from rlflow.batch import Batch
 from rlflow.binding.backends import backend, numbers
+from rlflow.binding.environments import default_rewards, environments_of
 from rlflow.binding.judging import HeldOutJudge, check_judge, no_judge
 from rlflow.binding.roles import half_class
 from rlflow.columns import SOURCE, field_column
@@ -52,6 +53,19 @@ class ModelReward:
         return torch.as_tensor(self.trainer.forward(batch, ("scores",))["scores"])
 
 
+@dataclass
+class EpisodeReward:
+    """The score that a row's environment gave its episode."""
+
+    spec: RewardSpec
+
+    def load(self, device: str, options: Options) -> None:
+        """There is nothing to load."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return torch.as_tensor(batch["episode_score"])
+
+
 @dataclass(frozen=True)
 class Asked:
     """Rows that reward functions are judging."""
@@ -66,7 +80,7 @@ class Weighted:
 
     dtype: torch.dtype
     functions: list[Reward]
-    models: list[ModelReward] = field(default_factory=list)
+    models: list[ModelReward | EpisodeReward] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> tuple[Tensor, PartialMetrics]:
@@ -150,7 +164,8 @@ class RewardNames:
         if config.judged_by_nothing:
             return RewardNames(made_up=True)
         own = {role: parse_reward(str(values["reward"])) for role, values in config.roles.items() if values.get("reward")}
-        names = RewardNames(tuple(map(parse_reward, config.options.reward or ("task",))), own, sources, judges)
+        every = default_rewards(config.options.reward, environments_of(config.environments))
+        names = RewardNames(tuple(map(parse_reward, every)), own, sources, judges)
         for rewards in (names.named, *((reward,) for reward in own.values())):
             check_sources(rewards, sources)
         return names
@@ -182,14 +197,14 @@ class RewardNames:
 
     def functions_only(self, role: str) -> bool:
         """Whether no model is among the rewards that may judge for a role."""
-        return all(spec.kind != "model" for spec in ([self.own[role]] if role in self.own else self.named))
+        return all(spec.judges_text for spec in ([self.own[role]] if role in self.own else self.named))
 
 
 def _judges(written: Iterable[str]) -> dict[str, RewardSpec]:
     """Held-out set → the reward that is named for it. Raises PlanError for a second one, and for a reward model."""
     judges: dict[str, RewardSpec] = {}
     for spec in map(parse_reward, written):
-        if spec.kind == "model" or spec.source in judges:
+        if not spec.judges_text or spec.source in judges:
             second = f", and {judges[spec.source].name} too" if spec.source in judges else ""
             raise PlanError.of("eval-reward", f"the held-out set '{spec.source}' has no one judge of right and wrong",
                                found=f"{'the reward model ' * (spec.kind == 'model')}{spec.name}{second}",
@@ -208,7 +223,7 @@ class Rewards:
         allowed = Confinement(options.reward_env, options.reward_write, options.reward_network, options.reward_memory)
         self._pool = RewardPool(options.reward_workers, allowed)
         self._dtype = numbers(options.dtype)
-        self._models: dict[str, list[ModelReward]] = {}
+        self._models: dict[str, list[ModelReward | EpisodeReward]] = {}
         self._bound: list[Weighted | BySource] = []
         self._null: Scorer | None = backend("null").Score() if names.made_up else None
 
@@ -217,14 +232,15 @@ class Rewards:
         """The columns that reward roles read at these settings."""
         if self._null:
             return ()
-        functions = [spec for spec in self.names.named if spec.kind != "model"]
+        functions = [spec for spec in self.names.named if spec.judges_text]
         bound = [reward for source, data in self._sources.items() if self._judged(data) for reward in self._bind(functions, source)]
         known = self._data.columns
         columns = [name for reward in bound
                    for name in (*reward.reads, *(n for n in reward.optional if n in known or field_column(n) in known))]
-        models = MODEL_READS if len(functions) < len(self.names.named) else ()
+        models = MODEL_READS if any(spec.kind == "model" for spec in self.names.named) else ()
+        scored = ("episode_score",) if any(spec.kind == "env" for spec in self.names.named) else ()
         source = (SOURCE,) if self._data.sources else ()
-        return tuple(dict.fromkeys((*columns, *models, *source)))
+        return tuple(dict.fromkeys((*columns, *models, *scored, *source)))
 
     @property
     def _sources(self) -> Mapping[str, Judged]:
@@ -243,7 +259,7 @@ class Rewards:
             same_fields(reward, source, self._sources[source].columns, self._data.columns)
         return bound
 
-    def _by_source(self, specs: Iterable[RewardSpec], models: Iterable[ModelReward] = ()) -> Weighted | BySource:
+    def _by_source(self, specs: Iterable[RewardSpec], models: Iterable[ModelReward | EpisodeReward] = ()) -> Weighted | BySource:
         """The sum of rewards, for each source of its own."""
         specs, models = list(specs), list(models)
         sums = {source: Weighted(self._dtype, self._bind(specs, source),
@@ -257,11 +273,12 @@ class Rewards:
             return self._null
         specs = self.names.of_role(role)
         check_sources(specs, self.names.sources)
-        models = [ModelReward(spec) for spec in specs if spec.kind == "model"]
+        models = [EpisodeReward(spec) if spec.kind == "env" else ModelReward(spec) for spec in specs if not spec.judges_text]
         for model in models if self._tokenizer else ():
-            check_same(Path(model.spec.path), Path(self._tokenizer or ""))
+            if model.spec.kind == "model":
+                check_same(Path(model.spec.path), Path(self._tokenizer or ""))
         self._models[role] = models
-        self._bound.append(self._by_source((spec for spec in specs if spec.kind != "model"), models))
+        self._bound.append(self._by_source((spec for spec in specs if spec.judges_text), models))
         return self._bound[-1]
 
     def reasons(self) -> dict[str, str]:
@@ -273,6 +290,8 @@ class Rewards:
         the data's own scorer, else the first reward that is a function or a server. One for style does not tell right from wrong.
         Of several sources each has a judge of its own; None where one has none."""
         chosen = [self._judge(source, data) for source, data in self._sources.items()]
+        if any(spec is not None and spec.kind == "env" for spec in chosen):
+            return HeldOutJudge(self._dtype, {})
         judges = {source: dataclasses.replace(spec, weight=1.0, source=source)
                   for spec, source in zip(chosen, self._sources, strict=True) if spec}  # fmt: skip
         if len(judges) < len(chosen):
@@ -286,6 +305,8 @@ class Rewards:
         spec = self.names.judges.get(name) or _chosen(unsourced, data)
         if spec is None:
             raise no_judge(name, unsourced)
+        if spec.kind == "env":
+            return HeldOutJudge(self._dtype, {})
         spec = dataclasses.replace(spec, weight=1.0, source="")
         (reward,) = bind([spec], self._pool, data, self._options.reward_timeout, self._options.unsafe_scorers)
         check_judge(reward, name, data)
@@ -313,6 +334,7 @@ def _chosen(specs: Iterable[RewardSpec], data: Judged) -> RewardSpec | None:
     """The one of some rewards that tells right answers from wrong ones; the data's own scorer where none is named for that."""
     specs = list(specs)
     named = [spec for spec in specs if spec.kind == "math" or (spec.kind == "task" and data.scorer)]
+    named += [spec for spec in specs if spec.kind == "env"]
     own = [parse_reward("task")] if data.scorer else []
     functions = [spec for spec in specs if spec.kind in ("function", "remote")]
     return next(iter([*named, *own, *functions]), None)

@@ -11,6 +11,7 @@ from rlflow.author.flow import Flow
 from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.author.verbs import MODEL_READS
+from rlflow.binding.environments import default_rewards, environments_of
 from rlflow.check.check import Report, check
 from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_rewards, sort_values
 from rlflow.config.names import role_types, setting_problems
@@ -80,13 +81,15 @@ def settings(flow: Flow, values: Mapping[str, Any]) -> Any:
 def trace_options(config: RunConfig) -> TraceOptions:
     """Facts of the rewards of ``--reward`` and of ``--ROLE.generate.…`` that shape the graph. Nothing is imported. Raises PlanError for a
     reward that does not exist."""
-    specs = [parse_reward(reward) for reward in config.options.reward]
+    environments = environments_of(config.environments)
+    rewards = default_rewards(config.options.reward, environments)
+    specs = [parse_reward(reward) for reward in (rewards if rewards == ("env",) else config.options.reward)]
     sources = parse_sources(config.options.data)
     check_sources(specs, [source.name for source in sources])
     columns = [name for spec in specs for name in reward_reads(spec)]
+    fields = record_fields(sources, config.data) if environments or set(columns) - set(OPENRLHF.reads) else ()
     return TraceOptions(max(len(specs), 1), tuple(dict.fromkeys(columns)) or TraceOptions().reward_reads,
-                        reward_places=readers(specs), sampling=config.sampling,
-                        fields=record_fields(sources, config.data) if set(columns) - set(OPENRLHF.reads) else ())  # fmt: skip
+                        reward_places=readers(specs), sampling=config.sampling, environments=environments, fields=fields)
 
 
 def record_fields(sources: Sequence[SourceSpec], mapped: Mapping[str, Any]) -> tuple[str, ...]:
@@ -107,6 +110,8 @@ def reward_reads(reward: RewardSpec) -> tuple[str, ...]:
         return reads(reward.path, reward.function).required
     if reward.kind == "remote":
         return OPENRLHF.reads
+    if reward.kind == "env":
+        return ("episode_score",)
     return MODEL_READS if reward.kind == "model" else TraceOptions().reward_reads
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -46,7 +47,7 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
 def options_of(config: RunConfig) -> TraceOptions:
     """The part of the flags that shapes the graph, read as by `check`; the reward of the null backend reads nothing."""
     options = trace_options(config)
-    return TraceOptions(options.rewards, (), sampling=config.sampling) if config.judged_by_nothing else options
+    return replace(options, reward_reads=(), reward_places={}, fields=()) if config.judged_by_nothing else options
 
 
 def printed(explanation: Explanation) -> Iterator[RenderableType]:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlflow.author import verbs
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
@@ -36,7 +35,7 @@ from rlflow.deadline import Deadline
 from rlflow.dispatch import ALL, DP_COMPUTE, RANK0
 from rlflow.errors import RemoteError
 from rlflow.execution.account import UpdateRows
-from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, reads, whole
+from rlflow.execution.engine import HERE, CallOptions, Chunks, Engine, whole
 from rlflow.execution.lineage import group_of_joined, per_row
 from rlflow.execution.summary import IterationSummary
 from rlflow.execution.tally import PartialMetrics, known, merged
@@ -85,7 +84,7 @@ class ClusterEngine(Engine):
         parallel = self.placement.parallelism(role, "generator")
         split = self._split(prompts, pool, parallel=parallel)
         answers = self.calls.run(pool, "generate", prompts, split, arguments, terms, "model", parallel)
-        return whole(self.calls.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), (*verbs.GENERATE_GIVES, "group"))
+        return whole(self.calls.kept(pool, answers, _repeated(split, sampling.samples), axis), len(axis), self.sampled_columns(role))
 
     def _ready(self, role: str, prompts: Batch, terms: CallOptions) -> tuple[Pool[Worker], Batch]:
         """The pool that samples, with its weights, and what it reads, there."""
@@ -94,7 +93,7 @@ class ClusterEngine(Engine):
             model.use(frozen, terms.seconds)
         else:
             model.synchronise(terms.seconds)
-        return pool, self.spread(reads(("prompt_tokens", "prefix_length"), prompts), pool.name)
+        return pool, self.spread(self.to_sample(role, prompts), pool.name)
 
     def sample_chunks(
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
@@ -373,7 +372,7 @@ def _repeated(split: Sequence[Tensor], samples: int) -> list[Tensor]:
 def _on_common_axes(records: Mapping[str, Batch]) -> list[Batch]:
     """Recorded columns by their rows; texts of the prompts over the rows of the completions, beside which they are shown, and sources of
     the data over those of the scores, which are averaged by source."""
-    beside = {"prompt": "completion", "answer": "completion", SOURCE: "scores"}
+    beside = {"prompt": "completion", "answer": "completion", "episode": "completion", SOURCE: "scores"}
     batches: dict[int, Batch] = {}
     for name, batch in records.items():
         data, axis = batch.data[name], batch.axis

@@ -17,6 +17,7 @@ from rlflow.author.stage import Stage
 from rlflow.batch import Batch
 from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of
+from rlflow.binding.environments import Environments
 from rlflow.binding.models import make_models
 from rlflow.binding.rewards import ModelScore, RewardNames, Rewards
 from rlflow.binding.roles import BoundRole, Halves, bind_roles
@@ -83,8 +84,10 @@ class Worker:
         judges = [use.name for use in graph.roles if use.name in used and use.name not in roles]
         scorers: dict[str, Any] = {name: self.rewards.scorer(name) for name in judges}
         options = setup.config.options
+        self.environments = Environments(setup.options.environments, graph, options)
+        self.environments.heard_by(self.printed.hear)
         engine = Engine(models, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
-                        asking=asking(graph, roles, setup.config))
+                        asking=asking(graph, roles, setup.config), environments=self.environments.pools)
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         pools_of_judges = reward_pools(graph, setup.placement)
         self.rewards.load_models(device, [role for role, pools in pools_of_judges.items() if setup.pool in pools])
@@ -340,11 +343,12 @@ class Worker:
 
     def reasons(self) -> dict[str, str]:
         """The first message for each cause of missing scores."""
-        return self.rewards.reasons()
+        return {**self.rewards.reasons(), **self.environments.reasons()}
 
     def close(self) -> None:
-        """End the processes of rewards."""
+        """End the processes of rewards and environments."""
         self.rewards.close()
+        self.environments.close()
 
 
 def _no_data(count: int) -> Batch:

@@ -38,7 +38,7 @@ ELSEWHERE = {  # what other programs call a flag
     "gpus": "pools", "n_gpus": "pools", "num_gpus": "pools", "num_workers": "pools", "fp16": "dtype", "bf16": "dtype",
 }  # fmt: skip
 SET = re.compile(r"(\w[\w.-]*)=(.+)", re.DOTALL)  # a held-out set, as --eval names it
-ALIASES = {"data.source": "data"}  # a TOML table [data] cannot also be a value
+ALIASES = {"data.source": "data", "env.class": "env"}  # a TOML table [data] cannot also be a value
 ROLE_KEYWORDS = ("model", "trainer", "generator", "reward", "pool", "trainer.pool", "generator.pool")
 
 
@@ -150,6 +150,8 @@ class RunConfig:
     own: tuple[str, ...] = ()  # names of all settings of the flow
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in place of the flow's
     judges: tuple[str, ...] = ()  # rewards that judge a set of --eval alone, which are none of those of the options
+    # role, or "" for whichever samples → the environment's settings by name, and its class under ""
+    environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleConfig:
         """The settings of one role; a setting of its own goes before one for all roles."""
@@ -174,13 +176,19 @@ def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any =
     belong to nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
     own = {f.name for f in fields(Options)}
     roles = list(roles)
-    options, hp, data, every = {}, {}, {}, {}
+    options: dict[str, Any] = {}
+    hp, data, every = {}, {}, {}
     by_role: dict[str, dict[str, Any]] = {}
     sampling, problems = sampling_of({name: value for name, value in values.items() if _of_a_call(name, roles)})
     pools: list[str] = []
+    environments: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         head, dot, rest = name.partition(".")
-        if not dot and name in own:
+        if (environment := _of_environment(name, roles)) is not None:
+            role, setting = environment
+            environments.setdefault(role, {})[setting] = value
+            options |= {"env": value} if name == "env" else {}
+        elif not dot and name in own:
             options[name] = (value,) if name in REPEATED and isinstance(value, str) else value
         elif not dot:
             every[name] = value
@@ -204,7 +212,17 @@ def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any =
     if judges:
         options["reward"] = rewards
     return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(values),
-                     tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), sampling, judges)  # fmt: skip
+                     tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), sampling, judges, environments)  # fmt: skip
+
+
+def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
+    """(role, setting) of a flag of an environment: env, env.NAME, ROLE.env and ROLE.env.NAME; None for any other flag."""
+    head, _, rest = name.partition(".")
+    if head == "env":
+        return "", rest
+    if head in roles and rest.partition(".")[0] == "env":
+        return head, rest.partition(".")[2]
+    return None
 
 
 def _of_a_call(name: str, roles: Iterable[str]) -> bool:

@@ -7,18 +7,15 @@ import functools
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
-
+from rlflow.author.annotations import annotated
 from rlflow.author.settings import parse
 from rlflow.config.flags import NULL, ROLE_KEYWORDS, RoleConfig, nearest_flag, unknown_flag
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES
 
 SHIPPED = ("deepspeed", "fsdp", "local", "null", "vllm")
-PLAIN: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str}
-LIMITS: dict[str, Any] = {"Ge": Ge, "Gt": Gt, "Le": Le, "Lt": Lt}
 
 
 def module_name(backend: str) -> str:
@@ -84,7 +81,7 @@ def setting_types(backend: str) -> Mapping[str, Any]:
             if isinstance(node, ast.ClassDef) and node.name.endswith("Settings"):
                 for other in _extended(node, tree) - {module_name(backend)}:
                     types = {**setting_types(other), **types}
-                types |= {item.target.id: _type(item.annotation) for item in node.body
+                types |= {item.target.id: annotated(item.annotation) for item in node.body
                           if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}  # fmt: skip
     return types
 
@@ -104,31 +101,6 @@ def untouched(backends: Mapping[str, str]) -> dict[str, Any]:
     types = {name: type_ for backend in (*(each for each in SHIPPED if each not in ("local", NULL)), "local")
              for name, type_ in setting_types(backend).items() if name not in setting_types(NULL)}  # fmt: skip
     return types | {f"{half}.{name}": type_ for half in HALVES if backends[half] == NULL for name, type_ in types.items()}
-
-
-def _type(annotation: ast.expr) -> Any:
-    """The type that an annotation says: numbers, texts, choices and ranges; Any for what is none of these."""
-    match annotation:
-        case ast.Name(id=name) if name in PLAIN:
-            return PLAIN[name]
-        case ast.Constant(value=None):
-            return type(None)
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _type(left) | _type(right)
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
-            each = choices.elts if isinstance(choices, ast.Tuple) else [choices]
-            return Literal[tuple(ast.literal_eval(choice) for choice in each)]
-        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[base, *limits])):
-            return Annotated[(_type(base), *filter(None, map(_limit, limits)))] if any(map(_limit, limits)) else _type(base)
-    return Any
-
-
-def _limit(written: ast.expr) -> Any:
-    """A limit of annotated_types with a number, None for anything else."""
-    match written:
-        case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=number)]) if name in LIMITS:
-            return LIMITS[name](number)
-    return None
 
 
 def _extended(kind: ast.ClassDef, tree: ast.Module) -> set[str]:

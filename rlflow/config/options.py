@@ -17,6 +17,7 @@ class Options:
     data: tuple[str, ...] = ()  # .jsonl, .parquet, a Hugging Face dataset folder, or a reasoning-gym task; [NAME=]FILE[:weight], repeat
     bad_records: Literal["stop", "skip"] = "stop"  # records of the data that no model can be given: stop before the run, or leave them out
     reward: tuple[str, ...] = ()  # task, math, file.py:function, a model folder or a URL, each with an optional @source, :weight
+    env: str | None = None  # environment of the role that samples: FILE.py:Class; its settings and bounds: --env.NAME
     prompts: Annotated[int, Ge(1)] = 64  # prompts per iteration
     iterations: Annotated[int, Ge(1)] = 100  # iterations of the algorithm
     held_out: Annotated[int, Ge(0)] = 512  # prompts kept out of training for evaluation
@@ -27,10 +28,10 @@ class Options:
     keep: Annotated[int, Ge(1)] = 2  # checkpoints that are kept
     reward_timeout: Annotated[float, Gt(0)] = 60.0  # seconds that a reward function may take for a row
     reward_workers: Annotated[int, Ge(1)] | None = None  # most processes of reward functions; without, by cores and how long rows wait
-    reward_env: tuple[str, ...] = ()  # variables of the environment that users' rewards see; several: repeat the flag
-    reward_write: tuple[str, ...] = ()  # folders in which users' rewards may change files, / for all; several: repeat the flag
-    reward_network: bool = False  # whether users' rewards may reach the network, and local sockets
-    reward_memory: ByteSize | None = None  # of each process of users' rewards, such as 2GiB; without, three quarters of the machine's
+    reward_env: tuple[str, ...] = ()  # variables that users' rewards and environments see; several: repeat the flag
+    reward_write: tuple[str, ...] = ()  # folders in which these may change files, / for all; several: repeat the flag
+    reward_network: bool = False  # whether users' rewards and environments may reach the network, and local sockets
+    reward_memory: ByteSize | None = None  # of each process of these, such as 2GiB; without, three quarters of the machine's
     unsafe_scorers: bool = False  # use tasks whose scorers evaluate text where these cannot be isolated
     max_missing: Annotated[float, Ge(0), Le(1)] = 0.5  # share of an iteration's rewards that may be missing
     max_mismatch: Annotated[float, Gt(1)] = 1.05  # factor by which trainer and sampler may differ on a token before the run warns

@@ -8,7 +8,7 @@ together.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -180,6 +180,7 @@ class Ledger:
         """``longest``: the most tokens of a prompt that is asked."""
         self.graph, self.axes, self.longest = graph, axes, longest
         self.updates: dict[int, UpdateRows] = {}
+        self.failed: dict[int, Sequence[str]] = {}  # node → why each of its rows' episodes failed, empty where it did not
         self._lengths: dict[int, Tensor] = {}
 
     def sampled(self, node: Node, rows: Batch) -> None:
@@ -269,9 +270,20 @@ class Ledger:
         learned = rows.broken == 0
         trained = End(Fate.TRAINED, node.name) if rows.stepped else End(Fate.LEFT_OUT, node.name, "no step was taken")
         self._end(origins, learned, fates, trained, lambda source: self._rank(source, node, trained))
+        for cause, failed in self._failed(origins):
+            self._end(origins, failed & ~learned, fates, End(Fate.LEFT_OUT, node.name, f"episode failed: {cause}"), waiting)
         for number in torch.unique(rows.broken[~learned]).tolist():
             cause = CAUSES.get(number) or f"{rows.columns[number - 1]} is not finite"
             self._end(origins, rows.broken == number, fates, End(Fate.LEFT_OUT, node.name, cause), waiting)
+
+    def _failed(self, origins: RowOrigins) -> Iterator[tuple[str, Tensor]]:
+        """Each cause for which episodes failed, and which of the rows they are, bool [rows]."""
+        for source, causes in self.failed.items():
+            own = origins.node == source
+            for cause in sorted(set(filter(None, causes))):
+                where = torch.zeros(len(own), dtype=torch.bool)
+                where[own] = torch.tensor([each == cause for each in causes])[origins.row[own]]
+                yield cause, where
 
     def _rank(self, source: int, node: Node, end: End) -> int:
         own = end.fate is Fate.TRAINED and node.role in sampler_of(self.graph.nodes[source])

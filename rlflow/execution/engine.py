@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,9 @@ from rlflow.author.stage import Stage
 from rlflow.axis import Axis, Cut
 from rlflow.batch import Batch, Data
 from rlflow.columns import CLOCK, Kind, Level
+from rlflow.environments.pool import EnvironmentPool
 from rlflow.errors import SkipIteration, listed
+from rlflow.execution import episodes
 from rlflow.execution.account import Account, Count, End, Fate, UpdateRows
 from rlflow.execution.apply import apply_stage
 from rlflow.execution.lineage import chosen_rows, cut_rows, joined_rows, ragged, whole_completions
@@ -31,6 +34,7 @@ from rlflow.memory.schedule import computing, learning, sampling, syncing
 from rlflow.messages import Message, as_text
 from rlflow.seeds import derived, row_seeds
 from rlflow.spans import RankSpan
+from rlflow.training.chunks import chunked
 from rlflow.training.protocols import Generator, Sampling, Trainer, as_long
 from rlflow.training.rows import WITH_GROUP, broken_columns, group_of, with_groups
 
@@ -112,10 +116,12 @@ def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]]) -> list[str]:
 @dataclass(frozen=True)
 class Asking:
     """How rows that are asked become prompts for the models of some roles: ``encode`` gives token ids of texts, ``follow`` those of texts
-    that are another turn after sampled ids, ``decode`` the text of ids; and the longest prompt that may be asked."""
+    that are another turn after sampled ids, ``speak`` those of what an environment says after them, where text goes on as it is, ``decode``
+    the text of ids; and the longest prompt that may be asked."""
 
     encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes
     follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
+    speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     decode: Callable[[Roles, Sequence[Sequence[int]]], list[str]] = text_of_bytes
     longest: float = math.inf
 
@@ -140,6 +146,7 @@ class Engine:
     asking: Asking = field(default_factory=Asking)
     drawn: int | None = None  # what chance is derived from in place of the iteration
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by call, what an eager flow's `generate` takes from the run
+    environments: Mapping[str, EnvironmentPool] = field(default_factory=dict)  # by role, what answers it between its turns
 
     def at(self, iteration: int, weights: Mapping[str, Any] | None = None) -> Self:
         """This engine for the calls of a later iteration, which draw what that one draws and keep their columns for it."""
@@ -166,8 +173,27 @@ class Engine:
         model = self._synchronised(role)
         assert model.generator is not None
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
-        rows = as_long(model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling)
-        return whole(self._begun(role, prompts, rows), len(prompts) * sampling.samples, (*verbs.GENERATE_GIVES, "group"))
+        if role in self.environments:
+            rows = self._episodes(role, sampling).sampled(prompts, seeds, seed)
+        else:
+            rows = as_long(model.generator.generate(prompts.select("prompt_tokens"), sampling, seeds), sampling)
+        return whole(self._begun(role, prompts, rows), len(prompts) * sampling.samples, self.sampled_columns(role))
+
+    def _episodes(self, role: str, sampling: Sampling) -> episodes.Episodes:
+        generator, ask = self.models[role].generator, self.asking
+        assert generator is not None
+        speak, decode = partial(ask.speak, (role,)), partial(ask.decode, (role,))
+        speech = episodes.Speech(speak, lambda text: speak([text], [[]])[0], decode)
+        return episodes.Episodes(generator.generate, self.environments[role], sampling, speech)
+
+    def sampled_columns(self, role: str) -> tuple[str, ...]:
+        """The columns that sampling from a role gives."""
+        return (*verbs.GENERATE_GIVES, "group", *(verbs.EPISODE_GIVES if role in self.environments else ()))
+
+    def to_sample(self, role: str, prompts: Batch) -> Batch:
+        """The columns of prompts that sampling from a role reads."""
+        own = episodes.read_columns(prompts.data, self.environments[role]) if role in self.environments else ()
+        return reads(tuple(dict.fromkeys(("prompt_tokens", "prefix_length", *own))), prompts)
 
     def chunks(
         self, role: str, prompts: Batch, settings: Mapping[str, Any], call: int, into: Chunks, terms: CallOptions = HERE
@@ -179,6 +205,14 @@ class Engine:
         self, role: str, prompts: Batch, sampling: Sampling, seed: int, into: Chunks, terms: CallOptions = HERE
     ) -> Iterator[Batch]:
         """Sample rows in chunks. Equal seeds give equal rows. The axis of a chunk is taken from the axis of all rows."""
+        if role in self.environments:  # rows take their turns together, so that the last ones end with the first
+            rows = self.sample(role, prompts, sampling, seed, terms)
+            lengths = rows.data["tokens"].lengths
+            assert lengths is not None
+            for index in chunked([lengths.argsort(stable=True)], len(rows), into.count):
+                yield rows.rows(index).select(*into.names)
+            yield rows
+            return
         model = self._synchronised(role)
         assert model.generator is not None
         seeds = row_seeds(seed, prompts.axis.repeat(sampling.samples).keys)
@@ -222,11 +256,18 @@ class Engine:
         return Batch(batch.axis, whole(rows, len(batch), ("logprobs",)).data)
 
     def reward(self, role: str, batch: Batch, terms: CallOptions = HERE) -> tuple[Batch, PartialMetrics]:
-        """``scores``, and how many are missing."""
-        scores, metrics = self.scorers[role](batch)
-        if tuple(scores.shape) != (len(batch),):
-            raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(batch)}], one per row")
+        """``scores``, and how many are missing. A row whose episode failed has none, and nothing judges it."""
+        causes = batch["failed"] if "failed" in batch else ()  # noqa: SIM401 - a batch has no get
+        sound = [row for row, cause in enumerate(causes) if not cause] if any(causes) else None
+        judged = batch if sound is None else batch.rows(sound)
+        scores, metrics = self.scorers[role](judged) if len(judged) or sound is None else (torch.zeros(0), {})
+        if tuple(scores.shape) != (len(judged),):
+            raise ValueError(f"found scores of shape {list(scores.shape)}, expected [{len(judged)}], one per row")
         scores = scores if scores.dtype is torch.float64 else scores.float()
+        if sound is not None:
+            scores = torch.full((len(batch),), torch.nan, dtype=scores.dtype).index_copy(0, torch.tensor(sound, dtype=torch.int64), scores)
+            counts = Counter(cause for cause in causes if cause)
+            metrics = {**metrics, **{f"missing_env_{cause}": PartialMetric.sum(count) for cause, count in counts.items()}}
         data = Data(Kind(Level.ROW, str(scores.dtype).removeprefix("torch.")), scores)
         metrics = {"mean": PartialMetric.of(scores), **metrics, "missing": PartialMetric.sum(float(scores.isnan().sum()))}
         return Batch(batch.axis, {"scores": data}), metrics

@@ -301,6 +301,8 @@ class _Run:
         if result is not None:
             self.store.put(node, result, self.plan.keeps(node))
             self.ledger.sampled(node, result)
+            if node.op in (Op.GENERATE, Op.REPEAT) and "failed" in result:
+                self.ledger.failed[node.id] = self.engine.gather(result.select("failed"))["failed"]
 
     def _perform_piece(self, unit: int, node: Node) -> None:
         """A chunk without rows is no work, but for the first: it says which columns there are."""

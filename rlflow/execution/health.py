@@ -11,10 +11,13 @@ trained roles sample, the executor has them measured for each, and puts the role
     scores/NAME              mean score of the rows of a source of data, where there are several
     reward/flat_groups       share of groups whose scores are all equal: they carry no signal
     response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
+    env/turns, env/failed    under an environment, mean turns of an episode; share of episodes that failed
+    env/NAME                 mean of the numbers that its turns logged under a name
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import torch
@@ -31,7 +34,7 @@ READ = (*TOKENS, "tokens", "scores", "finish", SOURCE)
 def health(records: Mapping[str, Batch]) -> dict[str, float]:
     """Metrics of the columns that were recorded; each absent where its columns are."""
     flat = _under_mask(records)
-    return {**_policy(flat), **_critic(flat), **_scores(records), **_responses(records)}
+    return {**_policy(flat), **_critic(flat), **_scores(records), **_responses(records), **_episodes(records)}
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
@@ -99,6 +102,19 @@ def _responses(records: Mapping[str, Batch]) -> dict[str, float]:
         finish = records["finish"]["finish"]
         metrics["response/truncated"] = sum(reason == "length" for reason in finish) / len(finish)
     return metrics
+
+
+def _episodes(records: Mapping[str, Batch]) -> dict[str, float]:
+    if "episode" not in records or not len(records["episode"]):
+        return {}
+    episodes = [json.loads(text) for text in records["episode"]["episode"]]
+    logged: dict[str, list[float]] = {}
+    for turn in (turn for episode in episodes for turn in episode["turns"]):
+        for name, value in turn.get("log", {}).items():
+            logged.setdefault(f"env/{name}", []).append(value)
+    turns = sum(len(episode["turns"]) for episode in episodes) / len(episodes)
+    failed = sum("failed" in episode for episode in episodes) / len(episodes)
+    return {**{name: sum(values) / len(values) for name, values in sorted(logged.items())}, "env/turns": turns, "env/failed": failed}
 
 
 def _mean(values: Tensor) -> float:

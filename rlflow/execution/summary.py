@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,8 +36,8 @@ def summarise(records: Mapping[str, Batch]) -> IterationSummary:
 
 
 def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]]:
-    """The first rows of an iteration as plain values: prompt, answer, completion, finish, score."""
-    texts = {name: batch for name, batch in records.items() if name in ("prompt", "answer", "completion", "finish", "scores")}
+    """The first rows of an iteration as plain values: prompt, answer, completion, finish, score, and of an episode its turns."""
+    texts = {name: batch for name, batch in records.items() if name in ("prompt", "answer", "completion", "finish", "scores", "episode")}
     if "completion" not in texts:
         return []
     axis = texts["completion"].axis
@@ -48,8 +49,13 @@ def sample_rows(records: Mapping[str, Batch], limit: int) -> list[dict[str, Any]
         values = batch[name]
         for row, where in zip(rows, index.tolist(), strict=False):
             value = values[where]
-            row[name] = value if isinstance(value, str) else (float(value) if math.isfinite(float(value)) else None)
+            row[name] = json.loads(value) if name == "episode" else _plain(value)
     return rows
+
+
+def _plain(value: Any) -> str | float | None:
+    """Text as it is, a finite number as a float."""
+    return value if isinstance(value, str) else float(value) if math.isfinite(float(value)) else None
 
 
 def broken_rows(records: Mapping[str, Batch]) -> list[str]:

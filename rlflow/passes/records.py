@@ -8,7 +8,7 @@ from rlflow.columns import SOURCE
 from rlflow.graph.lineage import line
 from rlflow.graph.model import Column, Graph, Node, Op
 
-RECORDED = (SOURCE, "prompt", "answer", "completion", "finish", "scores", "tokens", "mask")
+RECORDED = (SOURCE, "prompt", "answer", "completion", "finish", "scores", "tokens", "mask", "turns", "failed", "episode")
 WATCHED = ("logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")  # recorded where something reads them anyway
 OF_A_POLICY = (SOURCE, "finish", "scores", "tokens", "mask", *WATCHED)  # what the health of one role is measured by
 OWN = ("logprobs", "entropy")  # of the role alone: another role's numbers of the same rows are not its own

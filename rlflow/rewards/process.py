@@ -20,6 +20,7 @@ from rlflow.rewards import frames
 from rlflow.rewards.confinement import MARK, STRICT, Confinement
 from rlflow.watchdog import kin
 
+REWARDS = "rlflow.rewards.worker"
 TAIL = 4096  # bytes kept of what a worker prints
 
 Hear = Callable[[bytes], object]
@@ -42,13 +43,16 @@ class WorkerProcess:
     """A running worker in a private folder, for built-in scorers or for users' rewards. The thread that makes it must live as long as it:
     on Linux the kernel kills the worker when that thread ends. ``hear`` is called with what the worker prints."""
 
-    def __init__(self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None) -> None:
+    def __init__(
+        self, built_in: bool = False, confinement: Confinement = STRICT, hear: Hear = lambda data: None, program: str = REWARDS
+    ) -> None:
+        """``program``: the module that the process runs."""
         self.built_in, self._hear = built_in, hear
         self._name = secrets.token_hex(8)  # part of the run's mark in the environment of the process and of all that it starts
         self._folder = _own_folder()
         replies, far_end = os.pipe()
         self._descendants: list[kin.Known] = []  # processes that it had started when it was killed
-        command = [sys.executable, "-u", "-P", "-m", "rlflow.rewards.worker", str(os.getpid()), str(far_end),
+        command = [sys.executable, "-u", "-P", "-m", program, str(os.getpid()), str(far_end),
                    confinement.words(built_in, self._folder)]  # fmt: skip
         try:
             self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,

@@ -18,6 +18,7 @@ from rlflow.rewards import plain, text
 from rlflow.rewards.forms import OPENRLHF, Form
 from rlflow.rewards.pool import Results, RewardPool
 from rlflow.rewards.remote import RemoteReward
+from rlflow.rewards.scorers import BUILT_IN
 from rlflow.rewards.spec import RewardSpec
 from rlflow.rewards.values import OF_VALUES
 
@@ -95,9 +96,14 @@ class Reward:
     def _submit(self, batch: Batch) -> Any:
         self.check(batch.columns)
         names = [column for name in (*self.reads, *self.optional) if (column := _column(name, batch))]
-        values = [_values(batch[name]) for name in names]
+        values = [_values(batch[_judged(name, self.scorer, batch)]) for name in names]
         rows = list(zip(*values, strict=True)) if names else [()] * len(batch)
         return self.pool.submit(self.scorer, names, rows, self.timeout)
+
+
+def _judged(name: str, scorer: ScorerSpec, batch: Batch) -> str:
+    """The column whose values a scorer gets under a name: of an episode scorers that come with rlflow judge what the model said last."""
+    return "said" if name == "completion" and scorer.kind in BUILT_IN and "said" in batch else name
 
 
 def _column(name: str, batch: Batch) -> str | None:
@@ -183,7 +189,7 @@ def _scorer(spec: RewardSpec, data: Judged | None, unsafe: bool) -> ScorerSpec:
             return ScorerSpec("remote", _required(OPENRLHF.reads, OPENRLHF, data), (MODEL_PROMPT,))
         case "task":
             return _task(data, unsafe)
-    raise ValueError(f"the reward '{spec.name}' is a model: bind it as a role")
+    raise ValueError(f"the reward '{spec.name}' is not judged from text: bind it as a role")
 
 
 def _required(names: tuple[str, ...], form: Form | None, data: Judged | None) -> tuple[str, ...]:

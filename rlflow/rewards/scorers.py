@@ -138,9 +138,13 @@ def _read(verifier: Any, answer: str) -> Any:
 def function(file: str, function: str, source: str, module: str = "", later: bool = False, form: str = "") -> Score:
     """The named function of a user's file, loaded from ``source``, the text that the run read at its start; where the file is part of a
     package, imported as ``module``. ``later``: whether it is async. ``form``: the project that has functions of its form."""
-    user_module = _imported(file, module) if module else _loaded(file, source)
-    scorer: Score = getattr(user_module, function)
+    scorer: Score = getattr(user_module(file, source, module), function)
     return by_row(scorer) if form == VERL.project else scorer
+
+
+def user_module(file: str, source: str, module: str = "") -> types.ModuleType:
+    """A user's file as a module, from its text; where it is part of a package, imported as ``module``."""
+    return _imported(file, module) if module else _loaded(file, source)
 
 
 def _loaded(file: str, source: str) -> types.ModuleType:

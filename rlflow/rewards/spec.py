@@ -18,22 +18,28 @@ from rlflow.errors import Place, PlanError, listed, nearest
 from rlflow.rewards import text
 from rlflow.rewards.forms import OPENRLHF
 
-BUILT_IN = ("task", "math")
+BUILT_IN = ("task", "math", "env")
 SOURCE = re.compile(r"\w[\w.-]*")  # the name of a source of data
-FORMS = "task, math, file.py:function, a model folder, or http://HOST/PATH; each may end in @source and :weight"
+FORMS = "task, math, env, file.py:function, a model folder, or http://HOST/PATH; each may end in @source and :weight"
 
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """A reward as the user names it, not yet bound to data. One of kind "model" is bound as a role (`rlflow.binding.rewards`)."""
+    """A reward as the user names it, not yet bound to data. One of kind "model" is bound as a role, one of kind "env" to the environment
+    whose episodes gave it (both `rlflow.binding.rewards`)."""
 
-    kind: Literal["task", "math", "function", "model", "remote"]
+    kind: Literal["task", "math", "function", "model", "remote", "env"]
     name: str  # in metrics
     weight: float = 1.0  # factor in the sum of several rewards
     path: str = ""  # the function's file, the model's folder or the server's URL
     function: str = ""
     module: str = ""  # dotted name of the function's file where that is part of an importable package
     source: str = ""  # of several sources of data the one whose rows it judges; of all where it names none
+
+    @property
+    def judges_text(self) -> bool:
+        """Whether it scores rows in a process or a server, from what stands in them."""
+        return self.kind not in ("model", "env")
 
 
 def parse_reward(written: str) -> RewardSpec:
@@ -43,8 +49,8 @@ def parse_reward(written: str) -> RewardSpec:
         return _remote(written)
     body, weight = _split_weight(os.path.expanduser(written))
     body, source = _split_source(body)
-    if body in ("task", "math"):
-        return RewardSpec("task" if body == "task" else "math", body, weight, source=source)
+    if body in BUILT_IN:
+        return RewardSpec(body, body, weight, source=source)  # type: ignore[arg-type]
     if ".py" in body:
         return replace(_function(written, body, weight), source=source)
     if body and Path(body).is_dir():

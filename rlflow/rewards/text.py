@@ -30,7 +30,7 @@ class Reads:
 def reads(file: str, function: str) -> Reads:
     """The parameters of a top-level function of a file. Raises PlanError where the file cannot be read, has no such function, or the
     function cannot be a reward."""
-    functions = {node.name: node for node in _functions(_tree(file).body)}
+    functions = {node.name: node for node in _functions(tree(file).body)}
     if function not in functions:
         raise PlanError.of("reward-function", f"{file} defines no function '{function}' at its top level", place=Place(file, 1),
                            found=listed(functions), expected=f"def {function}(completion, answer): …", nearest=nearest(function, functions))
@@ -38,31 +38,32 @@ def reads(file: str, function: str) -> Reads:
     return _parameters(node, Place(file, node.lineno))
 
 
-def source(file: str) -> str:
-    """The text of a reward's file. Raises PlanError where it cannot be read."""
+def source(file: str, what: str = "reward") -> str:
+    """The text of a reward's file, or of another user's file, ``what`` for messages. Raises PlanError where it cannot be read."""
     path = Path(file)
     if not path.is_file():
         siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise PlanError.of("reward-file", f"no such reward file: {file}", found=f"{path.parent} holds {listed(sorted(siblings))}",
-                           expected="file.py:function", nearest=nearest(path.name, siblings))
+        raise PlanError.of(f"{what}-file", f"no such {what} file: {file}", found=f"{path.parent} holds {listed(sorted(siblings))}",
+                           expected=f"file.py:{'function' if what == 'reward' else 'Class'}", nearest=nearest(path.name, siblings))
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError.of("reward-file", f"cannot read {file}: {error}", expected="a Python file in UTF-8") from error
+        raise PlanError.of(f"{what}-file", f"cannot read {file}: {error}", expected="a Python file in UTF-8") from error
 
 
 def functions(file: str) -> list[str]:
     """Names of the top-level functions of a file. Raises PlanError where it cannot be read or parsed."""
-    return [node.name for node in _functions(_tree(file).body)]
+    return [node.name for node in _functions(tree(file).body)]
 
 
-def _tree(file: str) -> ast.Module:
+def tree(file: str, what: str = "reward") -> ast.Module:
+    """The parsed text of a user's file. Raises PlanError where it cannot be read or is not Python."""
     try:
         with _PARSING:
-            return ast.parse(source(file), file)
+            return ast.parse(source(file, what), file)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        raise PlanError.of("reward-syntax", f"the reward's file is not valid Python: {error}", place=Place(file, line)) from error
+        raise PlanError.of(f"{what}-syntax", f"the {what}'s file is not valid Python: {error}", place=Place(file, line)) from error
 
 
 def _functions(body: list[ast.stmt]) -> Iterator[Def]:

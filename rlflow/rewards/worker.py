@@ -31,6 +31,12 @@ BUILT_IN_MEMORY = 4 << 30  # bytes that a parser may take beyond what the proces
 
 def main() -> None:
     """Take the command line, put up the walls, and answer requests until standard input is closed."""
+    RewardWorker(*begun()).serve()
+
+
+def begun() -> tuple[int, int]:
+    """Begin a process as its command line says: tie it to its parent, move requests and replies out of reach, put up the walls. Gives the
+    descriptors of both."""
     parent, replies = int(sys.argv[1]), int(sys.argv[2])
     kin.die_with(parent)
     requests = os.dup(0)
@@ -38,7 +44,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.set_inheritable(replies, False)
     confine(json.loads(sys.argv[3]))
-    RewardWorker(requests, replies).serve()
+    return requests, replies
 
 
 def confine(words: dict[str, Any]) -> None:
@@ -108,7 +114,7 @@ class RewardWorker:
         try:
             self._scorers[key] = (described, scorers.build(described["kind"], described["settings"]))
         except BaseException as error:  # a user's file may raise anything, SystemExit included
-            return {"failed": values.message(error), "line": _line(error, described["settings"].get("file", ""))}
+            return {"failed": values.message(error), "line": line_of(error, described["settings"].get("file", ""))}
         return {"loaded": key}
 
     def _reply(self, message: Any) -> None:
@@ -144,7 +150,7 @@ def _memory(kind: str) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _line(error: BaseException, file: str) -> int:
+def line_of(error: BaseException, file: str) -> int:
     """The last line of the user's file that the error went through."""
     if isinstance(error, SyntaxError):
         return error.lineno or 1

@@ -49,6 +49,8 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
     names = [name for names in role_names(flow, rewards).values() for name in names]
     if packaged_beneath and uses_packaged(values):
         beneath = packaged(flow.name)[1]
+        if any("env" in name.split(".") for name in values):  # whose rewards are its own
+            beneath = {name: value for name, value in beneath.items() if name != "reward"}
         if hp is not None:  # settings that are passed as an object are meant as they are
             beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
         values = {**suitable_values(flow, names, beneath), **values}

@@ -24,6 +24,7 @@ from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
 from rlflow.data.gym import PREFIX
 from rlflow.data.spec import parse_source
+from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import PlanError
 from rlflow.rewards.spec import RewardSpec
 from rlflow.runs.identity import Identity, WeightFile
@@ -50,6 +51,7 @@ class Sources:
     held_out: Dataset
     tokenizer: str | None  # the folder whose tokenizer encodes the data
     sets: Mapping[str, Dataset] = field(default_factory=dict)  # further held-out sets by name
+    environments: tuple[EnvironmentSpec, ...] = ()
 
 
 def named_rewards(roles: Iterable[str], rewards: RewardNames) -> dict[str, RewardSpec]:
@@ -157,6 +159,10 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
             file = Path(spec.path)
             yield f"reward {name}", f"sha256 {meaning(file)}"
             yield from _imported(f"reward {name}", file, spec.module, modules)
+    for environment in sources.environments:
+        file = Path(environment.path)
+        yield f"environment {environment.name}", f"sha256 {meaning(file)}"
+        yield from _imported(f"environment {environment.name}", file, environment.module, modules)
     for backend in sorted({half.backend for role in sources.roles.values() for half in role.halves} - set(SHIPPED)):
         yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend))
 

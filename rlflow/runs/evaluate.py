@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from rlflow.author.verbs import OF_EPISODES
 from rlflow.batch import Batch
 from rlflow.binding.judging import SAMPLED, HeldOutJudge
 from rlflow.columns import SOURCE
@@ -129,9 +130,10 @@ class Evaluation:
     def _judged(self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int) -> list[Drawn]:
         """The answers to each prompt."""
         rows = self._sampled(prompts, temperature, samples)
-        rows = self.engine.gather(rows.select(*prompts.columns, *SAMPLED, "tokens"))
+        answered = (*prompts.columns, *SAMPLED, *(name for name in OF_EPISODES if name in rows))
+        rows = self.engine.gather(rows.select(*answered, "tokens"))
         self.engine.finished()
-        judgement = judge(rows.select(*prompts.columns, *SAMPLED))
+        judgement = judge(rows.select(*answered))
         scores, texts, finish, lengths = judgement.scores.tolist(), rows["completion"], rows["finish"], rows.data["tokens"].lengths
         assert lengths is not None
         tokens = lengths.tolist()
@@ -142,7 +144,7 @@ class Evaluation:
     def _sampled(self, prompts: Batch, temperature: float, samples: int) -> Batch:
         """The prompts' rows with completions, adjacent for each prompt, from seeds that are the same at every evaluation."""
         sampling = replace(self.sampling, temperature=temperature, samples=samples)
-        rows = self.engine.sample(self.role, prompts.select("prompt_tokens"), sampling, derived(self.engine.seed, "evaluation"))
+        rows = self.engine.sample(self.role, self.engine.to_sample(self.role, prompts), sampling, derived(self.engine.seed, "evaluation"))
         assert rows.axis.index is not None
         carried = {name: data.take(rows.axis.index, prompts.axis) for name, data in prompts.data.items()}
         return Batch(rows.axis, carried | rows.data)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from rlflow.binding import rewards as bound
 from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of, numbers
 from rlflow.binding.dataset import open_dataset
+from rlflow.binding.environments import Environments, Specs, default_rewards, environments_of, single_rank, wanted_fields
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
@@ -89,7 +91,8 @@ def prepare(
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
     options = config.options
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    report = check(flow, hp, TraceOptions(max(len(options.reward), 1), sampling=config.sampling), with_variants=False)
+    specs = environments_of(config.environments)
+    report = check(flow, hp, first_options(options, config.sampling, specs), with_variants=False)
     if report.program is None or not report.ok:
         raise FlowError(*report.errors)
     if options.ray_address is None:  # a cluster may have GPUs where its driver has none
@@ -99,21 +102,26 @@ def prepare(
         note(str(warning))
     if options.pools:
         ask("ray", "cluster")
-    data = open_dataset(flow, config, placed.rewards.wanted) if data is None else data
+    for spec in specs.values():
+        if begun and not spec.source.repeatable:
+            note(f"{spec.name} says that an episode cannot be played again (repeatable = False): what the run samples from here on may be "
+                 "other than it would have been")
+    data = open_dataset(flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs)) if data is None else data
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
     try:
-        traced_with = trace_options(options, config.sampling, data, rewards)
+        traced_with = trace_options(options, config.sampling, data, rewards, specs)
         program = compile_with_data(flow, hp, traced_with, note)
         note_warnings(report.of_functions, note)
         data = replace(data, numbered=reads_prompt_id(program.graph))
-        opened = partial(open_sets, options, config.data, config.tokenizer_folder, placed.rewards.wanted_of_set)
+        opened = partial(open_sets, options, config.data, config.tokenizer_folder,
+                         lambda name: wanted_fields(placed.rewards.wanted_of_set(name), specs))
         prompts, kept_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         held_out = HeldOut(kept_out, usable_sets(program.graph, placed.roles, options, opened, note, begun))
         for line in amounts(prompts.data, options.prompts):
             note(line)
-        return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge)
+        return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge, traced_with)
     except BaseException:
         rewards.close()
         watchdog.close()
@@ -151,14 +159,23 @@ def note_warnings(problems: Iterable[Problem], note: Callable[[str], None]) -> N
             note(str(problem))
 
 
-def trace_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], data: Dataset, rewards: bound.Rewards) -> TraceOptions:
-    """The part of a run whose data are open that shapes its graph. ``sampling``: as ``RunConfig.sampling``."""
-    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), sampling, data.known)
+def first_options(options: Options, sampling: Mapping[str, Mapping[str, Any]], specs: Specs) -> TraceOptions:
+    """The part of a run that shapes its graph, before its data are open. As ``trace_options``."""
+    reads = ("episode_score",) if default_rewards(options.reward, specs) == ("env",) else TraceOptions().reward_reads
+    wanted = tuple(name for spec in specs.values() for name in (*spec.source.required, *spec.source.optional))
+    return TraceOptions(max(len(options.reward), 1), reads, sampling=sampling, fields=wanted, environments=specs)
+
+
+def trace_options(
+    options: Options, sampling: Mapping[str, Mapping[str, Any]], data: Dataset, rewards: bound.Rewards, specs: Specs = MappingProxyType({})
+) -> TraceOptions:
+    """The part of a run whose data are open that shapes its graph. ``sampling``: as ``RunConfig.sampling``; ``specs``: environments."""
+    return TraceOptions(max(len(options.reward), 1), rewards.reads, data.columns, readers(rewards.names.named), sampling, data.known, specs)
 
 
 def _assemble(
     program: Program, placed: PlacedRoles, config: RunConfig, prompts: Prompts, held_out: HeldOut, rewards: bound.Rewards,
-    watchdog: Watchdog, note: Callable[[str], None], judge: Judge | None,
+    watchdog: Watchdog, note: Callable[[str], None], judge: Judge | None, traced_with: TraceOptions,
 ) -> RunContext:
     graph, options, training, roles = program.graph, config.options, prompts.data, placed.roles
     sets = held_out.judged(rewards) if graph.evaluation is None else ()
@@ -167,7 +184,8 @@ def _assemble(
     plan = make_plan(program, placed)
     for warning in pool_warnings(plan, Sizes.of(graph, Assumed(options.prompts))):
         note(str(warning))
-    inputs = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out)) if judge else None
+    inputs = judge(graph, depends_on(program, placed, config.tokenizer_folder, training, held_out,
+                                            traced_with.environments)) if judge else None
     files = {name: kept_files(role.folder) for name, role in roles.items() if role.use.trained}
     for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
@@ -176,26 +194,34 @@ def _assemble(
     if options.pools:
         from rlflow.runs import pools  # needs Ray
 
-        setups = pools.worker_setups(program, config, training, trace_options(options, config.sampling, training, rewards), updates)
+        setups = pools.worker_setups(program, config, training, traced_with, updates)
         runtime = pools.on_pools(plan, placed, setups, prompts, watchdog, note)
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
 
     runtime.engine.asking = asking(graph, roles, config)
+    single_rank(traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()})
+    environments = Environments(traced_with.environments, graph, options)
+    runtime.engine.environments = environments.pools
 
     def heard_by(hear: Callable[[bytes], object]) -> None:
         rewards.heard_by(hear)
+        environments.heard_by(hear)
         runtime.engine.heard_by(hear)
 
     def stop() -> None:
         rewards.close()  # first: a lane may be waiting for a score
+        environments.close()
         runtime.close()
+
+    def reasons() -> dict[str, str]:
+        return {**runtime.reasons(), **environments.reasons()}
 
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
     executor = Executor(runtime.engine, runtime.lanes)
     return RunContext(runtime.plan, runtime.engine, executor, prompts, options,
                       _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, inputs,
-                      runtime.reasons, stop, watchdog, runtime.ahead, runtime.workers,
+                      reasons, stop, watchdog, runtime.ahead, runtime.workers,
                       canary(roles, runtime.engine, training, options), heard_by)  # fmt: skip
 
 
@@ -211,11 +237,12 @@ def _evaluation(
 
 
 def depends_on(
-    program: Program, placed: PlacedRoles, tokenizer: str | None, training: Dataset, held_out: HeldOut
+    program: Program, placed: PlacedRoles, tokenizer: str | None, training: Dataset, held_out: HeldOut, specs: Specs = MappingProxyType({})
 ) -> Dependencies:
     """Everything that the run's numbers depend on beside its settings and its graph."""
     rewards = named_rewards([use.name for use in program.graph.roles if use.rewards], placed.rewards)
-    sources = Sources(Path(program.flow.place.path), placed.roles, rewards, training, held_out.data, tokenizer, held_out.sets)
+    sources = Sources(Path(program.flow.place.path), placed.roles, rewards, training, held_out.data, tokenizer, held_out.sets,
+                      tuple(specs.values()))
     return find_dependencies(sources, placed.options)
 
 

@@ -36,7 +36,7 @@ from rlflow.watch.secrets import MASK
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "reward_workers", "reward_env", "reward_write",
               "reward_network", "reward_memory", "unsafe_scorers", "max_missing", "max_mismatch", "canary", "max_bad", "heartbeat",
               "load_timeout", "commit_every", "interface", "insecure", "memory")
-PATHS = ("model", "data", "eval", "reward")  # settings that may be paths, of the run and of a role
+PATHS = ("model", "data", "eval", "reward", "env")  # settings that may be paths, of the run and of a role
 
 
 def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bool = False) -> RunResult:
@@ -147,7 +147,8 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
     """The settings, of which relative paths that lead nowhere from here lead from where the run was started."""
     if not isinstance(start, str):
         return dict(recorded)
-    paths = {name for name in recorded if name.rpartition(".")[2] in PATHS and not name.startswith(("hp.", "data."))}
+    paths = {name for name in recorded if not name.startswith(("hp.", "data."))
+             and (name.rpartition(".")[2] in PATHS or "env" in name.split(".")[:-1])}  # an environment's settings may be paths
     anchored = {name: _anchored_data if name in ("data", "eval") else _anchored for name in paths}
     return {name: value if name not in paths else tuple(anchored[name](each, start) for each in value) if isinstance(value, list)
             else anchored[name](value, start) for name, value in recorded.items()}  # fmt: skip

@@ -22,7 +22,8 @@ from rlflow.watch.secrets import MASK
 from rlflow.watchdog import private
 
 FILE_DIGEST = "file_sha256"  # of settings.json: what the flow's file said when the run was started
-REWARDS, BACKENDS = ("reward",), ("backend", "trainer", "generator")  # settings, of the run or of a role, that may name Python files
+REWARDS, ENVIRONMENTS = ("reward",), ("env",)  # settings, of the run or of a role, that may name Python files
+BACKENDS = ("backend", "trainer", "generator")  # likewise
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
                 continue
             if last in REWARDS and ".py" in each and (reward := parse_reward(each)).kind == "function":
                 yield Path(reward.path).resolve()
+            if last in ENVIRONMENTS and ".py:" in each:
+                yield Path(os.path.expanduser(each).rpartition(":")[0]).resolve()
             if last in BACKENDS and each not in SHIPPED:
                 yield from _module_files(each, flow.parent)
 
@@ -93,7 +96,8 @@ def _digests(folder: Path, saved: Mapping[str, Any]) -> set[str]:
     except ValueError:
         recorded = None
     kept = recorded.kept if recorded else {}
-    return {str(saved.get(FILE_DIGEST)), *(value for name, value in kept.items() if name.startswith(("reward ", "backend ")))}
+    own = ("reward ", "environment ", "backend ")
+    return {str(saved.get(FILE_DIGEST)), *(value for name, value in kept.items() if name.startswith(own))}
 
 
 def _doubt(file: Path, run: Path, start: object, recorded: Iterable[str]) -> str:

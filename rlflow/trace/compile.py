@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlflow.author.flow import Flow
 from rlflow.author.loss import Loss
@@ -19,6 +19,9 @@ from rlflow.trace.arguments import arguments, raised, role_names
 from rlflow.trace.evaluation import trace_evaluation
 from rlflow.trace.symbols import ColumnSource, SymbolicBatch, SymbolicRole
 from rlflow.trace.tracer import STATE, Context, Tracer
+
+if TYPE_CHECKING:
+    from rlflow.environments.spec import EnvironmentSpec
 
 PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 
@@ -35,6 +38,7 @@ class TraceOptions:
     reward_places: Mapping[str, Place] = field(default_factory=dict)
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
     fields: tuple[str, ...] = ()
+    environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)  # by role; under "" that of whichever role samples
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def _traced(flow: Flow, hp: Any, options: TraceOptions, numbered: bool) -> tuple
     names = tuple(f.name for f in dataclasses.fields(hp)) if dataclasses.is_dataclass(hp) else ()
     roles = role_names(flow, options.rewards)
     tracer = Tracer(Context(names, options.reward_reads, tuple(name for bound in roles.values() for name in bound),
-                            options.reward_places, options.sampling, options.fields))  # fmt: skip
+                            options.reward_places, options.sampling, options.fields, options.environments))  # fmt: skip
     initial = _initial(tracer, flow, hp)
     columns = _data_columns(flow, options, numbered)
     result, stopped = _call(tracer, flow, hp, roles, initial, columns)
@@ -140,7 +144,8 @@ def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str
     """The columns that the data give; of data that are not open those that are declared, and the fields that rewards read."""
     names: dict[str, Kind | None] = dict(options.columns) if options.columns is not None else data_columns(flow)
     if options.columns is None:
-        names |= {field_column(name): text for name in options.fields if name in options.reward_reads}
+        asked = {name for spec in options.environments.values() for name in (*spec.source.required, *spec.source.optional)}
+        names |= {field_column(name): text for name in options.fields if name in options.reward_reads or name in asked - names.keys()}
     names = {name: kind if fits(kind, standard_kind(name)) else standard_kind(name) for name, kind in names.items()}
     return names | ({PROMPT_ID: standard_kind(PROMPT_ID)} if numbered else {})
 
@@ -205,6 +210,7 @@ def graph_problems(graph: Graph, tracer: Tracer, place: Place | None, trains: bo
     yield from rules.never_read(graph, tracer.functions)
     calls = [node.name for node in all_nodes(graph.nodes) if node.op is Op.GENERATE]
     evaluating = [f"{node.role}.generate" for node in (graph.evaluation.nodes if graph.evaluation else ()) if node.op is Op.GENERATE]
+    yield from rules.environment_roles(graph, tracer.context.environments, used_nodes(graph))
     yield from rules.no_such_call(tracer.context.sampling, list(dict.fromkeys([*calls, *evaluating])))
     if trains and not any(node.writes for node in graph.nodes):
         yield Problem("nothing-updated", f"flow '{graph.name}' updates nothing", place, found="no update of any role",

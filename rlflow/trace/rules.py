@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlflow.author.joint import JointLoss
 from rlflow.author.loss import Loss
 from rlflow.author.signature import ColumnParameter
 from rlflow.author.stage import Stage
+from rlflow.author.verbs import EPISODE_GIVES
 from rlflow.columns import CLOCK, PROMPT_ID, TABLE, Kind, Level
 from rlflow.dispatch import ALL, RANK0
 from rlflow.errors import Place, Problem, listed, nearest
 from rlflow.graph.lineage import line
 from rlflow.graph.model import Column, Graph, Node, Op, Output, RowAxis, Value
+
+if TYPE_CHECKING:
+    from rlflow.environments.spec import EnvironmentSpec
 
 
 def missing(
@@ -23,6 +27,8 @@ def missing(
 ) -> Problem:
     """A column that a call reads and the batch has not; or a setting that was written where columns stand."""
     close = nearest(name, columns)
+    if name in EPISODE_GIVES:
+        return no_environment(what, name, columns, place, definition)
     if name in settings and name not in TABLE:
         return Problem("positional-setting", f"{what} takes '{name}' as a column, but '{name}' is a setting", place, definition,
                        found=f"the positional parameter '{name}'", expected=f"one of {listed(columns)}", nearest=close,
@@ -36,6 +42,13 @@ def missing(
                    found=f"columns {listed(columns)}", expected=f"column '{name}'", nearest=close, remedy=remedy)
 
 
+def no_environment(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None) -> Problem:
+    """A column of episodes is read, and no environment answers the role that samples."""
+    return Problem("missing-column", f"{what} needs column '{name}', which rows have under an environment alone", place, definition,
+                   found=f"columns {listed(columns)}", expected="an environment of the role that samples",
+                   remedy="--env FILE.py:Class; docs/environments.md says how to write one")
+
+
 MEANT = {"solution_str": "completion", "response": "completion", "responses": "completion", "completions": "completion",
          "output": "completion", "generation": "completion", "ground_truth": "answer", "label": "answer", "labels": "answer",
          "solution": "answer", "target": "answer", "gold": "answer", "prompts": "prompt", "question": "prompt"}  # fmt: skip
@@ -44,6 +57,8 @@ MEANT = {"solution_str": "completion", "response": "completion", "responses": "c
 def reward_missing(what: str, name: str, columns: Sequence[str], place: Place | None, definition: Place | None,
                    fields: Sequence[str] = ()) -> Problem:  # fmt: skip
     """A column that the function behind a reward reads and the rows have not: its parameters name columns, with or without a ``*``."""
+    if name in EPISODE_GIVES:
+        return no_environment(what, name, columns, place, definition)
     meant = MEANT.get(name) if MEANT.get(name) in columns else nearest(name, columns)
     field = nearest(name, fields)
     ways = [f"name the parameter '{meant}'" if meant else "give the parameter a default"]
@@ -397,3 +412,48 @@ def no_such_call(sampling: Iterable[str], calls: Sequence[str]) -> Iterator[Prob
         if call not in calls:
             yield Problem("no-such-generate", f"--{call}.… is for a call that the flow does not make at these settings", found=call,
                           expected=f"one of {listed(calls)}", nearest=nearest(call, calls), remedy="name one of them, or remove the flag")
+
+
+# -- environments ------------------------------------------------------------------------------------------------------------------
+
+ONE_PER_ROW = (Level.TEXT, Level.ROW, Level.GROUP, Level.SCALAR)
+
+
+def environment_missing(
+    environment: EnvironmentSpec, name: str, columns: Sequence[str], place: Place | None, fields: Sequence[str]
+) -> Problem:
+    """A column or field that ``reset`` reads and the prompts have not."""
+    close = nearest(name, [*columns, *fields])
+    return Problem("missing-column", f"the environment {environment.name} reads '{name}', which the prompts have not", place,
+                   environment.place, found=f"columns {listed(columns)}" + (f"; fields of the data {listed(fields)}" if fields else ""),
+                   expected=f"column '{name}', or a field of the data of that name", nearest=close,
+                   remedy=f"map a field of the data: --data.{name} FIELD; or give the parameter of reset a default")
+
+
+def environment_kind(environment: EnvironmentSpec, name: str, kind: Kind, place: Place | None) -> Problem:
+    """A column that ``reset`` reads has more than one value for a row."""
+    return Problem("wrong-kind", f"the environment {environment.name} reads column '{name}', which is no row column", place,
+                   environment.place, found=f"{name}: {kind}", expected="text, or one number per row", remedy="read the text of the prompt")
+
+
+def environment_settings(environment: EnvironmentSpec, settings: Mapping[str, Any], what: str, place: Place | None) -> Iterator[Problem]:
+    """Lengths that are recorded are those of rows that end by themselves."""
+    if settings.get("lengths"):
+        yield Problem("env-lengths", f"{what} has recorded lengths, and the environment {environment.name}", place, environment.place,
+                      found="lengths", expected="one of both: an environment decides how long its episodes are", remedy="leave lengths out")
+
+
+def environment_roles(graph: Graph, environments: Mapping[str, EnvironmentSpec], nodes: Iterable[Node]) -> Iterator[Problem]:
+    """One environment for several roles that sample, and one for a role that does not."""
+    sampling = list(dict.fromkeys(node.role or "" for node in nodes if node.op is Op.GENERATE))
+    for role, environment in environments.items():
+        unnamed = [each for each in sampling if each not in environments]
+        if not role and len(unnamed) > 1:
+            yield Problem("env-role", f"several roles sample, and --env does not say which of them {environment.name} answers",
+                          definition=environment.place, found=listed(unnamed), expected="an environment by the name of its role",
+                          remedy=f"--{unnamed[0]}.env in place of --env")
+        if role not in sampling if role else not sampling:
+            yield Problem("env-role", f"role '{role}' does not sample, so no environment can answer it" if role else
+                          f"flow '{graph.name}' does not sample, so no environment can answer", definition=environment.place,
+                          found=f"roles that sample: {listed(sampling)}", expected="a role that samples",
+                          nearest=nearest(role, sampling), remedy=f"--{sampling[0]}.env" if sampling else "leave --env out")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlflow.author import verbs
 from rlflow.author.joint import JointLoss, joined, specification
@@ -27,6 +27,10 @@ from rlflow.trace import rules
 from rlflow.trace.computed import CallSettings, call_settings
 from rlflow.trace.symbols import ColumnSource, SymbolicBatch
 
+if TYPE_CHECKING:
+    from rlflow.environments.spec import EnvironmentSpec
+
+REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, where the rows have them
 STATE = scalar("float32")  # the kind of what lives across iterations
 
 
@@ -40,6 +44,7 @@ class Context:
     reward_places: Mapping[str, Place] = field(default_factory=dict)  # where the function is that reads a column
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
     fields: tuple[str, ...] = ()  # of the data's file, for messages
+    environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)  # by role; under "" that of whichever role samples
 
 
 @dataclass
@@ -271,12 +276,42 @@ class Tracer:
             self.report(rules.not_prompts(what, place))
         reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.held))
         inputs = self.inputs(prompts, [ColumnParameter(name, standard_kind(name), False) for name in reads], what, None)
+        environment = self.context.environments.get(role) or self.context.environments.get("")
+        if environment is not None:
+            inputs += self._environment_inputs(environment, prompts, what, place)
+            self.report(*rules.environment_settings(environment, bound, what, place))
         self._asked_by(role, prompts.axis)
         makes = self.axis(RowAxis(prompts.axis, bound["samples"], True))
         outputs = tuple(Output(name, verbs.KINDS[name], name) for name in (*verbs.GENERATE_GIVES, "group"))
+        more: dict[str, Any] = {}
+        seconds = verbs.DEADLINES["generate"]
+        if environment is not None:
+            outputs += tuple(Output(name, standard_kind(name), name) for name in verbs.EPISODE_GIVES)
+            seconds += environment.bounds.turns * environment.bounds.seconds
+            more = {"digest": environment.digest, "definition": environment.place}
         node = self.add(Op.GENERATE, what, prompts.axis, inputs=inputs + call.edges, outputs=outputs,
-                        settings=call.without_edges(bound), role=role, makes=makes, timeout=verbs.DEADLINES["generate"], place=place)
+                        settings=call.without_edges(bound), role=role, makes=makes, timeout=seconds, place=place, **more)
+        if environment is not None:  # shown with the settings, of which it is none that the generator takes
+            self.recorded.nodes[-1] = node = replace(node, settings=(*node.settings, ("environment", str(environment))))
         return self.batch(makes, prompts.held | self.symbols(node).held)
+
+    def _environment_inputs(
+        self, environment: EnvironmentSpec, prompts: SymbolicBatch, what: str, place: Place | None
+    ) -> tuple[Input, ...]:
+        """The columns, and fields of the data, that the environment's ``reset`` reads."""
+        source = environment.source
+        names = dict.fromkeys(source.required, True) | dict.fromkeys((*source.optional, *(REST if source.rest else ())), False)
+        columns = {column: name for name in names
+                   if (column := name if name in prompts.held else field_column(name)) in prompts.held}  # fmt: skip
+        for name, required in names.items():
+            if required and name not in columns.values():
+                self._missing(prompts, name, what, place, source.place,
+                              rules.environment_missing(environment, name, self.visible(prompts), place, self.context.fields))
+        if source.rest:
+            columns |= {name: name for name in prompts.held if name.startswith(field_column(""))}
+        self.report(*(rules.environment_kind(environment, name, kind, place) for name in columns
+                      if (kind := prompts.held[name].kind) is not None and kind.level not in rules.ONE_PER_ROW))
+        return tuple(Input(name, prompts.held[name].column) for name in columns)
 
     def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
         """`logprobs` (a second name asks for the entropy) or `values`."""
@@ -312,7 +347,7 @@ class Tracer:
                 missing = rules.reward_missing(what, name, self.visible(batch), place, of, self.context.fields)
                 self._missing(batch, name, what, place, of, missing)
         needs = [ColumnParameter(name, standard_kind(name), False) for name in reads]
-        more = [n for n in (*verbs.MODEL_READS, "prompt", "entry") if n in batch.held and n not in reads]
+        more = [n for n in (*verbs.MODEL_READS, "prompt", "entry", *verbs.OF_EPISODES) if n in batch.held and n not in reads]
         inputs = self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)
         timeout = verbs.DEADLINES["reward"]
         node = self.add(Op.REWARD, role, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=timeout, place=place)

@@ -47,8 +47,19 @@ def test_rows_have_their_numbers_wherever_they_are(sampled):
     assert torch.equal(Score()(sampled.rows(index))[0], Score()(sampled)[0][index])
 
 
-def test_log_probs_are_those_of_sampling(sampled):
-    assert torch.equal(Trainer(ModelSpec(None)).forward(sampled)["logprobs"], sampled["sampled_logprobs"])
+def test_log_probs_are_those_of_sampling(sampled, prompts):
+    rows = Batch(sampled.axis, prompts(0, 6).repeat(2).data | sampled.data)
+    assert torch.equal(Trainer(ModelSpec(None)).forward(rows)["logprobs"], sampled["sampled_logprobs"])
+
+
+def test_a_response_goes_on_where_it_was_cut(prompts):
+    """What is sampled after the first three tokens is what stood there, so that turns of an episode differ."""
+    whole = Generator(ModelSpec(None)).generate(prompts(0, 6), Sampling(max_tokens=7), [0] * 6)
+    rows = [index for index, length in enumerate(whole.data["tokens"].lengths.tolist()) if length > 4]
+    begun = [[index, 1, *whole["tokens"][index, :3].tolist()] for index in rows]
+    later = Batch(prompts(0, 6).axis.take(torch.tensor(rows)), Batch.of(prompt_tokens=begun).data)
+    assert torch.equal(Generator(ModelSpec(None)).generate(later, Sampling(max_tokens=1), [0] * len(rows))["tokens"],
+                       whole["tokens"][rows, 3:4])
 
 
 def test_other_positions_of_the_data_give_other_rows(prompts):

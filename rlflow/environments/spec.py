@@ -1,0 +1,136 @@
+"""An environment as a user names it, ``--env FILE.py:Class`` with ``--env.NAME VALUE``: its class, its settings and the bounds of its
+episodes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt
+
+from rlflow.author.settings import override, parse
+from rlflow.environments.source import REQUIRED, ClassSource, class_names, read_class
+from rlflow.environments.tool_schema import Tool
+from rlflow.errors import Place, PlanError, Problem, listed, nearest
+
+SHIPPED: Mapping[str, tuple[str, str]] = {}  # name → (module, class) of the environments that come with rlflow
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of episodes, which every environment has as ``--env.NAME``."""
+
+    turns: Annotated[int, Ge(1)] = 8  # most turns of the model in an episode
+    says: Annotated[int, Ge(1)] = 512  # most tokens that the environment says between two turns; the rest is cut off
+    seconds: Annotated[float, Gt(0)] = 60.0  # seconds for each call of the environment
+    parallel: Annotated[int, Ge(1)] | None = None  # most processes of episodes; without, one for each core
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """An environment with its settings, from which any process can make episodes. Plain values, so that it can be sent."""
+
+    name: str  # as messages and graphs show it, such as search.py:Search
+    path: str  # of the file
+    cls: str  # name of the class
+    module: str  # dotted name of the file's module where that is part of a package; else empty
+    source: ClassSource
+    settings: Mapping[str, Any]  # of the class, plain values
+    paths: tuple[str, ...]  # names of the settings that are paths
+    bounds: Bounds
+
+    @property
+    def place(self) -> Place:
+        """Where the class is defined."""
+        return self.source.place
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that a model may call; none of an environment with ``step``."""
+        return self.source.tools
+
+    @cached_property
+    def packed(self) -> dict[str, Any]:
+        """Plain values from which a worker process loads the class."""
+        return {"file": self.path, "source": self.source.text, "module": self.module, "class": self.cls, "settings": dict(self.settings),
+                "paths": list(self.paths), "tools": bool(self.tools), "later": self.source.later}
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits that change with what the file says, with the settings and with how far episodes go."""
+        code = ast.unparse(ast.parse(self.source.text))
+        shaping = [self.cls, code, dict(sorted(self.settings.items())), self.bounds.turns, self.bounds.says]
+        return hashlib.sha256(json.dumps(shaping, default=str).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in sorted(self.settings.items()))
+        return f"{self.name}({settings}), at most {self.bounds.turns} turns"
+
+
+def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env") -> EnvironmentSpec:
+    """The environment that a flag names. values: those of ``--env.NAME``; flag: the one that names it, such as actor.env. The file is
+    read, not imported. Raises PlanError where there is no such environment, and for settings that it does not have or take."""
+    path, cls, module = _named(written, flag)
+    source = read_class(path, cls)
+    bounds = {field.name for field in dataclasses.fields(Bounds)}
+    if reserved := [name for name in source.settings if name in bounds]:
+        raise PlanError.of("env-setting", f"the class '{cls}' has a setting '{reserved[0]}', which is a bound of every episode",
+                           place=source.place, found=f"{reserved[0]} in __init__", expected=f"other names than {listed(sorted(bounds))}",
+                           remedy=f"call it {reserved[0]}_")
+    settings, paths = _settings(source, {name: value for name, value in values.items() if name not in bounds}, cls, flag)
+    limits = override(Bounds(), {name: value for name, value in values.items() if name in bounds}, f"{flag}.")
+    return EnvironmentSpec(f"{Path(path).name}:{cls}" if not module else written, path, cls, module, source, settings, paths, limits)
+
+
+def _named(written: str, flag: str) -> tuple[str, str, str]:
+    """(file, class, module) of an environment. Raises PlanError."""
+    if written in SHIPPED:
+        module, cls = SHIPPED[written]
+        return str(Path(__file__).parents[2] / Path(*module.split(".")).with_suffix(".py")), cls, module
+    path, _, cls = os.path.expanduser(written).rpartition(":")
+    if not path.endswith(".py") or not cls.isidentifier():
+        bare = os.path.expanduser(written).removesuffix(":")
+        names = [f"{bare}:{name}" for name in class_names(bare)] if bare.endswith(".py") else []
+        raise PlanError.of("env-unknown", f"--{flag} names no environment: '{written}'", found=written,
+                           expected=f"FILE.py:Class{f', or one of {listed(SHIPPED)}' if SHIPPED else ''}",
+                           nearest=nearest(written, [*SHIPPED, *names]), remedy=f"name one of: {listed(names)}" if names else "")
+    return os.path.abspath(path), cls, ""
+
+
+def _settings(source: ClassSource, texts: Mapping[str, Any], cls: str, flag: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The values of the class's settings that flags have, in their types, and which of them are paths, made absolute. Raises PlanError for
+    unknown, missing and unsuitable ones, all at once."""
+    known, problems = source.settings, []
+    values: dict[str, Any] = {}
+    paths = []
+    for name, value in texts.items():
+        if name not in known:
+            names = [*known, *(field.name for field in dataclasses.fields(Bounds))]
+            problems.append(Problem("env-setting", f"the environment '{cls}' has no setting '{name}'", source.place,
+                                    found=f"--{flag}.{name}", expected=f"one of {listed(names)}", nearest=nearest(name, names),
+                                    remedy=f"leave it out, or declare it: def __init__(self, *, {name}: str)"))
+            continue
+        try:
+            values[name] = parse(known[name].type, value)
+        except ValueError as error:
+            problems.append(Problem("env-setting", f"the setting '{flag}.{name}' does not fit", source.place, found=repr(value),
+                                    expected=str(error), remedy=f"change --{flag}.{name}"))
+            continue
+        if isinstance(values[name], Path):
+            paths.append(name)
+            values[name] = os.path.abspath(values[name].expanduser())
+    for name, setting in known.items():
+        if setting.default is REQUIRED and name not in texts:
+            problems.append(Problem("env-setting", f"the environment '{cls}' needs the setting '{name}'", source.place, found="nothing",
+                                    expected=f"--{flag}.{name} VALUE", remedy=f"--{flag}.{name} VALUE, or give it a default in __init__"))
+    if problems:
+        raise PlanError(*problems)
+    return values, tuple(paths)

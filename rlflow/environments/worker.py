@@ -1,0 +1,259 @@
+"""A worker of environments: one process that holds episodes and answers calls of theirs. It sends one reply for each call, in their order,
+and ends with its parent.
+
+Run as ``python -m rlflow.environments.worker PARENT REPLIES WALLS``, as workers of rewards are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import numbers
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlflow.author.turn import Turn
+from rlflow.data.json_fields import given_back
+from rlflow.messages import is_messages
+from rlflow.rewards import frames, values
+from rlflow.rewards.scorers import user_module
+from rlflow.rewards.worker import begun, line_of
+from rlflow.watchdog import kin
+
+LONGEST = 1 << 17  # characters that an environment may say in a turn
+LOGGED = 32  # most numbers of a turn's log
+
+Call = Sequence[Any]  # ["open", number, columns, seed], ["step", number, said], ["tools", number, calls] or ["end", number]
+
+
+def main() -> None:
+    """Take the command line, put up the walls, and answer requests until standard input is closed."""
+    EnvironmentWorker(*begun()).serve()
+
+
+class Refused(Exception):
+    """An answer of an environment that is none."""
+
+
+class EnvironmentWorker:
+    """Answers requests with the class that it has loaded. ``requests`` and ``replies`` are descriptors."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        self._requests, self._replies = requests, replies
+        self._make: Callable[[], Any] = lambda: None
+        self._later = False
+        self._episodes: dict[int, Any] = {}
+        self._loop: asyncio.Runner | None = None
+
+    def serve(self) -> None:
+        """Answer requests until their stream ends."""
+        reader = frames.FrameReader(limit=1 << 32)
+        while data := os.read(self._requests, 1 << 20):
+            reader.feed(data)
+            while (body := reader.next()) is not None:
+                self._answer(frames.unpacked(body))
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        number = request["number"]
+        if "load" in request:
+            with kin.here_alone():
+                reply = self._load(request["load"])
+            self._reply(frames.reply(number, frames.WHOLE, reply))
+            return
+        self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
+        answers = self._side_by_side if self._later else self._in_turn
+        for place, answer in enumerate(answers(request["calls"], request["seconds"])):
+            self._reply(frames.reply(number, place, answer))
+
+    def _load(self, packed: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            kind = getattr(user_module(packed["file"], packed["source"], packed["module"]), packed["class"])
+            settings = {name: Path(value) if name in packed["paths"] else value for name, value in packed["settings"].items()}
+            self._make, self._later = lambda: kind(**settings), packed["later"]
+        except BaseException as error:  # a user's file may raise anything, SystemExit included
+            return {"failed": values.message(error), "line": line_of(error, packed["file"])}
+        return {"loaded": True}
+
+    def _in_turn(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
+        for call in calls:
+            with kin.here_alone():
+                answer = self._attempted(call)
+            yield answer
+
+    def _attempted(self, call: Call) -> Any:
+        try:
+            return checked(call, self._called(call))
+        except BaseException as error:  # as above
+            return failed(error)
+
+    def _side_by_side(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
+        """Calls of async methods wait side by side; each has its own deadline."""
+        self._loop = self._loop or asyncio.Runner()
+        loop = self._loop.get_loop()
+        tasks = [loop.create_task(self._awaited(call, seconds)) for call in calls]
+        try:
+            for task in tasks:
+                yield loop.run_until_complete(task)
+        finally:
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(RuntimeError):  # in a child that a method forked while the loop was running
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+    async def _awaited(self, call: Call, seconds: float) -> Any:
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                answer = self._called(call)
+                return checked(call, await answer if inspect.isawaitable(answer) else answer)
+        except BaseException as error:  # as above
+            return ["timeout", f"no answer after {seconds:g} s"] if limit.expired() else failed(error)
+
+    def _called(self, call: Call) -> Any:
+        """Call the method of a call. Gives its value, or an awaitable of it for an async one."""
+        kind, number, *rest = call
+        if kind == "open":
+            columns, seed = rest
+            self._episodes[number] = self._make()
+            reset = getattr(self._episodes[number], "reset", None)
+            return reset(**given_back(columns), **({"seed": seed} if _takes_seed(reset) else {})) if reset is not None else None
+        if kind == "step":
+            return self._episodes[number].step(*rest)
+        if kind == "tools":
+            return self._used(self._episodes[number], rest[0])
+        return self._ended(self._episodes.pop(number))
+
+    async def _used_later(self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        return [await used if inspect.isawaitable(used := _use(episode, name, arguments)) else used for name, arguments in calls]
+
+    def _used(self, episode: Any, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str] | Awaitable[list[str]]:
+        """Use tools. Gives their results as text, in the order of the calls."""
+        return self._used_later(episode, calls) if self._later else [_use(episode, name, arguments) for name, arguments in calls]
+
+    def _ended(self, episode: Any) -> Any:
+        """The episode's own score, where it has one; its ``close`` is called."""
+        if hasattr(episode, "score"):
+            score = episode.score()
+            if inspect.isawaitable(score):
+                return _scored_later(score, episode)
+            _close(episode)
+            return score
+        _close(episode)
+        return None
+
+    def _reply(self, message: Any) -> None:
+        unsent = memoryview(frames.packed(message))
+        while unsent:
+            unsent = unsent[os.write(self._replies, unsent) :]
+
+
+async def _scored_later(score: Awaitable[Any], episode: Any) -> Any:
+    value = await score
+    closing = _close(episode)
+    if inspect.isawaitable(closing):
+        await closing
+    return value
+
+
+def _close(episode: Any) -> Any:
+    return episode.close() if hasattr(episode, "close") else None
+
+
+def _takes_seed(reset: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(reset).parameters
+    return "seed" in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+
+
+def _use(episode: Any, name: str, arguments: Mapping[str, Any]) -> Any:
+    """Use a tool. Gives its result: text as it is, anything else as JSON shows it. The text of an error that it raises is a result too,
+    since the model may call the tool in another way; but for an error of a service, which is none of the model's making."""
+    try:
+        result = getattr(episode, name)(**arguments)
+    except Exception as error:
+        if is_service_error(error):
+            raise
+        return as_result(error)
+    return _awaited_tool(result) if inspect.isawaitable(result) else shown(result)
+
+
+async def _awaited_tool(result: Awaitable[Any]) -> str:
+    try:
+        return shown(await result)
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        if is_service_error(error):
+            raise
+        return as_result(error)
+
+
+def is_service_error(error: BaseException) -> bool:
+    """Whether an error says that a service does not answer: of the network, or one that the author declares by ``service = True`` on its
+    class."""
+    return bool(getattr(error, "service", False)) or isinstance(error, ConnectionError | TimeoutError)
+
+
+def as_result(error: Exception) -> str:
+    """An error of a tool as the model reads it."""
+    return f"{type(error).__name__}: {error}"
+
+
+def shown(value: Any) -> str:
+    """The result of a tool as text."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def failed(error: BaseException) -> list[str]:
+    """The cause and message of a call that raised."""
+    return ["type", str(error)] if isinstance(error, Refused) else values.raised(error)
+
+
+def checked(call: Call, answer: Any) -> dict[str, Any]:
+    """An answer as plain values. Raises Refused for what no environment may answer."""
+    kind = call[0]
+    if kind == "open":
+        return {"says": _said(answer if answer is not None else "", "reset")}
+    if kind == "end":
+        return {} if answer is None else {"score": _number(answer, "score returned")}
+    if kind == "tools":
+        return {"results": [_said(result, "a tool") for result in answer]}
+    if answer is None:
+        answer = Turn()
+    if not isinstance(answer, Turn):
+        raise Refused(f"step returned {type(answer).__name__}, not a rlflow.Turn: Turn(says=…, reward=…, done=…)")
+    log = {str(name): float(value) for name, value in list(answer.log.items())[:LOGGED]
+           if isinstance(value, numbers.Real) and values.KEY.fullmatch(str(name)) and math.isfinite(value)}  # fmt: skip
+    says, reward = _said(answer.says, "Turn.says"), _number(answer.reward, "Turn.reward is")
+    return {"says": says, "reward": reward, "done": bool(answer.done), "log": log}
+
+
+def _said(value: Any, what: str) -> Any:
+    """Text, or a list of [role, content]."""
+    if is_messages(value):
+        pairs = [[message["role"], message["content"]] for message in value]
+        if sum(len(content) for _, content in pairs) > LONGEST:
+            raise Refused(f"{what}: found more than {LONGEST} characters")
+        return pairs
+    if not isinstance(value, str):
+        raise Refused(f"{what}: found {type(value).__name__}, expected text, or messages as [{{'role': …, 'content': …}}]")
+    if len(value) > LONGEST:
+        raise Refused(f"{what}: found {len(value)} characters, expected at most {LONGEST}")
+    return value
+
+
+def _number(value: Any, what: str) -> float:
+    number = values.number(value, what)
+    if isinstance(number, float):
+        return number
+    raise Refused(number[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Episodes: rows that are sampled turn by turn, with an environment that answers between two turns.
+
+All rows take a turn together: a generator samples from what each row has so far, then the environments answer side by side. What a model
+sampled is never encoded again; what an environment says is encoded by itself and is a hole of the mask. A turn's budget is what is left of
+``max_tokens``; its draws go on in the row's own stream of chance, in which turn 0 is the row's. So a row whose environment says nothing is
+the row that there would be without one, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
+from rlflow.columns import Kind, Level, field_column, standard_kind
+from rlflow.environments.pool import Answer, EnvironmentPool, Episode, Failure
+from rlflow.messages import Message
+from rlflow.seeds import derived, row_seeds, turn_seeds
+from rlflow.training.protocols import Sampling
+
+REST = ("prompt", "answer")  # columns that a ``reset`` with **kwargs gets, where the rows have them
+TRIES = 3  # times that a message is shortened until it has as few tokens as it may
+
+Generate = Callable[[Batch, Sampling, Sequence[int]], Batch]  # a generator's
+Said = str | list[Message]
+
+
+@dataclass(frozen=True)
+class Speech:
+    """How what an environment says becomes tokens, and tokens text, for the model of a role."""
+
+    speak: Callable[[Sequence[Said], Sequence[Sequence[int]]], list[list[int]]]  # token ids of texts after sampled ids
+    encode: Callable[[str], list[int]]  # token ids of a text by itself
+    decode: Callable[[Sequence[Sequence[int]]], list[str]]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens of a row that were sampled in one turn, or said by the environment (turn -1)."""
+
+    tokens: Tensor  # int64
+    logprobs: Tensor
+    versions: Tensor  # int64
+    turn: int
+    reward: float = 0.0
+
+
+@dataclass(eq=False)
+class _Row:
+    """A row under way."""
+
+    episode: Episode
+    prompt: Tensor  # int64, the prompt's ids
+    pieces: list[_Piece] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)  # what was said in each turn, as samples show it
+    opening: Said = ""
+    said: str = ""
+    finish: str = ""  # empty while the episode goes on
+    failure: Failure | None = None
+    score: float | None = None  # of the environment; None where that has no score of its own
+
+    @property
+    def length(self) -> int:
+        """How many tokens there are after the prompt."""
+        return sum(len(piece.tokens) for piece in self.pieces)
+
+    @property
+    def context(self) -> Tensor:
+        """The ids from which the next turn is sampled."""
+        return torch.cat([self.prompt, *(piece.tokens for piece in self.pieces)])
+
+    def fail(self, failure: Failure) -> None:
+        """End the episode without a score."""
+        self.failure, self.finish = failure, "failed"
+
+
+@dataclass
+class Episodes:
+    """Samples the rows of one call of `generate`. ``sampling.max_tokens`` bounds all tokens of a row, those of the environment too."""
+
+    generate: Generate
+    pool: EnvironmentPool
+    sampling: Sampling
+    speech: Speech
+
+    def sampled(self, prompts: Batch, seeds: Sequence[int], seed: int) -> Batch:
+        """The columns of `generate` and those of EPISODE_GIVES over ``sampling.samples`` adjacent rows per prompt. ``seeds``: one for
+        each row; ``seed``: of the call, from which the seeds of the environment are derived, one for each prompt."""
+        axis = prompts.axis.repeat(self.sampling.samples)
+        rows = self._opened(prompts, axis, seed)
+        if not any(row.opening for row in rows):
+            first = self.generate(prompts.select("prompt_tokens"), self.sampling, seeds)
+        else:
+            first = self._from_here(rows, list(range(len(rows))), axis, seeds, 0)
+        self._take(rows, list(range(len(rows))), first, 0)
+        turn = 0
+        while going := [place for place, row in enumerate(rows) if not row.finish]:
+            turn += 1
+            self._take(rows, going, self._from_here(rows, going, axis, turn_seeds([seeds[place] for place in going], turn), turn), turn)
+        self._scored(rows)
+        alone = all(len(row.pieces) == 1 for row in rows)
+        return self._batch(axis, rows, first, first["completion"] if alone else self._completions(rows, first["completion"]))
+
+    def _opened(self, prompts: Batch, axis: Axis, seed: int) -> list[_Row]:
+        """Begin the episodes. Those of one prompt have one seed."""
+        own = row_seeds(derived(seed, "environment"), prompts.axis.keys)
+        values = _row_values(prompts, self.pool)
+        copies = self.sampling.samples
+        index = torch.arange(len(prompts)).repeat_interleave(copies).tolist()
+        episodes, answers = self.pool.open([values[place] for place in index], [own[place] for place in index])
+        data = prompts.data["prompt_tokens"]
+        assert data.lengths is not None
+        ids = data.value.split(data.lengths.tolist()) if len(prompts) else ()
+        rows = [_Row(episode, ids[place]) for episode, place in zip(episodes, index, strict=True)]
+        speaking = []
+        for row, answer in zip(rows, answers, strict=True):
+            if isinstance(answer, Failure):
+                row.failure = answer  # its first turn is sampled all the same, since a row has a token at least
+            elif opening := _unpacked(answer["says"]):
+                row.opening = opening
+                speaking.append(row)
+        self._say(speaking, [row.opening for row in speaking], [[] for _ in speaking])
+        for row in speaking:
+            if row.finish:  # nothing could be sampled after it: it is left out
+                row.finish, row.opening = "", ""
+        return rows
+
+    def _from_here(self, rows: Sequence[_Row], places: Sequence[int], axis: Axis, seeds: Sequence[int], turn: int) -> Batch:
+        """Sample a turn of some rows, each from what it has so far and within its own budget."""
+        most = max(len(row.prompt) for row in rows) + self.sampling.max_tokens  # which every model of the run has room for
+        parts, left = [], sorted(range(len(places)), key=lambda i: rows[places[i]].length)
+        while left:
+            budget = self.sampling.max_tokens - rows[places[left[0]]].length
+            fits = [i for i in left if len(rows[places[i]].prompt) + rows[places[i]].length + budget <= most]
+            parts.append((sorted(fits), budget))
+            left = [i for i in left if i not in set(fits)]
+        batches = [self._turn(rows, [places[i] for i in part], axis, [seeds[i] for i in part], budget, turn) for part, budget in parts]
+        order = torch.tensor([i for part, _ in parts for i in part])
+        whole = batches[0] if len(batches) == 1 else Batch.concat(batches)
+        return whole.rows(order.argsort())
+
+    def _turn(self, rows: Sequence[_Row], places: Sequence[int], axis: Axis, seeds: Sequence[int], budget: int, turn: int) -> Batch:
+        contexts = [rows[place].context for place in places]
+        data = Data(Kind(Level.PROMPT, "int64"), torch.cat(contexts), torch.tensor([len(ids) for ids in contexts]))
+        prompts = Batch(axis.take(torch.tensor(places)), {"prompt_tokens": data})
+        least = min(self.sampling.min_tokens, budget) if not turn else 0
+        return self.generate(prompts, replace(self.sampling, samples=1, max_tokens=budget, min_tokens=least), seeds)
+
+    def _take(self, rows: Sequence[_Row], places: Sequence[int], sampled: Batch, turn: int) -> None:
+        """Take what a turn sampled, and what the environments answer to it."""
+        lengths = sampled.data["tokens"].lengths
+        assert lengths is not None
+        columns = [sampled.data[name].value.split(lengths.tolist()) for name in ("tokens", "sampled_logprobs", "policy_version")]
+        texts, finishes = list(sampled["completion"]), sampled["finish"]
+        stopped, cut = {}, []
+        for number, place in enumerate(places):
+            row = rows[place]
+            budget = self.sampling.max_tokens - row.length
+            tokens, logprobs, versions = (column[number][:budget] for column in columns)
+            if len(tokens) < len(columns[0][number]):
+                cut.append(number)
+            stopped[place] = finishes[number] == "stop" and len(tokens) == len(columns[0][number])
+            row.pieces.append(_Piece(tokens, logprobs, versions, turn))
+        for number, text in zip(cut, self.speech.decode([rows[places[number]].pieces[-1].tokens.tolist() for number in cut]), strict=True):
+            texts[number] = text
+        for number, place in enumerate(places):
+            rows[place].said = texts[number]
+            rows[place].turns.append({"said": texts[number]})
+            if (failure := rows[place].failure) is not None:
+                rows[place].fail(failure)
+        asked = [place for place in places if rows[place].failure is None]
+        answers = self.pool.step([rows[place].episode for place in asked], [rows[place].said for place in asked])
+        self._heard([rows[place] for place in asked], answers, [stopped[place] for place in asked], turn)
+
+    def _heard(self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int) -> None:
+        """Decide which rows go on, and have the environments speak in these."""
+        speaking, texts = [], []
+        for row, answer, ended in zip(rows, answers, stopped, strict=True):
+            if isinstance(answer, Failure):
+                row.fail(answer)
+                continue
+            row.pieces[-1] = replace(row.pieces[-1], reward=answer["reward"])
+            row.turns[-1] |= {name: answer[name] for name in ("reward", "log") if answer[name]}
+            says = _unpacked(answer["says"])
+            if answer["done"] or not ended or not says or turn + 1 == self.pool.spec.bounds.turns:
+                row.finish = "length" if not ended else "env" if answer["done"] else "turns" if says else "stop"
+                continue
+            speaking.append(row)
+            texts.append(says)
+        self._say(speaking, texts, [row.pieces[-1].tokens.tolist() for row in speaking])
+
+    def _say(self, rows: Sequence[_Row], texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> None:
+        """Put what environments say behind the rows, as holes. A row that would have no token left after it ends without it."""
+        if not rows:
+            return
+        for row, text, ids in zip(rows, texts, self._ids(texts, sampled), strict=True):
+            if row.length + len(ids) >= self.sampling.max_tokens:
+                row.finish = "length"
+                continue
+            if row.turns:
+                row.turns[-1]["says"] = text
+            holes = torch.tensor(ids, dtype=torch.int64)
+            row.pieces.append(_Piece(holes, torch.zeros(len(ids)), torch.full((len(ids),), -1), -1))
+
+    def _ids(self, texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The ids of each text, at most ``says`` of them: text is cut off, of messages the last one is shortened."""
+        most, ids = self.pool.spec.bounds.says, self.speech.speak(texts, sampled)
+        for place, text in enumerate(texts):
+            shorter = text
+            for _ in range(TRIES):
+                if len(ids[place]) <= most or isinstance(shorter, str):
+                    break
+                shorter = self._shortened(shorter, len(ids[place]) - most)
+                (ids[place],) = self.speech.speak([shorter], [sampled[place]])
+            if isinstance(text, str):
+                ids[place] = ids[place][:most]
+        return ids
+
+    def _shortened(self, messages: list[Message], tokens: int) -> list[Message]:
+        """The messages, of which the last has so many tokens fewer."""
+        content = self.speech.encode(messages[-1]["content"])
+        (text,) = self.speech.decode([content[: max(len(content) - tokens, 0)]])
+        return [*messages[:-1], {"role": messages[-1]["role"], "content": text}]
+
+    def _scored(self, rows: Sequence[_Row]) -> None:
+        """End the episodes."""
+        ended = [row for row in rows if row.failure is None]
+        for row, answer in zip(ended, self.pool.end([row.episode for row in ended]), strict=True):
+            if isinstance(answer, Failure):
+                row.fail(answer)
+            else:
+                row.score = answer.get("score")
+
+    def _completions(self, rows: Sequence[_Row], first: Sequence[str]) -> list[str]:
+        """The text of each row, what the environment said included; of a row of one turn what its generator gave."""
+        several = [place for place, row in enumerate(rows) if len(row.pieces) > 1]
+        texts = dict(zip(several, self.speech.decode([torch.cat([piece.tokens for piece in rows[place].pieces]).tolist()
+                                                      for place in several]), strict=True))  # fmt: skip
+        return [texts.get(place, first[place]) for place in range(len(rows))]
+
+    def _batch(self, axis: Axis, rows: Sequence[_Row], first: Batch, completions: Sequence[str]) -> Batch:
+        pieces = [piece for row in rows for piece in row.pieces]
+        lengths = torch.tensor([row.length for row in rows], dtype=torch.int64)
+        sizes = torch.tensor([len(piece.tokens) for piece in pieces], dtype=torch.int64)
+        turn = torch.tensor([piece.turn for piece in pieces], dtype=torch.int64).repeat_interleave(sizes)
+        logprobs = first.data["sampled_logprobs"].value
+        rewards = torch.zeros(len(turn))
+        sampled = torch.tensor([piece.turn >= 0 for piece in pieces], dtype=torch.bool)
+        rewards[(sizes.cumsum(0) - 1)[sampled]] = torch.tensor([piece.reward for piece in pieces])[sampled]
+        token_level = {
+            "tokens": _joined([piece.tokens for piece in pieces], torch.int64), "mask": turn >= 0,
+            "sampled_logprobs": _joined([piece.logprobs for piece in pieces], logprobs.dtype),
+            "policy_version": _joined([piece.versions for piece in pieces], torch.int64), "turn": turn, "turn_rewards": rewards,
+        }  # fmt: skip
+        data = {name: Data(Kind(Level.TOKEN, str(value.dtype).removeprefix("torch.")), value, lengths)
+                for name, value in token_level.items()}  # fmt: skip
+        texts = {"completion": completions, "finish": [row.finish for row in rows], "said": [row.said for row in rows],
+                 "failed": [row.failure.cause if row.failure else "" for row in rows], "episode": [_transcript(row) for row in rows]}
+        data |= {name: Data(Kind(Level.TEXT), tuple(values)) for name, values in texts.items()}
+        data["turns"] = Data(_kind("turns"), torch.tensor([len(row.turns) for row in rows], dtype=torch.int64))
+        data["episode_score"] = Data(_kind("episode_score"), torch.tensor([_score(row) for row in rows]))
+        data["temperature"] = Data(first.data["temperature"].kind, first.data["temperature"].value)
+        return Batch(axis, data | {"group": Data(_kind("group"), axis.group_numbers)})
+
+
+def _row_values(prompts: Batch, pool: EnvironmentPool) -> list[dict[str, Any]]:
+    """The columns that ``reset`` reads, by name, for each prompt; fields of the data as JSON."""
+    columns = {name: prompts[name] for name in read_columns(prompts.data, pool)}
+    plain = {name: list(values) if isinstance(values, list) else values.tolist() for name, values in columns.items()}
+    return [{name: values[row] for name, values in plain.items()} for row in range(len(prompts))]
+
+
+def _unpacked(says: Any) -> Said:
+    """Text, or messages of the pairs that a process sends."""
+    return says if isinstance(says, str) else [{"role": role, "content": content} for role, content in says]
+
+
+def _score(row: _Row) -> float:
+    if row.failure is not None:
+        return float("nan")
+    return row.score if row.score is not None else sum(piece.reward for piece in row.pieces)
+
+
+def _transcript(row: _Row) -> str:
+    """The episode as JSON: what was said in each turn."""
+    failed = {"failed": f"{row.failure.cause}: {row.failure.message}"} if row.failure else {}
+    return json.dumps({**({"reset": row.opening} if row.opening else {}), "turns": row.turns, **failed}, ensure_ascii=False)
+
+
+def _joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat([part.to(dtype) for part in parts]) if parts else torch.zeros(0, dtype=dtype)
+
+
+def _kind(name: str) -> Kind:
+    kind = standard_kind(name)
+    assert kind is not None
+    return kind
+
+
+def read_columns(columns: Mapping[str, Any], pool: EnvironmentPool) -> tuple[str, ...]:
+    """The columns among some that sampling under an environment reads."""
+    source = pool.spec.source
+    names = [*source.required, *source.optional, *(REST if source.rest else ())]
+    fields = [name for name in columns if source.rest and name.startswith(field_column(""))]
+    return tuple(dict.fromkeys([name for each in names for name in (each, field_column(each)) if name in columns] + fields))

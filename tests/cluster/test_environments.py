@@ -1,0 +1,67 @@
+"""Episodes on pools are those of one process, whatever the ranks, the chunks and the sampler."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import rlflow
+import rlflow.tasks
+
+FILE = Path(__file__).parents[1] / "environments" / "again.py"
+MODEL = f"{next(iter(rlflow.tasks.__path__))}/arithmetic_model"
+
+
+@pytest.fixture
+def again(tmp_path):
+    """Keywords of a small run in which a model may answer twice."""
+    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 20)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"model": MODEL, "data": str(tmp_path / "sums.jsonl"), "prompts": 6, "iterations": 2, "held_out": 16, "lr": 1e-3,
+            "out": str(tmp_path / "runs"), "hp.max_tokens": 16, "hp.samples": 4, "env": f"{FILE}:Again", "env.turns": 2,
+            "env.parallel": 1, "threads": 1, "save_every": 0}
+
+
+def lines(result):
+    return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(result):
+    return load_file(next(result.folder.glob("final/actor/model.safetensors")))
+
+
+def samples(result):
+    return [json.loads(line) for line in (result.folder / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_on_pools_of_any_size_and_in_chunks_it_is_the_run_of_one_process(again, ray_address):
+    keywords = again | {"reward": ["task"]}
+    here = rlflow.run("grpo", **keywords, name="here")
+    for name, more in {"two": {"pools": "all=2"}, "four": {"pools": "all=4"}, "apart": {"pools": "train=1,rollout=1", "stream": 2}}.items():
+        there = rlflow.run("grpo", **keywords, **more, name=name, ray_address=ray_address)
+        assert [row["episode"] for row in samples(there)] == [row["episode"] for row in samples(here)], name
+        for one, other in zip(lines(here), lines(there), strict=True):
+            for metric in ("reward/mean", "env/turns", "response/length", "evaluation/sampled"):
+                assert one.get(metric) == other.get(metric), (name, metric)
+        for tensor, value in weights(here).items():
+            assert (value - weights(there)[tensor]).abs().max() < 1e-4, (name, tensor)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_with_vllm_trainer_and_sampler_agree_on_whole_episodes(again, ray_address):
+    result = rlflow.run("grpo", **again | {"held_out": 0, "generator": "vllm"}, pools="all=1", ray_address=ray_address)
+    iterations = [line for line in lines(result) if "policy/mismatch_max" in line]
+    assert len(iterations) == 2
+    assert all(line["policy/mismatch_max"] < 1e-4 for line in iterations)
+    assert all(line["env/turns"] > 1 for line in iterations)
+
+
+@pytest.mark.slow
+def test_rows_of_older_weights_are_sampled_ahead_under_an_environment(again, ray_address):
+    keywords = again | {"iterations": 3, "held_out": 0, "pools": "train=1,rollout=1", "staleness": 1}
+    result = rlflow.run("grpo", **keywords, ray_address=ray_address)
+    assert sum("env/turns" in line for line in lines(result)) == 3

@@ -1,0 +1,88 @@
+"""Environments of these tests. The prompt of an episode is its script, as JSON: {"reset": …, "turns": [{"says": …, "reward": …}, …]}."""
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+from rlflow import Turn
+
+LEFT = {"died": "exit", "hung": "hang"}
+
+
+class Scripted:
+    """Does in each turn what the script says, and nothing more after its end."""
+
+    def __init__(self, *, factor: float = 1.0):
+        self.factor, self.turn = factor, 0
+
+    def reset(self, prompt: str, *, seed: int) -> Any:
+        self.script = json.loads(prompt)
+        self.seed = seed
+        return acted(self.script.get("reset"))
+
+    def step(self, said: str) -> Any:
+        turns = self.script.get("turns", [])
+        entry = turns[self.turn] if self.turn < len(turns) else {}
+        self.turn += 1
+        entry = acted(entry)
+        if not isinstance(entry, dict):
+            return entry
+        entry = dict(entry)
+        if entry.pop("echo", False):
+            entry["says"] = f"{said}|{self.seed % 1000}"
+        return Turn(**{**entry, "reward": entry.get("reward", 0.0) * self.factor})
+
+
+class Once(Scripted):
+    repeatable = False
+
+
+class Judged(Scripted):
+    def score(self) -> Any:
+        return acted(self.script.get("score", 0.5))
+
+
+class Later:
+    """The same with methods that wait."""
+
+    def reset(self, prompt, *, seed):
+        self.own = Scripted()
+        return self.own.reset(prompt, seed=seed)
+
+    async def step(self, said):
+        import asyncio
+
+        await asyncio.sleep(self.own.script.get("seconds", 0.0))
+        return self.own.step(said)
+
+
+class Drifting(Scripted):
+    """Answers otherwise when it is played again."""
+
+    def step(self, said):
+        return Turn(says=f"{os.getpid()}") if not self.script.get("turns") else super().step(said)
+
+
+class Silent:
+    """Never says anything."""
+
+    def step(self, said):
+        return Turn()
+
+
+def acted(entry):
+    """The entry, or what it does to its process."""
+    match entry:
+        case {"exit": code}:
+            os._exit(code)
+        case {"kill": _}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case {"hang": _}:
+            time.sleep(3600)
+        case {"raise": text}:
+            raise ValueError(text)
+        case {"give": value}:
+            return value
+    return entry

@@ -1,0 +1,160 @@
+"""Episodes in processes: what fails one fails it alone, and the others of its process go on as if nothing had been."""
+
+import os
+import signal
+
+import pytest
+from scenarios import script
+
+from rlflow.environments.pool import EnvironmentPool, Failure
+from rlflow.environments.spec import parse_environment
+from rlflow.errors import PlanError
+
+TALK = {"echo": True}
+
+
+def opened(pool, *scripts, seeds=None):
+    return pool.open([{"prompt": each} for each in scripts], seeds or range(len(scripts)))
+
+
+def causes(answers):
+    return [answer.cause if isinstance(answer, Failure) else "" for answer in answers]
+
+
+def test_an_episode_is_reset_stepped_and_ended(pooled):
+    pool = pooled(factor="2.0")
+    episodes, first = opened(pool, script({"says": "more", "reward": 1}, {"done": True, "log": {"a": 1}}, reset="hello"))
+    assert first == [{"says": "hello"}]
+    assert pool.step(episodes, ["x"]) == [{"says": "more", "reward": 2.0, "done": False, "log": {}}]
+    assert pool.step(episodes, ["y"]) == [{"says": "", "reward": 0.0, "done": True, "log": {"a": 1.0}}]
+    assert pool.end(episodes) == [{}]
+
+
+def test_a_class_may_score_its_episode_itself(pooled):
+    pool = pooled("Judged")
+    episodes, _ = opened(pool, script(score=0.25), script(score={"raise": "no"}), script(score={"give": "much"}))
+    assert pool.end(episodes)[0] == {"score": 0.25}
+    assert causes(pool.end(opened(pool, script(score={"raise": "no"}), script(score={"give": "much"}))[0])) == ["raised", "type"]
+
+
+def test_messages_are_said_as_pairs(pooled):
+    pool = pooled()
+    messages = [{"role": "tool", "content": "42"}]
+    episodes, first = opened(pool, script({"says": messages}, reset=messages))
+    assert [answer["says"] for answer in (*first, *pool.step(episodes, ["x"]))] == [[["tool", "42"]]] * 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "cause", "says"),
+    [
+        ({"raise": "bad"}, "raised", "ValueError: bad"),
+        ({"give": 3}, "type", "step returned int, not a rlflow.Turn"),
+        ({"says": 3}, "type", "Turn.says: found int"),
+        ({"says": "x" * (1 << 18)}, "type", "expected at most"),
+        ({"reward": float("nan")}, "type", "Turn.reward is nan"),
+        ({"exit": 3}, "died", "exited with code 3"),
+        ({"kill": 1}, "died", "killed by SIGKILL"),
+        ({"hang": 1}, "timeout", "no answer after 0.5 s"),
+    ],
+)
+def test_what_fails_one_episode_fails_it_alone(pooled, entry, cause, says):
+    pool = pooled(seconds=0.5)
+    episodes, _ = opened(pool, script(TALK, TALK), script(TALK, entry), script(TALK, TALK), seeds=[7, 8, 9])
+    first = pool.step(episodes, ["a", "b", "c"])
+    assert [answer["says"] for answer in first] == ["a|7", "b|8", "c|9"]
+    second = pool.step(episodes, ["d", "e", "f"])
+    assert causes(second) == ["", cause, ""]
+    assert says in second[1].message
+    assert [second[0]["says"], second[2]["says"]] == ["d|7", "f|9"]
+    assert pool.failures.keys() == {cause}
+    assert pool.failed[cause] == 1
+    assert [causes([answer]) for answer in pool.end([episodes[0], episodes[2]])] == [[""], [""]]
+
+
+def test_one_that_fails_as_it_begins_says_so(pooled):
+    pool = pooled()
+    _, first = opened(pool, script(reset={"raise": "empty"}), script(reset="hello"))
+    assert causes(first) == ["raised", ""]
+
+
+def test_an_episode_that_is_played_again_and_answers_otherwise_fails(pooled):
+    pool = pooled("Drifting")
+    episodes, _ = opened(pool, script(), script(TALK, {"exit": 1}))
+    pool.step(episodes, ["a", "b"])
+    assert causes(pool.step(episodes[1:], ["c"])) == ["died"]
+    answer = pool.step(episodes[:1], ["d"])[0]
+    assert causes([answer]) == ["diverged"]
+    assert "played again, answer 1 was another" in answer.message
+
+
+def test_an_episode_that_cannot_be_played_again_is_lost_with_its_process(pooled):
+    pool = pooled("Once")
+    episodes, _ = opened(pool, script(TALK), script({"exit": 1}))
+    assert causes(pool.step(episodes[1:], ["b"])) == ["died"]
+    assert causes(pool.step(episodes[:1], ["a"])) == ["lost"]
+
+
+def test_a_process_that_ends_between_two_calls_is_nobodys_fault(pooled):
+    pool = pooled()
+    episodes, _ = opened(pool, script(TALK, TALK), script(TALK, TALK), seeds=[1, 2])
+    before = pool.step(episodes, ["a", "b"])
+    (process,) = pool.pids()
+    os.kill(process, signal.SIGKILL)
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    assert [answer["says"] for answer in pool.step(episodes, ["c", "d"])] == ["c|1", "d|2"]
+    assert [answer["says"] for answer in before] == ["a|1", "b|2"]
+
+
+def test_episodes_are_shared_among_the_processes(pooled):
+    pool = pooled(parallel=3)
+    opened(pool, *[script()] * 5)
+    assert len(set(pool.pids())) == 3
+
+
+def test_async_methods_wait_side_by_side_and_a_late_one_fails_alone(pooled):
+    pool = pooled("Later", seconds=0.6)
+    episodes, _ = opened(pool, *[script(TALK, seconds=seconds) for seconds in (0.3, 0.3, 9.0, 0.3)], seeds=[1, 2, 3, 4])
+    answers = pool.step(episodes, list("abcd"))
+    assert causes(answers) == ["", "", "timeout", ""]
+    assert [answer["says"] for answer in (answers[0], answers[1], answers[3])] == ["a|1", "b|2", "d|4"]
+
+
+def test_an_async_method_that_blocks_is_found(pooled):
+    pool = pooled("Later", seconds=0.5)
+    episodes, _ = opened(pool, script(TALK), script({"hang": 1}), script(TALK), seeds=[1, 2, 3])
+    answers = pool.step(episodes, list("abc"))
+    assert causes(answers) == ["", "timeout", ""]
+    assert answers[2]["says"] == "c|3"
+
+
+def test_a_file_that_cannot_be_loaded_is_told_with_its_line(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("from rlflow import Turn\nraise RuntimeError('no corpus')\nclass Own:\n    def step(self, said): return Turn()\n")
+    pool = EnvironmentPool(parse_environment(f"{file}:Own", {}))
+    try:
+        with pytest.raises(PlanError, match=r"(?s)own.py:2: the environment own.py:Own cannot be loaded: .*no corpus"):
+            opened(pool, "{}")
+    finally:
+        pool.close()
+
+
+def test_a_process_that_never_starts_is_told(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("import os\nfrom rlflow import Turn\nos._exit(4)\nclass Own:\n    def step(self, said): return Turn()\n")
+    pool = EnvironmentPool(parse_environment(f"{file}:Own", {}))
+    try:
+        with pytest.raises(PlanError, match=r"does not start, 3 times in a row: .*exited with code 4"):
+            opened(pool, "{}")
+    finally:
+        pool.close()
+
+
+def test_a_closed_pool_says_so(pooled):
+    pool = pooled()
+    episodes, _ = opened(pool, script())
+    processes = pool.pids()
+    pool.close()
+    assert not pool.pids()
+    assert all(not os.path.exists(f"/proc/{process}") for process in processes)
+    with pytest.raises(RuntimeError, match="are closed"):
+        pool.step(episodes, ["a"])
