@@ -124,3 +124,7 @@ def test_a_log_is_on_the_disk_when_it_is_flushed_and_takes_lines_meanwhile(tmp_p
     log.flush()
     log.close()
     assert (tmp_path / "log").read_text() == '{"a": "\\ud800"}\n\\ud800\n'
+
+
+def test_every_line_is_taken_where_nothing_else_is_said():
+    assert logs.everything(b"") is True

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from rlflow.author.load import load_flow
-from rlflow.binding.dataset import open_dataset, own_settings
+from rlflow.binding.dataset import data_settings, open_dataset, own_settings
 from rlflow.config.flags import sort_values
 from rlflow.errors import PlanError
 
@@ -39,3 +39,11 @@ def test_a_source_that_is_not_there_is_refused():
     with pytest.raises(PlanError, match="'--data.math.prompt' names no source of data") as caught:
         own_settings({"math.prompt": "q"}, "maths", ["maths"])
     assert caught.value.problems[0].nearest == "maths"
+
+
+def test_settings_of_the_data_have_their_types_and_others_are_the_tasks():
+    values = {"system": 7, "template": "{prompt}", "split": "train", "chat": "true", "max_prompt": "5", "seed": "3", "answer": "label",
+              "size": "3", "mode": "easy"}  # fmt: skip
+    assert data_settings(values, ()) == {
+        "system": "7", "template": "{prompt}", "split": "train", "chat": True, "max_prompt": 5, "seed": 3,
+        "fields": {"answer": "label"}, "task": {"size": 3, "mode": "easy"}}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlflow.author.load import load_flow
+from rlflow.cli.check import read_config, roles_of
 from rlflow.cli.main import main
 
 FIXTURES = Path(__file__).parents[1] / "check" / "fixtures"
@@ -128,3 +130,13 @@ def test_checking_a_file_loads_torch_alone_and_a_file_that_is_refused_not_even_t
     assert loaded(CHECKED.format(path=str(FIXTURES / "never_read.py"))) == "['torch']"
     assert loaded(CHECKED.format(path=str(FIXTURES / "column_missing.py"))) == "[]"
     assert loaded(CHECKED.format(path=str(FIXTURES / "symbol_torch.py"))) == "['torch']"
+
+
+def test_several_rewards_are_roles_of_their_own_and_judges_of_sets_are_none():
+    flow = load_flow("gdpo")
+    rewards = {"reward": ("task", "math", "math@hard"), "eval": ("hard=x.jsonl",)}
+    roles = roles_of(flow, ("task", "math"))
+    assert len(roles) == len(roles_of(flow, ("task",))) + 1
+    config = read_config(flow, {**rewards, f"{roles[-1]}.reward": "task"})
+    assert config.options.reward == ("task", "math")
+    assert config.judges == ("math@hard",)

@@ -1,6 +1,10 @@
 """What a model's configuration and headers say of its memory. tests/explain/test_sizes.py compares with models that are loaded."""
 
+import json
+
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rlflow.memory.sizes import ModelFacts
 
@@ -24,3 +28,10 @@ def test_adapters_lie_beside_linear_layers_and_of_the_attention_where_it_is_aske
     assert facts.adapters(3, attention=True) == 3 * (4 + 6)
     assert (facts.parameters, facts.hidden, facts.unused_head) == (40 + 24 + 64 + 4 + 40, 4, 40)
     assert ModelFacts({}, {}).parameters is None
+
+
+@pytest.mark.parametrize(("config", "head"), [({}, False), ({"tie_word_embeddings": True}, False), ({"tie_word_embeddings": False}, True)])
+def test_tied_weights_count_once_and_are_tied_where_nothing_else_is_said(tmp_path, config, head):
+    save_file({"lm_head.weight": torch.zeros(4, 2), "embed.weight": torch.zeros(4, 2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ("lm_head.weight" in ModelFacts.of(tmp_path).shapes) is head

@@ -2,12 +2,14 @@
 
     python tests/mutation --count 400 --seed 0
     python tests/mutation --count 40 --seed 3 --under rlflow/maths --json mutants.json
+    python tests/mutation --again mutants.json
 
 Each mutant is one small change of one function of rlflow/ or backends/: a comparison, an arithmetic or boolean operator, a condition, a
 constant, a deleted statement, a returned None. It is applied in a copy of the tree and judged by tests that run in forks of one warm
 process (server.py): the unmarked tests that mirror its module, then those of who imports it and of the tests beside (judges.py), then slow
 ones of the files that are listed for it. killed, killed slow: a test failed, or did not end in time, that passes without it. survived: none
-did. timeout: none had after --seconds, which counts as not noticed. A mutant that no test can kill, since nothing that anybody could see
+did. timeout: none had after --seconds, which counts as not noticed. With --again those of an earlier run that nothing noticed are judged
+again, and its other verdicts stand: tests were added since, and the sources are what they were. A mutant that no test can kill, since nothing that anybody could see
 differs, is listed in equivalents.toml with the reason, and is not run.
 """
 
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
     parser.add_argument("--seconds", type=float, default=60.0, help="for all tests of one mutant")
     parser.add_argument("--json", type=Path, help="the file that gets every verdict")
+    parser.add_argument("--again", type=Path, help="such a file: of its mutants those that were not noticed, again")
     chosen = parser.parse_args()
     known, began = equivalents(), time.time()
     rows: list[dict[str, Any]] = []
@@ -57,6 +60,8 @@ def main() -> None:
             trees.put(Tree.copied(Path(folder) / str(number)))
         whole = Tree.copied(Path(folder) / "whole").folder  # no mutant is ever applied here, whoever edits the sources meanwhile
         mutated = drawn(whole, chosen.count, chosen.seed, chosen.under)
+        if chosen.again:
+            rows, mutated = again(whole, json.loads(chosen.again.read_text())["mutants"])
 
         def judged(number: int) -> dict[str, Any]:
             path, mutant = mutated[number]
@@ -79,6 +84,19 @@ def main() -> None:
         while not trees.empty():
             trees.get().close()
     print(f"\n{table(rows)}\n\n{time.time() - began:.0f} s in all")
+
+
+def again(root: Path, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[Path, Mutant]]]:
+    """The verdicts of an earlier run that stand, and the mutants of the others, each where the source has the same text nearest to where
+    it was. One that the source has no more is left out."""
+    stand = [row for row in rows if row["verdict"].startswith("killed")]
+    mutated = []
+    for row in (row for row in rows if row not in stand):
+        path = Path(row["file"])
+        alike = [mutant for mutant in mutants((root / path).read_text())
+                 if (mutant.kind, mutant.before, mutant.after) == (row["kind"], row["before"], row["after"])]  # fmt: skip
+        mutated += [(path, mutant) for mutant in sorted(alike, key=lambda mutant: abs(mutant.line - row["line"]))[:1]]
+    return stand, mutated
 
 
 def place(row: dict[str, Any]) -> str:

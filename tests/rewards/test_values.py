@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlflow.rewards import pool
-from rlflow.rewards.values import KEY, OTHERS, verdict
+from rlflow.rewards.values import KEY, OTHERS, number, verdict
 
 ANYTHING = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.floats()), st.complex_numbers())
 
@@ -45,3 +45,18 @@ def test_a_dictionary_without_a_score_is_missing(returned, cause, says):
 def test_what_no_worker_sends_is_no_verdict(reply):
     with pytest.raises(pool.Died):
         pool._verdict(reply, built_in=False)
+
+
+class Array:
+    """As libraries of arrays have them."""
+
+    def __init__(self, shape, value=1.5):
+        self.shape, self.value = shape, value
+
+    def item(self):
+        return self.value
+
+
+def test_an_array_of_no_dimension_is_its_number_and_any_other_is_none():
+    assert number(Array(())) == 1.5
+    assert number(Array((1,)))[0] == "type"

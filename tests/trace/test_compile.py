@@ -544,3 +544,22 @@ def test_data_of_a_wrong_kind_are_one_mistake_and_what_reads_them_is_judged_by_t
         actor.update(batch, policy_loss)
 
     assert [code for code, _ in problems(f, data={"answer": row("float32")})] == ["table-kind"]
+
+
+def test_a_role_with_values_cannot_be_trained_by_log_probs():
+    @loss
+    def likelihood(new):
+        return -new.logprobs, {}
+
+    @flow
+    def torn(prompts, actor, critic):
+        batch = actor.generate(prompts, max_tokens=3)
+        critic.update(batch | critic.values(batch), likelihood)
+
+    with pytest.raises(FlowError, match="role 'critic' is used with 2 heads"):
+        compile_flow(torn)
+
+
+def test_rows_that_are_asked_in_words_of_their_own_are_encoded_for_who_samples_from_them_alone():
+    graph = compile_flow(load_flow("critique")).graph
+    assert [dict(node.settings)["roles"] for node in graph.nodes if node.op is Op.ASK] == [("verifier",)]

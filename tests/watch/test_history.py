@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlflow.watch.history import Growing, History, is_number
+from rlflow.watch.history import Growing, History, is_number, stage_seconds
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 1 << 1024], ids=["large", "small", "just"])
@@ -45,3 +45,10 @@ def test_a_file_that_grows_is_read_line_by_line_once_and_anew_where_it_has_shrun
     assert growing.lines() == [b"anew"]
     path.write_bytes(b"anew\nagain\n")
     assert growing.lines() == [b"again"]
+
+
+def test_nodes_have_the_seconds_of_the_last_iteration(tmp_path):
+    events = [("a", 0, 9e6), ("a", 1, 2_500_000), ("b", 1, 500_000), ("a", 1, 500_000)]
+    lines = [json.dumps({"name": name, "ph": "X", "dur": dur, "args": {"iteration": number}}) for name, number, dur in events]
+    (tmp_path / "timeline.json").write_text("[{}\n," + "\n,".join(lines) + "\n")
+    assert stage_seconds(tmp_path) == {"a": 3.0, "b": 0.5}

@@ -1,0 +1,37 @@
+"""Calls of the engine that plans and eager flows share."""
+
+import pytest
+import torch
+
+from rlflow.batch import Batch
+from rlflow.execution.engine import Engine
+
+
+def engine(scores):
+    return Engine({}, {"reward": lambda batch: (scores[: len(batch)], {})}, 0, lambda count: None)
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.float64, "float64"), (torch.float32, "float32"), (torch.int64, "float32")])
+def test_scores_are_float32_but_in_a_run_of_float64(dtype, kept):
+    rows, metrics = engine(torch.tensor([1, 2], dtype=dtype)).reward("reward", Batch.of(completion=["a", "b"]))
+    assert rows.columns["scores"].dtype == kept
+    assert (metrics["mean"].value, metrics["missing"].value) == (1.5, 0.0)
+
+
+def test_rows_whose_episodes_failed_are_judged_by_nobody():
+    batch = Batch.of(completion=["a", "b", "c"], failed=["", "timeout", ""])
+    rows, metrics = engine(torch.tensor([1.0, 3.0, 9.0])).reward("reward", batch)
+    assert rows["scores"].isnan().tolist() == [False, True, False]
+    assert rows["scores"][[0, 2]].tolist() == [1.0, 3.0]
+    assert {name: tally.value for name, tally in metrics.items()} == {"mean": 2.0, "missing_env_timeout": 1.0, "missing": 1.0}
+
+
+def test_where_all_episodes_failed_all_scores_are_missing():
+    rows, metrics = engine(torch.tensor([1.0])).reward("reward", Batch.of(completion=["a"], failed=["died"]))
+    assert rows["scores"].isnan().all()
+    assert metrics["missing"].value == 1.0
+
+
+def test_scores_are_one_per_row():
+    with pytest.raises(ValueError, match=r"found scores of shape \[1\], expected \[2\]"):
+        engine(torch.tensor([1.0])).reward("reward", Batch.of(completion=["a", "b"]))

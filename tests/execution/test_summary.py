@@ -1,0 +1,19 @@
+"""Which rows have a number that is not finite."""
+
+import torch
+
+from rlflow.batch import Batch
+from rlflow.execution.summary import broken_rows
+
+
+def test_a_token_that_does_not_count_breaks_no_row():
+    nan = float("nan")
+    batch = Batch.of(logprobs=[[-1.0, nan], [nan, -1.0], [-1.0]], mask=[[True, False], [True, True], [True]])
+    records = {name: batch.select(name) for name in ("logprobs", "mask")}
+    assert broken_rows(records) == ["1.0"]
+    assert broken_rows({"logprobs": batch.select("logprobs")}) == ["0.0", "1.0"]
+
+
+def test_a_row_without_a_score_is_broken():
+    scores = Batch.of(scores=torch.tensor([1.0, float("inf"), float("nan")]))
+    assert broken_rows({"scores": scores}) == ["1.0", "2.0"]

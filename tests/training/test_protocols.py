@@ -1,0 +1,18 @@
+"""Rows have as many tokens as a recorded list says, or the generator is at fault."""
+
+import pytest
+
+from rlflow.batch import Batch
+from rlflow.training.protocols import Sampling, as_long
+
+
+def rows(*lengths):
+    return Batch.of(tokens=[[1] * length for length in lengths])
+
+
+def test_rows_of_the_recorded_lengths_pass_and_others_are_refused():
+    sampling = Sampling(lengths=(2, 3))
+    assert len(as_long(rows(2, 3, 2), sampling)) == 3
+    with pytest.raises(ValueError, match=r"found rows of \[2, 2, 2\] tokens, expected those of the recorded list: \[2, 3, 2\]"):
+        as_long(rows(2, 2, 2), sampling)
+    assert len(as_long(rows(9), Sampling())) == 1
