@@ -21,7 +21,9 @@ from rlflow.environments.source import REQUIRED, ClassSource, class_names, read_
 from rlflow.environments.tool_schema import Tool
 from rlflow.errors import Place, PlanError, Problem, listed, nearest
 
-SHIPPED: Mapping[str, tuple[str, str]] = {}  # name → (module, class) of the environments that come with rlflow
+SHIPPED: Mapping[str, tuple[str, str]] = {  # name → (module, class) of the environments that come with rlflow
+    name: (f"rlflow.environments.shipped.{name}", name.capitalize()) for name in ("python", "retry", "search")
+}
 
 
 @dataclass(frozen=True)

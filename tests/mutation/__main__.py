@@ -8,9 +8,11 @@ Each mutant is one small change of one function of rlflow/ or backends/: a compa
 constant, a deleted statement, a returned None. It is applied in a copy of the tree and judged by tests that run in forks of one warm
 process (server.py): the unmarked tests that mirror its module, then those of who imports it and of the tests beside (judges.py), then slow
 ones of the files that are listed for it. killed, killed slow: a test failed, or did not end in time, that passes without it. survived: none
-did. timeout: none had after --seconds, which counts as not noticed. With --again those of an earlier run that nothing noticed are judged
-again, and its other verdicts stand: tests were added since, and the sources are what they were. A mutant that no test can kill, since nothing that anybody could see
+did. timeout: none had after --seconds, which counts as not noticed. A mutant that no test can kill, since nothing that anybody could see
 differs, is listed in equivalents.toml with the reason, and is not run.
+
+With --again those of an earlier run that nothing noticed are judged again, and its other verdicts stand: tests were added since, and the
+sources are what they were.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """The live view's drawing: a curve needs two points."""
 
+import io
+
 from rich.console import Console
 
 from rlflow.watch.frame import Frame, draw
 
 
 def drawn(*curve):
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))
-    with console.file:
-        console.print(draw(Frame(flow="grpo", place="runs/grpo-1", iterations=3, curve=list(curve)), 80))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(draw(Frame(flow="grpo", place="runs/grpo-1", iterations=3, curve=list(curve)), 80))
     return console.export_text()
 
 

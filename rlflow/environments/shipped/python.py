@@ -1,0 +1,48 @@
+"""`--env python`: the model writes Python, reads what it prints, and goes on.
+
+The code of the last block between ```` ```python ```` and ```` ``` ```` is run in a process of its own, which may only compute: no network,
+no program, no other process, no file outside of an empty folder. It is killed at its deadline.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+
+from rlflow.author.turn import Turn
+
+BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+SANDBOX = "rlflow.environments.shipped.sandbox"
+
+
+class Python:
+    """Runs code. A turn without any is the answer, which the run's rewards judge."""
+
+    def __init__(self, *, timeout: float = 5.0, memory: int = 512, prints: int = 2000) -> None:
+        """timeout: seconds that a block may run. memory: MiB that it may take. prints: characters of its output that the model reads."""
+        self.timeout, self.memory, self.prints = timeout, memory, prints
+        self.blocks = 0
+
+    def step(self, said: str) -> Turn:
+        """Run the last block of a turn."""
+        blocks = BLOCK.findall(said)
+        if not blocks:
+            return Turn(done=True, log={"blocks": self.blocks})
+        self.blocks += 1
+        printed = self.run(blocks[-1])
+        return Turn(says=f"\n```output\n{printed[: self.prints].rstrip()}\n```\n")
+
+    def run(self, code: str) -> str:
+        """What code prints, and how it failed, if it did."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-P", "-m", SANDBOX, folder, str(self.memory)]
+            try:
+                ended = subprocess.run(command, input=code, capture_output=True, text=True, errors="replace", timeout=self.timeout,
+                                       cwd=folder)  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return f"TimeoutError: no end after {self.timeout:g} s"
+        if ended.returncode < 0:
+            return f"{ended.stdout}the process was killed by signal {-ended.returncode}"
+        return ended.stdout + ended.stderr
