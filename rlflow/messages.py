@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Message = Mapping[str, str]
 MARK = "\x1emessages\x1e"  # what messages begin with where they are written; the character separates records (ASCII)
+
+
+class Call(NamedTuple):
+    """A call of a tool in what a model said: the tool's name, and arguments by name; or ``problem``, why it is none."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    problem: str = ""
 
 
 class Packed(str):

@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from rlflow.binding.dataset import true_or_false
+from rlflow.binding.environments import by_role
 from rlflow.binding.roles import Roles
 from rlflow.config.flags import RunConfig
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.data.fields import Record
+from rlflow.environments.spec import EnvironmentSpec
 from rlflow.errors import PlanError, listed
 from rlflow.execution.engine import Asked, Asking
 from rlflow.graph.model import Graph, Op
@@ -22,9 +26,10 @@ from rlflow.trace.compile import used_nodes
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "chat_template.jinja", "tokenizer_config.json")  # what decides token ids
 
 
-def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
-    """Prompts are worded as those of the data are, but for a template around them. Raises PlanError where roles of different tokenizers
-    sample from the same asked rows."""
+def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[str, EnvironmentSpec] = MappingProxyType({})) -> Asking:
+    """Prompts are worded as those of the data are, but for a template around them; roles are told of the tools of their environments.
+    Raises PlanError where roles of different tokenizers sample from the same asked rows."""
+    tools = {role: spec.tools for role, spec in by_role(environments, graph).items()}
     folders = {name: role.folder for name, role in roles.items()}
     for node in used_nodes(graph):
         if node.op is Op.ASK:
@@ -32,13 +37,15 @@ def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
     default, chat, system = config.tokenizer_folder, config.data.get("chat"), config.data.get("system")
 
     @cache
-    def encoder(folder: Path | None) -> tuple[Encoder, Wording]:
-        made: Encoder = TokenizerEncoder(folder) if folder is not None else ByteEncoder()
+    def encoder(folder: Path | None, role: str) -> tuple[Encoder, Wording]:
+        plain: Encoder = TokenizerEncoder(folder) if folder is not None else ByteEncoder()
+        made = plain.with_tools([tool.schema for tool in tools[role]]) if tools.get(role) else plain
         chats = made.chats if chat is None else true_or_false(chat)
         return made, Wording(chats, str(system) if chats and system is not None else None)
 
     def of(names: tuple[str, ...]) -> tuple[Encoder, Wording]:
-        return encoder(next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None))
+        folder = next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None)
+        return encoder(folder, next((name for name in names if tools.get(name)), ""))
 
     def encode(names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
         tokenizer, wording = of(names)
@@ -58,8 +65,11 @@ def asking(graph: Graph, roles: Roles, config: RunConfig) -> Asking:
     def decode(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[str]:
         return of(names)[0].texts(rows)
 
+    def calls(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[list[Any]]:
+        return [list(of(names)[0].calls(row)) for row in rows]
+
     longest = config.data.get("max_prompt")
-    return Asking(encode, follow, speak, decode, math.inf if longest is None else int(longest))
+    return Asking(encode, follow, speak, decode, calls, math.inf if longest is None else int(longest))
 
 
 def _refuse_messages(tokenizer: Encoder, names: tuple[str, ...], texts: Sequence[Asked]) -> None:

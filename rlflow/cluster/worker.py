@@ -87,7 +87,7 @@ class Worker:
         self.environments = Environments(setup.options.environments, graph, options)
         self.environments.heard_by(self.printed.hear)
         engine = Engine(models, scorers, options.seed, _no_data, reward_timeout=options.reward_timeout, keeper=keeper,
-                        asking=asking(graph, roles, setup.config), environments=self.environments.pools)
+                        asking=asking(graph, roles, setup.config, setup.options.environments), environments=self.environments.pools)
         scorers |= {name: ModelScore(engine, name) for name, role in roles.items() if role.use.rewards}
         pools_of_judges = reward_pools(graph, setup.placement)
         self.rewards.load_models(device, [role for role, pools in pools_of_judges.items() if setup.pool in pools])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any, Protocol
 from rlflow import pretrained
 from rlflow.data.chat import ChatTemplate
 from rlflow.data.fields import Record
+from rlflow.data.tool_calls import calls_by
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
-from rlflow.messages import Message
+from rlflow.messages import Call, Message
 
 END = 256  # id of the byte encoding's end of text
 QUESTION, REPLY = "question", "reply"  # what stands for any first turn where only what follows it is wanted
@@ -94,6 +96,12 @@ class Encoder(Protocol):
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of token ids, without special tokens."""
 
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Encoder:
+        """A copy that tells models of tools, by their JSON schemas."""
+
+    def calls(self, ids: Sequence[int]) -> list[Call]:
+        """The calls of tools in sampled ids."""
+
 
 class ByteEncoder:
     """Uses UTF-8 bytes as token ids, and END after a response. It serves runs without a model."""
@@ -132,6 +140,14 @@ class ByteEncoder:
         """The text of each row of bytes."""
         return [bytes(number for number in row if number < END).decode(errors="replace") for row in rows]
 
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ByteEncoder:
+        """There is no model to be told."""
+        return self
+
+    def calls(self, ids: Sequence[int]) -> list[Call]:
+        """No model calls a tool."""
+        return []
+
 
 def _plain(wording: str | list[Message]) -> str:
     if isinstance(wording, str):
@@ -146,6 +162,27 @@ class TokenizerEncoder:
         self.folder = Path(folder)
         self.tokenizer = _load(self.folder)
         self.chats = bool(getattr(self.tokenizer, "chat_template", None))
+        self.tools: tuple[Mapping[str, Any], ...] = ()
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> TokenizerEncoder:
+        """A copy whose chat template is given tools. Raises PlanError for a template that says nothing of them, or that writes earlier
+        turns otherwise once a tool has answered, and for models whose calls are not known."""
+        other = copy.copy(self)
+        other.__dict__.pop("_template", None)
+        other.tools = tuple(tools)
+        if tools:
+            (rendered,) = other._chats([[{"role": "user", "content": QUESTION}]])
+            silent = [tool["function"]["name"] for tool in tools if tool["function"]["name"] not in rendered]
+            if silent:
+                raise PlanError.of("env-tools", f"the chat template of {self.folder} says nothing of tools", found=f"no {silent[0]} in it",
+                                   expected="a template that takes tools", remedy="name a model that was trained to call tools")
+            other.following([[{"role": "tool", "content": REPLY}]], [[]], Wording(chat=True))
+            other.__dict__["calls"] = calls_by(self.tokenizer, self.folder)
+        return other
+
+    def calls(self, ids: Sequence[int]) -> list[Call]:
+        """The calls of tools in sampled ids; none where the model was told of no tools."""
+        return []
 
     @cached_property
     def longest(self) -> int:
@@ -252,6 +289,10 @@ class TokenizerEncoder:
     def _chats(self, conversations: list[list[Message]]) -> list[str]:
         return self._template.render(conversations) if conversations else []
 
+    @property
+    def _variables(self) -> dict[str, Any]:
+        return {**self.tokenizer.special_tokens_map, **({"tools": list(self.tools)} if self.tools else {})}
+
     @cached_property
     def _template(self) -> ChatTemplate:
         if not self.chats:
@@ -260,7 +301,7 @@ class TokenizerEncoder:
                                remedy="name an instruct model, whose tokenizer has one; or, where prompts are text, --data.chat "
                                       "false; conversations always need one: without it map a field that is text, --data.prompt FIELD")
         try:
-            return ChatTemplate(self.folder, str(self.tokenizer.get_chat_template()), self.tokenizer.special_tokens_map)
+            return ChatTemplate(self.folder, str(self.tokenizer.get_chat_template()), self._variables)
         except ValueError as error:  # several, and none is the default
             raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no one chat template", found=str(error),
                                expected="one, or one of them named default", remedy="leave one in its tokenizer_config.json") from error

@@ -79,7 +79,7 @@ def answer(request: Mapping[str, Any], messages: Any, longest: int) -> bytes:
 def rendered(request: Mapping[str, Any], messages: Any, longest: int) -> dict[str, str]:
     """The text of one conversation, or why there is none. Raises MemoryError."""
     try:
-        text = compiled(request["template"]).render(messages=messages, tools=None, documents=None, **request["variables"])
+        text = compiled(request["template"]).render(**{"tools": None, "documents": None, **request["variables"], "messages": messages})
     except MemoryError:
         raise
     except Exception as error:  # the template may raise whatever it likes

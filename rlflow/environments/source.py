@@ -49,9 +49,10 @@ def read_class(file: str, name: str) -> ClassSource:
     tree = text.tree(file, "environment")
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if name not in classes:
-        raise PlanError.of("env-class", f"{file} defines no class '{name}' at its top level", place=Place(file, 1), found=listed(classes),
+        shown = str(Place(file, 1)).removesuffix(":1")
+        raise PlanError.of("env-class", f"{shown} defines no class '{name}' at its top level", place=Place(file, 1), found=listed(classes),
                            expected="a class with reset and step, or with tools", nearest=nearest(name, classes),
-                           remedy=f"--env {file}:{nearest(name, classes) or next(iter(classes), 'CLASS')}")
+                           remedy=f"--env {shown}:{nearest(name, classes) or next(iter(classes), 'CLASS')}")
     node, known = classes[name], _lineage(classes[name], classes)
     methods = {method.name: method for each in reversed(known) for method in each.body if isinstance(method, Def)}
     whole = len(known) == 1 + sum(len(each.bases) for each in known)  # no base that is defined elsewhere

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from rlflow.errors import Place, PlanError
 
 SIMPLE = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
+HEADING = re.compile(r"^\s*(?:Args|Arguments|Parameters|Returns|Raises|:return)")
 ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")  # of a docstring: "name: text", ":param name: text"
 
 
@@ -61,8 +63,10 @@ def tool_of(method: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Tool:
 
 
 def _summary(docstring: str) -> str:
-    """The docstring up to its list of arguments."""
-    return " ".join(re.split(r"\n\s*(?:Args:|Arguments:|Parameters:|Returns:|:param|:return)", docstring, maxsplit=1)[0].split())
+    """The docstring up to what it says of arguments."""
+    first, *rest = docstring.splitlines()
+    more = itertools.takewhile(lambda line: not HEADING.match(line) and not ARGUMENT.match(line), rest)
+    return " ".join(" ".join([first, *more]).split())
 
 
 def _described(docstring: str) -> dict[str, str]:

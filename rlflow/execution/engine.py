@@ -117,12 +117,13 @@ def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]]) -> list[str]:
 class Asking:
     """How rows that are asked become prompts for the models of some roles: ``encode`` gives token ids of texts, ``follow`` those of texts
     that are another turn after sampled ids, ``speak`` those of what an environment says after them, where text goes on as it is, ``decode``
-    the text of ids; and the longest prompt that may be asked."""
+    the text of ids, ``calls`` the calls of tools in them (``rlflow.messages.Call``); and the longest prompt that may be asked."""
 
     encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes
     follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     decode: Callable[[Roles, Sequence[Sequence[int]]], list[str]] = text_of_bytes
+    calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [[] for _ in rows]
     longest: float = math.inf
 
 
@@ -183,7 +184,7 @@ class Engine:
         generator, ask = self.models[role].generator, self.asking
         assert generator is not None
         speak, decode = partial(ask.speak, (role,)), partial(ask.decode, (role,))
-        speech = episodes.Speech(speak, lambda text: speak([text], [[]])[0], decode)
+        speech = episodes.Speech(speak, lambda text: speak([text], [[]])[0], decode, partial(ask.calls, (role,)))
         return episodes.Episodes(generator.generate, self.environments[role], sampling, speech)
 
     def sampled_columns(self, role: str) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, field_column, standard_kind
 from rlflow.environments.pool import Answer, EnvironmentPool, Episode, Failure
-from rlflow.messages import Message
+from rlflow.errors import listed
+from rlflow.messages import Call, Message
 from rlflow.seeds import derived, row_seeds, turn_seeds
 from rlflow.training.protocols import Sampling
 
@@ -38,6 +39,7 @@ class Speech:
     speak: Callable[[Sequence[Said], Sequence[Sequence[int]]], list[list[int]]]  # token ids of texts after sampled ids
     encode: Callable[[str], list[int]]  # token ids of a text by itself
     decode: Callable[[Sequence[Sequence[int]]], list[str]]
+    calls: Callable[[Sequence[Sequence[int]]], list[list[Call]]] = lambda rows: [[] for _ in rows]  # of tools in sampled ids
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,40 @@ class Episodes:
             if (failure := rows[place].failure) is not None:
                 rows[place].fail(failure)
         asked = [place for place in places if rows[place].failure is None]
-        answers = self.pool.step([rows[place].episode for place in asked], [rows[place].said for place in asked])
+        if self.pool.spec.tools:
+            answers = self._used([rows[place] for place in asked])
+        else:
+            answers = self.pool.step([rows[place].episode for place in asked], [rows[place].said for place in asked])
         self._heard([rows[place] for place in asked], answers, [stopped[place] for place in asked], turn)
+
+    def _used(self, rows: Sequence[_Row]) -> list[Answer]:
+        """Use the tools that rows have called. A call that is none is answered with what is wrong, so that the model may call again; a turn
+        without calls ends the episode."""
+        calls = self.speech.calls([row.pieces[-1].tokens.tolist() for row in rows])
+        faults = [[self._fault(call) for call in own] for own in calls]
+        sound = [[(call.name, call.arguments) for call, fault in zip(own, wrong, strict=True) if not fault]
+                 for own, wrong in zip(calls, faults, strict=True)]  # fmt: skip
+        busy = [place for place, own in enumerate(sound) if own]
+        answered = dict(zip(busy, self.pool.tools([rows[place].episode for place in busy], [sound[place] for place in busy]), strict=True))
+        return [self._results(rows[place], calls[place], faults[place], answered.get(place)) for place in range(len(rows))]
+
+    def _fault(self, call: Call) -> str:
+        """The reason why a call cannot be carried out; empty where it can."""
+        tool = next((tool for tool in self.pool.spec.tools if tool.name == call.name), None)
+        if call.problem or tool is None:
+            return call.problem or f"there is no tool '{call.name}'; there are {listed(tool.name for tool in self.pool.spec.tools)}"
+        wrong = [name for name in call.arguments if name not in tool.parameters] + [n for n in tool.required if n not in call.arguments]
+        return f"{call.name} takes {listed(tool.parameters)}; look at '{wrong[0]}'" if wrong else ""
+
+    def _results(self, row: _Row, calls: Sequence[Call], faults: Sequence[str], answer: Answer | None) -> Answer:
+        if isinstance(answer, Failure):
+            return answer
+        results = iter(answer["results"] if answer else ())
+        texts = [fault or next(results) for fault in faults]
+        if calls:
+            row.turns[-1]["calls"] = [[call.name, dict(call.arguments)] for call in calls]
+        log = {"calls": float(len(calls)), "bad_calls": float(sum(map(bool, faults)))}
+        return {"says": [["tool", text] for text in texts], "reward": 0.0, "done": False, "log": log}
 
     def _heard(self, rows: Sequence[_Row], answers: Sequence[Answer], stopped: Sequence[bool], turn: int) -> None:
         """Decide which rows go on, and have the environments speak in these."""

@@ -22,7 +22,16 @@ from rlflow.binding import rewards as bound
 from rlflow.binding.asking import asking
 from rlflow.binding.backends import device_of, numbers
 from rlflow.binding.dataset import open_dataset
-from rlflow.binding.environments import Environments, Specs, default_rewards, environments_of, single_rank, wanted_fields
+from rlflow.binding.environments import (
+    Environments,
+    Specs,
+    default_rewards,
+    environments_of,
+    single_rank,
+    tools_of,
+    wanted_fields,
+    with_tools,
+)
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
@@ -115,10 +124,13 @@ def prepare(
         program = compile_with_data(flow, hp, traced_with, note)
         note_warnings(report.of_functions, note)
         data = replace(data, numbered=reads_prompt_id(program.graph))
+        tools = tools_of(specs)
+        data = replace(data, encoder=with_tools(data, tools))
         opened = partial(open_sets, options, config.data, config.tokenizer_folder,
                          lambda name: wanted_fields(placed.rewards.wanted_of_set(name), specs))
         prompts, kept_out = screen_records(data, program.graph, placed.roles, options, note, begun)
-        held_out = HeldOut(kept_out, usable_sets(program.graph, placed.roles, options, opened, note, begun))
+        sets = usable_sets(program.graph, placed.roles, options, opened, note, begun)
+        held_out = HeldOut(kept_out, {name: replace(each, encoder=with_tools(each, tools)) for name, each in sets.items()})
         for line in amounts(prompts.data, options.prompts):
             note(line)
         return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge, traced_with)
@@ -199,7 +211,7 @@ def _assemble(
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
 
-    runtime.engine.asking = asking(graph, roles, config)
+    runtime.engine.asking = asking(graph, roles, config, traced_with.environments)
     single_rank(traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()})
     environments = Environments(traced_with.environments, graph, options)
     runtime.engine.environments = environments.pools

@@ -24,6 +24,7 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
      "tests/rewards", "what runs beside users' code in its process"),
     ("rlflow/runs/context rlflow/runs/depends rlflow/runs/layout_choice rlflow/runs/parallelism "
      "rlflow/runs/streaming", "tests/runs", "parts of one run, which is judged as users start it"),
+    ("rlflow/environments/shipped/sandbox", "tests/environments/shipped/test_python.py", "runs in a process of its own"),
     ("rlflow/environments/worker", "tests/environments/test_pool.py", "runs in a process of its own"),
     ("rlflow/trace/tracer", "tests/trace/test_compile.py", "tracing is compiling, seen from inside"),
     ("rlflow/watch/mlflow_store", "tests/watch/test_trackers.py", "runs in a process of its own"),

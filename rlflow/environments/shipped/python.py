@@ -25,9 +25,9 @@ class Python:
         self.timeout, self.memory, self.prints = timeout, memory, prints
         self.blocks = 0
 
-    def step(self, said: str) -> Turn:
+    def step(self, text: str) -> Turn:
         """Run the last block of a turn."""
-        blocks = BLOCK.findall(said)
+        blocks = BLOCK.findall(text)
         if not blocks:
             return Turn(done=True, log={"blocks": self.blocks})
         self.blocks += 1
@@ -35,7 +35,7 @@ class Python:
         return Turn(says=f"\n```output\n{printed[: self.prints].rstrip()}\n```\n")
 
     def run(self, code: str) -> str:
-        """What code prints, and how it failed, if it did."""
+        """Run code. Gives its output, and the error that ended it."""
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-P", "-m", SANDBOX, folder, str(self.memory)]
             try:

@@ -18,13 +18,13 @@ class Retry:
         """Begin with a question whose right answer is known."""
         self.answer = answer.strip()
 
-    def step(self, said: str) -> Turn:
+    def step(self, text: str) -> Turn:
         """Judge an answer."""
         self.tries += 1
-        if said.strip() == self.answer:
+        if text.strip() == self.answer:
             return Turn(reward=1.0, done=True, log={"tries": self.tries})
         try:
-            far = float(said) - float(self.answer)
+            far = float(text) - float(self.answer)
         except ValueError:
             return Turn(says=self.wrong)
         return Turn(says=self.less if far > 0 else self.more)

@@ -56,11 +56,11 @@ class Search:
         self.corpus, self.topk, self.opens, self.closes = corpus_of(corpus), topk, opens, closes
         self.searches = 0
 
-    def step(self, said: str) -> Turn:
+    def step(self, text: str) -> Turn:
         """Carry out the last search of a turn, or end with its answer."""
-        if ANSWERED.search(said):
+        if ANSWERED.search(text):
             return Turn(done=True, log={"searches": self.searches})
-        queries = ASKED.findall(said)
+        queries = ASKED.findall(text)
         if not queries:
             return Turn(done=True, log={"searches": self.searches})
         self.searches += 1

@@ -1,0 +1,71 @@
+"""Calls of tools in what a model said. transformers parses them where the tokenizer has a response schema; else the chat template tells how
+its family of models writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rlflow.errors import PlanError
+from rlflow.messages import Call
+
+TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)  # Hermes, Qwen 2.5 and 3
+LISTED = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])", re.DOTALL)  # Mistral
+ALONE = re.compile(r"^\s*(?:<\|python_tag\|>)?\s*(\{.*\})", re.DOTALL)  # Llama 3
+MARKS = {"<tool_call>": TAGGED, "[TOOL_CALLS]": LISTED, "ipython": ALONE}  # of templates of these families
+
+
+def calls_by(tokenizer: Any, folder: object) -> Callable[[Sequence[int]], list[Call]]:
+    """A function from sampled ids to the calls in them. Raises PlanError for a family of models whose calls are not known."""
+    if getattr(tokenizer, "response_schema", None):
+        return lambda ids: list(_by_schema(tokenizer, ids))
+    template = str(tokenizer.get_chat_template())
+    pattern = next((pattern for mark, pattern in MARKS.items() if mark in template), None)
+    if pattern is None:
+        raise PlanError.of("env-tools", f"how models of {folder} write a call of a tool is not known",
+                           found="a chat template without a mark of calls",
+                           expected=f"a response_schema of the tokenizer, or one of {', '.join(MARKS)} in its template",
+                           remedy="name a model that was trained to call tools, or write an environment with step")
+
+    def calls(ids: Sequence[int]) -> list[Call]:
+        text = tokenizer.decode(list(ids), skip_special_tokens=False)
+        return [call for match in pattern.finditer(text) for call in parsed(match[1])]
+
+    return calls
+
+
+def parsed(text: str) -> Iterator[Call]:
+    """The calls that JSON describes: an object with name and arguments, or a list of such."""
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        yield Call("", {}, f"the call is no JSON: {error}")
+        return
+    for each in value if isinstance(value, list) else [value]:
+        yield _call(each)
+
+
+def _call(value: Any) -> Call:
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        return Call("", {}, "a call is an object with the name of a tool and its arguments")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, Mapping):
+        return Call(value["name"], {}, f"the arguments of {value['name']} are no object")
+    return Call(value["name"], dict(arguments))
+
+
+def _by_schema(tokenizer: Any, ids: Sequence[int]) -> Iterator[Call]:
+    try:
+        message = tokenizer.parse_response(tokenizer.decode(list(ids), skip_special_tokens=False))
+    except Exception as error:  # the schema is the model's own
+        yield Call("", {}, f"{type(error).__name__}: {error}")
+        return
+    for each in (message.get("tool_calls") or ()) if isinstance(message, Mapping) else ():
+        yield _call(each.get("function", each) if isinstance(each, Mapping) else each)

@@ -1,0 +1,151 @@
+"""Tools of an environment: told of in the prompt by the chat template, called by the model, answered as messages."""
+
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from run_faults import MODEL
+
+from rlflow.axis import Axis
+from rlflow.batch import Batch, Data
+from rlflow.binding.environments import with_tools
+from rlflow.columns import Kind, Level
+from rlflow.data.dataset import Dataset
+from rlflow.data.encode import ByteEncoder, TokenizerEncoder, Wording
+from rlflow.data.fields import Record
+from rlflow.environments.pool import EnvironmentPool
+from rlflow.environments.spec import parse_environment
+from rlflow.errors import PlanError
+from rlflow.execution.episodes import Episodes, Speech
+from rlflow.training.protocols import Sampling
+
+FILE = Path(__file__).parents[1] / "environments" / "calculator.py"
+TEMPLATE = """{%- if tools %}Tools: {{ tools | tojson }}. Call as <tool_call>{...}</tool_call>.
+{% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function from a chat template to a folder with a tokenizer that has it."""
+    def made(template=TEMPLATE):
+        for file in Path(MODEL).iterdir():
+            if "token" in file.name or file.name == "config.json":
+                shutil.copy(file, tmp_path)
+        if template:
+            (tmp_path / "chat_template.jinja").write_text(template)
+        return tmp_path
+
+    return made
+
+
+def schemas():
+    return [tool.schema for tool in parse_environment(f"{FILE}:Calculator", {}).tools]
+
+
+def test_the_prompt_tells_of_the_tools(folder):
+    encoder = TokenizerEncoder(folder())
+    asked = [[{"role": "user", "content": "2 + 3"}]]
+    (plain,), (told,) = encoder.worded(asked), encoder.with_tools(schemas()).worded(asked)
+    assert "Tools" not in plain
+    assert '"name": "add"' in told
+    assert '"description": "Add two numbers."' in told
+    assert encoder.worded(asked) == [plain]  # the encoder itself is what it was
+    data = Dataset("d", [Record("2 + 3", "5")], encoder, Wording(chat=True))
+    assert with_tools(data, schemas()).worded(asked) == [told]
+    assert with_tools(data, []) is encoder
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (TEMPLATE.replace("if tools", "if false"), "says nothing of tools"),
+        (TEMPLATE.replace("<tool_call>", "[call]"), "how models of .* write a call of a tool is not known"),
+        (TEMPLATE.replace("{%- for", "{{ messages | length }}{%- for"), "writes earlier turns otherwise once later ones come"),
+    ],
+)
+def test_a_template_that_cannot_carry_tools_is_refused(folder, template, says):
+    with pytest.raises(PlanError, match=says):
+        TokenizerEncoder(folder(template)).with_tools(schemas())
+
+
+def test_prompts_must_go_through_the_template(folder):
+    with pytest.raises(PlanError, match=r"tools are told of by the chat template, through which no prompt goes(?s:.*)--data.chat true"):
+        with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder())), schemas())
+    (folder() / "chat_template.jinja").unlink()
+    with pytest.raises(PlanError, match="tools are told of by a chat template, and the tokenizer of .* has none"):
+        with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder(""))), schemas())
+    assert with_tools(Dataset("d", [Record("q", "a")], ByteEncoder()), schemas()).calls([1]) == []
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@pytest.fixture
+def acted(folder):
+    """A function from what a model says in each turn of each row to the rows."""
+    encoder = TokenizerEncoder(folder()).with_tools(schemas())
+    wording = Wording()
+    def speak(texts, sampled):
+        return encoder.following(texts, sampled, wording)
+
+    speech = Speech(speak, lambda text: speak([text], [[]])[0], encoder.texts, lambda rows: [encoder.calls(row) for row in rows])
+
+    def rows(*scripts, cls="Calculator", max_tokens=4000):
+        left = [list(script) for script in scripts]
+
+        def generate(prompts, sampling, seeds):
+            """Each row says what its script has next."""
+            places = [int(key) for key in prompts.axis.keys[:, 0]]
+            ids = encoder.prompts([left[place].pop(0) for place in places])
+            logprobs, versions = [[-1.0] * len(row) for row in ids], [[0] * len(row) for row in ids]
+            batch = Batch.of(tokens=ids, sampled_logprobs=logprobs, policy_version=versions, temperature=[1.0] * len(ids))
+            texts = {"completion": tuple(encoder.texts(ids)), "finish": ("stop",) * len(ids)}
+            return Batch(prompts.axis, batch.data | {name: Data(Kind(Level.TEXT), value) for name, value in texts.items()})
+
+        asked = [[{"role": "user", "content": "2 + 3"}]] * len(scripts)
+        batch = Batch.of(prompt=["2 + 3"] * len(scripts), prompt_tokens=encoder.prompts(asked))
+        with closing(EnvironmentPool(parse_environment(f"{FILE}:{cls}", {"parallel": "1"}))) as pool:
+            prompts = Batch(Axis.fresh(len(scripts)), batch.data)
+            return Episodes(generate, pool, Sampling(1, max_tokens), speech).sampled(prompts, [1] * len(scripts), 1)
+
+    return rows
+
+
+def episode(rows, row):
+    return json.loads(rows["episode"][row])
+
+
+def test_tools_are_called_until_a_turn_without_a_call(acted):
+    rows = acted([call("add", a=2, b=3), "It is 5."], ["It is 6."])
+    turns = episode(rows, 0)["turns"]
+    assert turns[0]["calls"] == [["add", {"a": 2, "b": 3}]]
+    assert turns[0]["says"] == [{"role": "tool", "content": "5"}]
+    assert (rows["finish"], rows["said"]) == (["stop", "stop"], ["It is 5.", "It is 6."])
+    assert "</assistant>\n<tool>5</tool>\n<assistant>It is 5." in rows["completion"][0]
+    assert rows["episode_score"].tolist() == [1.0, 0.0]
+
+
+def test_several_calls_of_a_turn_are_answered_in_their_order_with_what_is_wrong(acted):
+    said = "".join([call("add", a=2), call("sub", a=1), call("add", b=1), call("add", a=1, c=2), "<tool_call>{</tool_call>",
+                    call("fail", how="bad")])  # fmt: skip
+    results = [message["content"] for message in episode(acted([said, "Done."]), 0)["turns"][0]["says"]]
+    assert results[0] == "3"
+    assert results[1] == "there is no tool 'sub'; there are add, fail"
+    assert results[2] == "add takes a, b; look at 'a'"
+    assert results[3] == "add takes a, b; look at 'c'"
+    assert results[4].startswith("the call is no JSON")
+    assert results[5] == "ValueError: bad"
+
+
+def test_an_error_of_a_service_fails_its_row_alone(acted):
+    rows = acted([call("fail", how="service"), "Done."], [call("add", a=1), "It is 2."])
+    assert rows["failed"] == ["raised", ""]
+    assert "ConnectionError: no answer" in episode(rows, 0)["failed"]
+
+
+def test_async_tools_give_json(acted):
+    assert episode(acted([call("add", a=1), "Two."], cls="Later"), 0)["turns"][0]["says"] == [{"role": "tool", "content": '{"sum": 2}'}]

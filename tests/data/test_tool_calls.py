@@ -1,0 +1,81 @@
+"""Calls of tools are read as the model's family writes them."""
+
+import json
+
+import pytest
+
+from rlflow.data.tool_calls import calls_by, parsed
+from rlflow.errors import PlanError
+from rlflow.messages import Call
+
+ADD = {"name": "add", "arguments": {"a": 1}}
+
+
+class Tokenizer:
+    """Ids are characters."""
+
+    def __init__(self, template, schema=None):
+        self.template, self.response_schema = template, schema
+
+    def get_chat_template(self):
+        return self.template
+
+    def decode(self, ids, skip_special_tokens):
+        assert not skip_special_tokens  # marks of calls may be special tokens
+        return "".join(map(chr, ids))
+
+    def parse_response(self, text):
+        if text == "broken":
+            raise ValueError("no match")
+        return {"role": "assistant", "tool_calls": [{"type": "function", "function": ADD}]} if text else {}
+
+
+def calls(template, text, **more):
+    return calls_by(Tokenizer(template, **more), "model")([*map(ord, text)])
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "names"),
+    [
+        ("… <tool_call> …", "I add.\n<tool_call>\n" + json.dumps(ADD) + "\n</tool_call>", ["add"]),
+        ("… <tool_call> …", f"<tool_call>{json.dumps(ADD)}</tool_call> and <tool_call>{json.dumps(ADD)}</tool_call>", ["add", "add"]),
+        ("… <tool_call> …", f"<tool_call>{json.dumps(ADD)}", ["add"]),  # the end mark may be the stop string of the turn
+        ("… <tool_call> …", "It is 3.", []),
+        ("… [TOOL_CALLS] …", f"[TOOL_CALLS] [{json.dumps(ADD)}, {json.dumps(ADD)}]", ["add", "add"]),
+        ("… ipython …", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', ["add"]),
+        ("… ipython …", 'So {"name": "add"}', []),
+    ],
+)
+def test_each_family_has_its_marks(template, text, names):
+    found = calls(template, text)
+    assert [call.name for call in found] == names
+    assert all(call == Call("add", {"a": 1}) for call in found)
+
+
+def test_a_response_schema_goes_before_the_template():
+    assert calls("nothing known", "any", schema={"x": 1}) == [Call("add", {"a": 1})]
+    assert calls("nothing known", "", schema={"x": 1}) == []
+    assert calls("nothing known", "broken", schema={"x": 1})[0].problem == "ValueError: no match"
+
+
+def test_a_family_whose_calls_are_not_known_is_refused():
+    with pytest.raises(PlanError, match="how models of model write a call of a tool is not known"):
+        calls("{{ messages }}", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "the call is no JSON"), ("[3]", "a call is an object with the name of a tool"), ('{"name": 3}', "a call is an object"),
+        ('{"name": "add", "arguments": [1]}', "the arguments of add are no object"),
+        ('{"name": "add", "arguments": "{"}', "the arguments of add are no object"),
+    ],
+)
+def test_what_is_no_call_says_why(text, problem):
+    (call,) = parsed(text)
+    assert call.problem.startswith(problem)
+
+
+def test_arguments_may_be_json_in_a_text_or_missing():
+    assert list(parsed('{"name": "add", "arguments": "{\\"a\\": 1}"} and more')) == [Call("add", {"a": 1})]
+    assert list(parsed('{"name": "now"}')) == [Call("now", {})]

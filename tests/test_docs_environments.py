@@ -1,0 +1,71 @@
+"""docs/environments.md is true: its commands print what it shows, and its tables list what there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from test_docs_runs import normal, pattern, run_command
+
+from rlflow.author.verbs import EPISODE_GIVES
+from rlflow.columns import TABLE
+from rlflow.environments.pool import CAUSES
+from rlflow.environments.source import OWN, read_class
+from rlflow.environments.spec import SHIPPED, Bounds, parse_environment
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "environments.md").read_text()
+
+
+def rows(header: str) -> list[list[str]]:
+    """The cells of the rows of the table with this header."""
+    table = PAGE[PAGE.index(f"| {header} |"):].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+def named(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_tables_list_what_there_is() -> None:
+    assert {name.partition("(")[0].partition(" ")[0] for row in rows("method") for name in named(row[0])} == {
+        "__init__", *OWN, "repeatable"}
+    bounds = {f"--env.{field.name}": field.default for field in dataclasses.fields(Bounds)}
+    assert [named(row[0])[0] for row in rows("setting of every environment")] == list(bounds)
+    shown = [row[1] for row in rows("setting of every environment")]
+    assert shown == [f"{value:g}" if value is not None else "one for each core" for value in bounds.values()]
+    assert {named(row[0])[0]: row[1] for row in rows("column")} == {name: str(TABLE[name].kind) for name in EPISODE_GIVES}
+    assert tuple(named(row[0])[0] for row in rows("cause")) == CAUSES
+    for name, settings, _ in rows("name"):
+        assert named(settings) == list(parse_environment(named(name)[0], {"corpus": "x"} if "search" in name else {}).source.settings)
+    assert {named(row[0])[0] for row in rows("name")} == set(SHIPPED)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the page's files are."""
+    for block in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.M | re.S):
+        (tmp_path / block[0]).write_text(block[1])
+    (tmp_path / "algorithms").symlink_to(ROOT / "algorithms")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def test_the_classes_of_the_page_are_environments(folder: Path) -> None:
+    assert read_class("guess.py", "Guess").scores
+    assert [tool.name for tool in read_class("calculator.py", "Calculator").tools] == ["add"]
+
+
+@pytest.mark.slow
+def test_the_commands_print_what_the_page_shows(folder: Path) -> None:
+    for block in re.findall(r"^```console\n(.*?)^```$", PAGE, re.M | re.S):
+        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            line, _, shown = part.partition("\n")
+            command, _, code = line.partition("  # exits ")
+            exit_code, printed = run_command(shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])]))
+            assert exit_code == int(code or 0), f"$ {command}\n{printed}"
+            assert re.fullmatch(pattern(shown), normal(printed)), f"$ {command}\n{printed}"
