@@ -37,6 +37,7 @@ sys.path += [str(ROOT / "tests" / folder) for folder in ("runs", "checkpoints", 
 
 import campaign  # noqa: E402
 import chaos_answers  # noqa: E402
+import chaos_environments  # noqa: E402
 import chaos_folders  # noqa: E402
 import chaos_processes  # noqa: E402
 import chaos_servers  # noqa: E402
@@ -389,7 +390,7 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "NaN and infinities": not_finite,
     "two launches at once": launches,
     "run name leads elsewhere": paths,
-    **{name: counted(outcomes) for beside in (chaos_folders, chaos_processes, chaos_answers, chaos_servers)
+    **{name: counted(outcomes) for beside in (chaos_folders, chaos_processes, chaos_answers, chaos_servers, chaos_environments)
        for name, outcomes in beside.CLASSES.items()},
 }
 NEED_MOUNT = (disk_full, read_only)

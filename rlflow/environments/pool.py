@@ -74,6 +74,8 @@ class EnvironmentPool:
         count = min(self.processes, max(len(rows), 1))
         numbers = [next(self._numbers) for _ in rows]
         episodes = [Episode(number, place % count) for place, number in enumerate(numbers)]
+        if not self.spec.source.opens:
+            return episodes, [{"says": ""} for _ in rows]
         calls = [["open", episode.number, dict(row), seed] for episode, row, seed in zip(episodes, rows, seeds, strict=True)]
         return episodes, self.call(episodes, calls)
 
@@ -88,6 +90,10 @@ class EnvironmentPool:
 
     def end(self, episodes: Sequence[Episode]) -> list[Answer]:
         """End episodes. Gives the score of each that has one."""
+        if not self.spec.source.ends:
+            for episode in episodes:
+                self._slot(episode.slot).forget(episode)
+            return [{} for _ in episodes]
         return self.call(episodes, [["end", episode.number] for episode in episodes])
 
     def call(self, episodes: Sequence[Episode], calls: Sequence[Sequence[Any]]) -> list[Answer]:
@@ -151,6 +157,7 @@ class _Slot(threading.Thread):
         self._process = partial(WorkerProcess, False, confinement, hear, PROGRAM)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._present: set[int] = set()  # episodes that the process has
+        self._over: list[int] = []  # episodes that it need not keep
         self._stopping = False
         self._lock = threading.Lock()
 
@@ -171,6 +178,10 @@ class _Slot(threading.Thread):
 
         self._jobs.put(job)
         return future
+
+    def forget(self, episode: Episode) -> None:
+        """Have the process drop an episode, with its next calls. Called from another thread."""
+        self._over.append(episode.number)
 
     def stop(self) -> None:
         """Kill the process. Called from another thread."""
@@ -222,7 +233,8 @@ class _Slot(threading.Thread):
         answers: list[Answer] = []
         process = self._ready()
         try:
-            process.send({"calls": [list(call) for _, call in calls], "seconds": seconds}, START)
+            over, self._over = self._over, []
+            process.send({"calls": [list(call) for _, call in calls], "seconds": seconds, "over": over}, START)
             process.receive(START)
         except (Died, RewardLate) as stopped:
             self._kill()

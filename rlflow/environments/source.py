@@ -42,6 +42,8 @@ class ClassSource:
     repeatable: bool = True  # whether an episode that is played again with the same words gives the same answers
     scores: bool = False  # whether the class gives rewards of its own: it has ``score``, or a turn with a reward
     later: bool = False  # whether a method is async, so that episodes of one process can wait side by side
+    opens: bool = True  # whether it has ``reset``; without, an episode begins with its first turn
+    ends: bool = True  # whether it has ``score`` or ``close``; without, nothing is called at an episode's end
 
 
 def read_class(file: str, name: str) -> ClassSource:
@@ -68,6 +70,7 @@ def read_class(file: str, name: str) -> ClassSource:
         place, text.source(file, "environment"), _settings(methods.get("__init__"), file), required, optional, rest, tools,
         _flag(known, "repeatable", True), "score" in methods or _rewards(methods.values()),
         any(isinstance(method, ast.AsyncFunctionDef) for method in methods.values()),
+        not whole or "reset" in methods, not whole or "score" in methods or "close" in methods,
     )
 
 

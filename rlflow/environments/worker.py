@@ -66,9 +66,11 @@ class EnvironmentWorker:
             self._reply(frames.reply(number, frames.WHOLE, reply))
             return
         self._reply(frames.reply(number, frames.WHOLE, {"ready": True}))
+        for over in request["over"]:
+            self._episodes.pop(over, None)
         answers = self._side_by_side if self._later else self._in_turn
         for place, answer in enumerate(answers(request["calls"], request["seconds"])):
-            self._reply(frames.reply(number, place, answer))
+            self._reply(frames.reply(number, place, answer))  # at once: whoever waits counts the time of the next one
 
     def _load(self, packed: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -122,6 +124,8 @@ class EnvironmentWorker:
             self._episodes[number] = self._make()
             reset = getattr(self._episodes[number], "reset", None)
             return reset(**given_back(columns), **({"seed": seed} if _takes_seed(reset) else {})) if reset is not None else None
+        if number not in self._episodes:  # it has no ``reset``
+            self._episodes[number] = self._make()
         if kind == "step":
             return self._episodes[number].step(*rest)
         if kind == "tools":

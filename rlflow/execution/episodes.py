@@ -50,6 +50,7 @@ class _Piece:
     logprobs: Tensor
     versions: Tensor  # int64
     turn: int
+    size: int  # number of tokens
     reward: float = 0.0
 
 
@@ -66,11 +67,12 @@ class _Row:
     finish: str = ""  # empty while the episode goes on
     failure: Failure | None = None
     score: float | None = None  # of the environment; None where that has no score of its own
+    length: int = 0  # tokens after the prompt
 
-    @property
-    def length(self) -> int:
-        """How many tokens there are after the prompt."""
-        return sum(len(piece.tokens) for piece in self.pieces)
+    def add(self, piece: _Piece) -> None:
+        """Put tokens behind the row."""
+        self.pieces.append(piece)
+        self.length += piece.size
 
     @property
     def context(self) -> Tensor:
@@ -161,14 +163,15 @@ class Episodes:
         columns = [sampled.data[name].value.split(lengths.tolist()) for name in ("tokens", "sampled_logprobs", "policy_version")]
         texts, finishes = list(sampled["completion"]), sampled["finish"]
         stopped, cut = {}, []
-        for number, place in enumerate(places):
+        for number, (place, length) in enumerate(zip(places, lengths.tolist(), strict=True)):
             row = rows[place]
             budget = self.sampling.max_tokens - row.length
-            tokens, logprobs, versions = (column[number][:budget] for column in columns)
-            if len(tokens) < len(columns[0][number]):
+            tokens, logprobs, versions = (column[number] for column in columns)
+            if length > budget:
+                tokens, logprobs, versions = tokens[:budget], logprobs[:budget], versions[:budget]
                 cut.append(number)
-            stopped[place] = finishes[number] == "stop" and len(tokens) == len(columns[0][number])
-            row.pieces.append(_Piece(tokens, logprobs, versions, turn))
+            stopped[place] = finishes[number] == "stop" and length <= budget
+            row.add(_Piece(tokens, logprobs, versions, turn, min(length, budget)))
         for number, text in zip(cut, self.speech.decode([rows[places[number]].pieces[-1].tokens.tolist() for number in cut]), strict=True):
             texts[number] = text
         for number, place in enumerate(places):
@@ -219,7 +222,8 @@ class Episodes:
             if isinstance(answer, Failure):
                 row.fail(answer)
                 continue
-            row.pieces[-1] = replace(row.pieces[-1], reward=answer["reward"])
+            if answer["reward"]:
+                row.pieces[-1] = replace(row.pieces[-1], reward=answer["reward"])
             row.turns[-1] |= {name: answer[name] for name in ("reward", "log") if answer[name]}
             says = _unpacked(answer["says"])
             if answer["done"] or not ended or not says or turn + 1 == self.pool.spec.bounds.turns:
@@ -240,7 +244,7 @@ class Episodes:
             if row.turns:
                 row.turns[-1]["says"] = text
             holes = torch.tensor(ids, dtype=torch.int64)
-            row.pieces.append(_Piece(holes, torch.zeros(len(ids)), torch.full((len(ids),), -1), -1))
+            row.add(_Piece(holes, torch.zeros(len(ids)), torch.full((len(ids),), -1), -1, len(ids)))
 
     def _ids(self, texts: Sequence[Said], sampled: Sequence[Sequence[int]]) -> list[list[int]]:
         """The ids of each text, at most ``says`` of them: text is cut off, of messages the last one is shortened."""
@@ -281,17 +285,19 @@ class Episodes:
     def _batch(self, axis: Axis, rows: Sequence[_Row], first: Batch, completions: Sequence[str]) -> Batch:
         pieces = [piece for row in rows for piece in row.pieces]
         lengths = torch.tensor([row.length for row in rows], dtype=torch.int64)
-        sizes = torch.tensor([len(piece.tokens) for piece in pieces], dtype=torch.int64)
+        sizes = torch.tensor([piece.size for piece in pieces], dtype=torch.int64)
         turn = torch.tensor([piece.turn for piece in pieces], dtype=torch.int64).repeat_interleave(sizes)
         logprobs = first.data["sampled_logprobs"].value
         rewards = torch.zeros(len(turn))
         sampled = torch.tensor([piece.turn >= 0 for piece in pieces], dtype=torch.bool)
         rewards[(sizes.cumsum(0) - 1)[sampled]] = torch.tensor([piece.reward for piece in pieces])[sampled]
-        token_level = {
-            "tokens": _joined([piece.tokens for piece in pieces], torch.int64), "mask": turn >= 0,
-            "sampled_logprobs": _joined([piece.logprobs for piece in pieces], logprobs.dtype),
-            "policy_version": _joined([piece.versions for piece in pieces], torch.int64), "turn": turn, "turn_rewards": rewards,
-        }  # fmt: skip
+        token_level = {"mask": turn >= 0, "turn": turn, "turn_rewards": rewards}
+        if len(logprobs) == len(turn) and len(pieces) == len(rows):  # one turn each, none cut: they are what was sampled
+            token_level |= {name: first.data[name].value for name in ("tokens", "sampled_logprobs", "policy_version")}
+        else:
+            token_level |= {"tokens": _joined([piece.tokens for piece in pieces], torch.int64),
+                            "sampled_logprobs": _joined([piece.logprobs for piece in pieces], logprobs.dtype),
+                            "policy_version": _joined([piece.versions for piece in pieces], torch.int64)}  # fmt: skip
         data = {name: Data(Kind(Level.TOKEN, str(value.dtype).removeprefix("torch.")), value, lengths)
                 for name, value in token_level.items()}  # fmt: skip
         texts = {"completion": completions, "finish": [row.finish for row in rows], "said": [row.said for row in rows],

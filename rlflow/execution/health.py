@@ -107,13 +107,14 @@ def _responses(records: Mapping[str, Batch]) -> dict[str, float]:
 def _episodes(records: Mapping[str, Batch]) -> dict[str, float]:
     if "episode" not in records or not len(records["episode"]):
         return {}
-    episodes = [json.loads(text) for text in records["episode"]["episode"]]
     logged: dict[str, list[float]] = {}
-    for turn in (turn for episode in episodes for turn in episode["turns"]):
-        for name, value in turn.get("log", {}).items():
-            logged.setdefault(f"env/{name}", []).append(value)
-    turns = sum(len(episode["turns"]) for episode in episodes) / len(episodes)
-    failed = sum("failed" in episode for episode in episodes) / len(episodes)
+    for text in records["episode"]["episode"]:
+        for turn in json.loads(text)["turns"] if '"log"' in text else ():
+            for name, value in turn.get("log", {}).items():
+                logged.setdefault(f"env/{name}", []).append(value)
+    turns = float(records["turns"]["turns"].double().mean()) if "turns" in records else 0.0
+    causes = records["failed"]["failed"] if "failed" in records else ()
+    failed = sum(map(bool, causes)) / max(len(causes), 1)
     return {**{name: sum(values) / len(values) for name, values in sorted(logged.items())}, "env/turns": turns, "env/failed": failed}
 
 

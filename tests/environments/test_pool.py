@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_loaded_is_told_with_its_line(tmp_path):
     pool = EnvironmentPool(parse_environment(f"{file}:Own", {}))
     try:
         with pytest.raises(PlanError, match=r"(?s)own.py:2: the environment own.py:Own cannot be loaded: .*no corpus"):
-            opened(pool, "{}")
+            pool.step(opened(pool, "{}")[0], ["x"])
     finally:
         pool.close()
 
@@ -144,9 +144,22 @@ def test_a_process_that_never_starts_is_told(tmp_path):
     pool = EnvironmentPool(parse_environment(f"{file}:Own", {}))
     try:
         with pytest.raises(PlanError, match=r"does not start, 3 times in a row: .*exited with code 4"):
-            opened(pool, "{}")
+            pool.step(opened(pool, "{}")[0], ["x"])
     finally:
         pool.close()
+
+
+def test_an_episode_without_reset_begins_with_its_first_turn_and_is_dropped_when_it_ends(pooled):
+    pool = pooled("Silent")
+    episodes, first = opened(pool, "a", "b")
+    assert first == [{"says": ""}] * 2
+    assert not pool.pids() or len(pool.pids()) == 1
+    assert [answer["done"] for answer in pool.step(episodes, ["x", "y"])] == [False, False]
+    assert pool.end(episodes) == [{}, {}]
+    (slot,) = pool._slots
+    assert slot._over == [episode.number for episode in episodes]
+    pool.step(opened(pool, "c")[0], ["z"])
+    assert slot._over == []
 
 
 def test_a_closed_pool_says_so(pooled):

@@ -57,9 +57,15 @@ def test_settings_columns_and_flags_are_those_of_the_class_and_its_bases(file):
     assert own.text == WHOLE
 
 
+def own_flags(file):
+    own = read_class(file, "Own")
+    return own.opens, own.ends
+
+
 def test_a_class_without_rewards_or_async_says_so(file):
     plain = read_class(file, "Plain")
     assert (plain.repeatable, plain.scores, plain.later, plain.settings) == (True, False, False, {})
+    assert (plain.opens, plain.ends, own_flags(file)) == (False, False, (True, True))
     assert read_class(file, "Rest").rest
     assert [tool.name for tool in read_class(file, "Tools").tools] == ["search"]
     assert read_class(file, "Far").tools == ()  # its base may have what it lacks

@@ -1,0 +1,75 @@
+"""Environments that kill their process, hang, lie, raise or are slow in the middle of an episode.
+
+A fault is an episode in which that happens. It is detected where the episode has failed by its cause, survived where the run goes on
+without it, and wrong where another episode of the same processes is not what it is without the faults. A slow one is no fault of its own:
+it is detected where it has not failed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import run_faults as faults  # of tests/runs
+from chaos_folders import Outcome, Place
+
+import rlflow
+
+ENVIRONMENT = '''
+import os, signal, time
+from rlflow import Turn
+
+def lie(): return "no turn"
+def fail(): raise ValueError("an episode went wrong")
+ACTIONS = {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "exit": lambda: os._exit(3), "hang": lambda: time.sleep(3600), "lie": lie,
+           "raise": fail, "slow": lambda: time.sleep(0.1)}
+
+class Faulty:
+    def __init__(self, *, mode: str = ""):
+        self.mode, self.turn = mode, 0
+
+    def reset(self, prompt, *, seed):
+        self.hit, self.seed = int(prompt.split()[-1]) % 4 == 1, seed
+
+    def step(self, said):
+        self.turn += 1
+        if self.turn == 2 and self.hit and self.mode:
+            given = ACTIONS[self.mode]()
+            if given is not None:
+                return given
+        return Turn(says=f"{self.seed % 97} ", reward=len(said) % 3, done=self.turn == 3, log={"hit": self.hit} if self.turn == 1 else {})
+'''
+MODES = {"kill": "died", "exit": "died", "hang": "timeout", "lie": "type", "raise": "raised", "slow": ""}  # name → cause
+ROWS = 16  # of an iteration
+
+
+def failing(place: Place) -> Iterator[Outcome]:
+    """Three iterations for each way to fail."""
+    (place.folder / "faulty.py").write_text(ENVIRONMENT)
+    faults.in_child(partial(_run, place.folder, "straight", ""))
+    whole, rows = _lines(place.folder, "straight", "metrics"), _lines(place.folder, "straight", "samples")
+    for mode, cause in [(mode, MODES[mode]) for mode in place.of(MODES, 3)]:
+        code = faults.in_child(partial(_run, place.folder, mode, mode))
+        lines, others = _lines(place.folder, mode, "metrics"), _lines(place.folder, mode, "samples")
+        wrong = any(one["episode"] != other["episode"] for one, other in zip(rows, others, strict=False) if other["finish"] != "failed")
+        for line, straight in zip(lines, whole, strict=False):
+            hits = round(straight["env/hit"] * ROWS)
+            failed = line.get(f"reward/missing_env_{cause}", 0) if cause else hits - line["env/failed"] * ROWS
+            for row in range(hits):
+                yield Outcome(True, row < failed, code == 0 and row < failed, wrong)
+
+
+def _run(folder: Path, name: str, mode: str) -> None:
+    rlflow.run("grpo", backend="null", prompts=4, iterations=3, held_out=0, out=str(folder / "runs"), name=name, max_missing=1.0,
+               **{"hp.samples": 4, "hp.max_tokens": 60, "actor.longest": 12, "env": f"{folder}/faulty.py:Faulty", "env.mode": mode,
+                  "env.turns": 3, "env.seconds": 1.0, "env.parallel": 2})  # fmt: skip
+
+
+def _lines(folder: Path, name: str, file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "runs" / name / f"{file}.jsonl").read_text().splitlines()]
+
+
+CLASSES: dict[str, Callable[[Place], Iterator[Outcome]]] = {"environment dies, hangs, lies or is slow": failing}
