@@ -178,6 +178,7 @@ class Generator:
         rows = prompts.repeat(sampling.samples)
         keys = rows.axis.keys
         lengths = 1 + (_row_numbers("length", rows) ** self.settings.tail * self.settings.longest).long()
+        stopped = lengths <= sampling.max_tokens  # whether a row ends by itself, also where that is at the last token that it may have
         lengths = lengths.clamp(max=sampling.max_tokens)
         if sampling.lengths:
             lengths = torch.tensor([each.max_tokens for each in sampling.of_rows(rows.axis.keys)])
@@ -189,9 +190,9 @@ class Generator:
             "policy_version": torch.full_like(tokens, self.version),
         }
         data = {name: Data(standard_kind(name), value, lengths) for name, value in columns.items()}  # type: ignore[arg-type]
-        most = 1 if sampling.lengths else sampling.max_tokens  # a length that was asked for is no end of the row's own
+        stopped &= not sampling.lengths  # a length that was asked for is no end of the row's own
         data["completion"] = Data(Kind(Level.TEXT), tuple(".".join(map(str, path)) for path in keys.tolist()))
-        data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if n < most else "length" for n in lengths.tolist()))
+        data["finish"] = Data(Kind(Level.TEXT), tuple("stop" if own else "length" for own in stopped.tolist()))
         data["temperature"] = Data(Kind(Level.ROW, "float32"), torch.full((len(rows),), sampling.temperature or 1.0))
         data["group"] = rows.data["group"]
         prompted = {"prompt_tokens": rows.data["prompt_tokens"]}

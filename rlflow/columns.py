@@ -101,7 +101,7 @@ TABLE: dict[str, Standard] = {
     "iteration": Standard(scalar("int64"), "number of the iteration, from 0; a scalar of every batch"),
     "progress": Standard(scalar("float32"), "iteration divided by the iterations of the run; a scalar of every batch"),
     "turn": Standard(token("int64"), "under an environment, the turn in which the token was sampled, from 0; -1 at holes"),
-    "turn_rewards": Standard(token("float32"), "under an environment, the reward of a turn at its last sampled token, 0 elsewhere"),
+    "turn_rewards": Standard(token("float32"), "under an environment, the reward of a turn at its last sampled token; NaN where it failed"),
     "turns": Standard(row("int64"), "under an environment, turns of the model"),
     "said": Standard(text, "under an environment, what the model said in its last turn"),
     "failed": Standard(text, "under an environment, why the episode failed: a cause, or nothing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from test_docs_runs import normal, pattern, run_command
 
 from rlflow.author.verbs import EPISODE_GIVES
 from rlflow.columns import TABLE
-from rlflow.environments.pool import CAUSES
+from rlflow.environments.pool import CAUSES, EnvironmentPool
 from rlflow.environments.source import OWN, read_class
 from rlflow.environments.spec import SHIPPED, Bounds, parse_environment
 
@@ -57,6 +58,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_classes_of_the_page_are_environments(folder: Path) -> None:
     assert read_class("guess.py", "Guess").scores
+    assert len((folder / "search.py").read_text().splitlines()) < 40
+    (folder / "docs.jsonl").write_text('{"text": "Lund lies in Sweden."}\n{"text": "Rain falls in Bergen."}\n')
+    with closing(EnvironmentPool(parse_environment("search.py:Search", {"corpus": "docs.jsonl", "topk": "1", "parallel": "1"}))) as pool:
+        episodes, _ = pool.open([{}], [0])
+        (answer,) = pool.step(episodes, ["<search>rain</search>"])
+    assert isinstance(answer, dict)
+    assert answer["says"] == "<information>Rain falls in Bergen.</information>"
     assert [tool.name for tool in read_class("calculator.py", "Calculator").tools] == ["add"]
 
 

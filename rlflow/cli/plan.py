@@ -18,7 +18,7 @@ from rlflow.explain.explanation import Explanation
 from rlflow.explain.sizes import LETTERS
 from rlflow.graph.model import HALVES
 from rlflow.memory.sizes import MemoryItem
-from rlflow.trace.compile import TraceOptions
+from rlflow.trace.compile import TraceOptions, used_nodes
 from rlflow.watch.tables import output, plain
 
 TRANSPORTS = {"segment": "by shared memory", "handles": "by shared handles", "alltoall": "by all-to-all",
@@ -57,6 +57,7 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     yield plain(f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows an iteration; {where}")
     yield from section("nodes", nodes(explanation))
     yield from section("nodes of the evaluation", evaluation(explanation))
+    yield from section("environments", [plain(f"  {line}") for line in environments(explanation)])
     yield from section("rows of an iteration, at most", [plain(f"  {line}") for line in lineage(explanation)])
     yield from section("columns", columns(explanation))
     yield from (plain(f"  {line}") for line in sums(explanation))
@@ -69,6 +70,14 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)])
     yield from section("assumed", [plain(f"  {line}") for line in assumptions(explanation)])
     yield from (plain(f"\n{warning}") for warning in explanation.warnings)
+
+
+def environments(explanation: Explanation) -> Iterator[str]:
+    """A line for each call that samples under an environment."""
+    for node in used_nodes(explanation.graph):
+        settings = dict(node.settings)
+        if "environment" in settings:
+            yield f"{node.name}: {settings['environment']}, together of at most {settings['max_tokens']} tokens"
 
 
 def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:

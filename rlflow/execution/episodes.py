@@ -290,7 +290,8 @@ class Episodes:
         logprobs = first.data["sampled_logprobs"].value
         rewards = torch.zeros(len(turn))
         sampled = torch.tensor([piece.turn >= 0 for piece in pieces], dtype=torch.bool)
-        rewards[(sizes.cumsum(0) - 1)[sampled]] = torch.tensor([piece.reward for piece in pieces])[sampled]
+        earned = [float("nan") if row.failure else piece.reward for row in rows for piece in row.pieces]
+        rewards[(sizes.cumsum(0) - 1)[sampled]] = torch.tensor(earned)[sampled]
         token_level = {"mask": turn >= 0, "turn": turn, "turn_rewards": rewards}
         if len(logprobs) == len(turn) and len(pieces) == len(rows):  # one turn each, none cut: they are what was sampled
             token_level |= {name: first.data[name].value for name in ("tokens", "sampled_logprobs", "policy_version")}

@@ -18,6 +18,7 @@ from rlflow.watch.choosing import ListedRun
 from rlflow.watch.frame import OWN, Frame, figures, spoken
 from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
 from rlflow.watch.names import SCORE, accuracies, change, evaluation_sets, own_metrics, reward_roles, share
+from rlflow.watch.played import last_episode
 from rlflow.watch.recorded import HELD_OUT, Recorded, as_text, differing, recorded, sampled_share
 from rlflow.watch.recorder import NOTES
 
@@ -88,7 +89,8 @@ def story(folder: Path) -> list[RenderableType]:
     problems = [f"error: {summary.error}"] if summary.error else []
     problems += [summary.problem] if summary.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
-    parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), *curves(run), last(summary, folder)]
+    parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), *curves(run), last(summary, folder),
+             last_episode(folder)]
     return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), files(folder)] if part is not None]
 
 

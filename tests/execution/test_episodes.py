@@ -154,6 +154,7 @@ def test_a_failed_episode_has_its_cause_and_no_score(pools):
     assert rows["episode_score"].isnan().tolist() == [True, False, True]
     assert "raised: " in json.loads(rows["episode"][0])["failed"]
     assert rows["turns"].tolist() == [2, 1, 1]
+    assert rows["turn_rewards"].isnan().any(1).tolist() == [True, False, True]
 
 
 def test_a_score_of_the_environments_own_counts_in_place_of_the_rewards(pools):
