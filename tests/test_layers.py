@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "bench.peers.by_hand": "columns author batch seeds config runs training",  # does what runs do, without the engine
     "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
-           "memory memory.sizes watchdog bench durable algorithms",
+           "memory memory.sizes watchdog bench durable algorithms environments",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",

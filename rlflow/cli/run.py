@@ -14,6 +14,7 @@ from rlflow.author.settings import described, fields
 from rlflow.config.flags import parse_flags, read_toml
 from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
+from rlflow.environments.spec import Bounds
 from rlflow.trace.arguments import role_names
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def help_text(file: str, flow: Flow) -> str:
               "  chat true | false  prompts through the model's chat template; without it, where the model has one",
               "  system TEXT, template TEXT  a system message before a chat; text around a plain prompt, such as 'Q: {prompt} A:'",
               "  max_prompt TOKENS, split NAME  longer prompts are dropped; of a folder with several; other names are the task's", ""]
+    lines += ["An environment (--env.NAME, or --ROLE.env.NAME beside --ROLE.env), with the settings of its own class",
+              *_described("env.", Bounds), ""]  # fmt: skip
     lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
               "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
               "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: where it runs, whole or by half",

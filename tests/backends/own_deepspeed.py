@@ -43,7 +43,7 @@ def low(ground):
     subject = Subject(ground, "qwen3", dtype="bfloat16", micro_tokens=1)
     subject.learn(subject.one)
     subject.learn(subject.other)
-    assert subject.apart() <= 1e-5, subject.apart()
+    assert subject.apart() <= 3e-5, subject.apart()
     subject.forward(atol=0.02)
     assert all(tensor.dtype == torch.float32 for _, tensor in subject.one.weights())
 

