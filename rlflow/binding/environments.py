@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlflow.config.options import Options
-from rlflow.data.dataset import Dataset
-from rlflow.data.encode import Encoder, TokenizerEncoder
 from rlflow.data.json_fields import Wanted
 from rlflow.environments.pool import EnvironmentPool
 from rlflow.environments.spec import EnvironmentSpec, parse_environment
@@ -47,24 +45,6 @@ def wanted_fields(wanted: Wanted, specs: Specs) -> Wanted:
     optional = {name: False for spec in specs.values() for name in spec.source.optional}
     rest = any(spec.source.rest for spec in specs.values())
     return Wanted({**optional, **names, **wanted.names}, wanted.everything or rest, wanted.model_prompt)
-
-
-def tools_of(specs: Specs) -> list[Mapping[str, Any]]:
-    """The JSON schemas of the tools that models are told of in the prompts of the data."""
-    return next(([tool.schema for tool in spec.tools] for spec in specs.values() if spec.tools), [])
-
-
-def with_tools(data: Dataset, tools: Sequence[Mapping[str, Any]]) -> Encoder:
-    """The encoder of a data set, which tells models of tools. Raises PlanError for prompts that go through no chat template."""
-    if tools and isinstance(data.encoder, TokenizerEncoder) and not data.encoder.chats:
-        raise PlanError.of("env-tools", f"tools are told of by a chat template, and the tokenizer of {data.encoder.folder} has none",
-                           found="prompts that are plain text", expected="a model with a chat template that takes tools",
-                           remedy="name an instruct model, or write an environment with step")
-    plain = [record for record in data.records[:1] if isinstance(record.prompt, str)]
-    if tools and plain and not data.wording.chat and isinstance(data.encoder, TokenizerEncoder):
-        raise PlanError.of("env-tools", "tools are told of by the chat template, through which no prompt goes", found="--data.chat false",
-                           expected="prompts that go through it", remedy="--data.chat true")
-    return data.encoder.with_tools(tools) if tools else data.encoder
 
 
 def sampling_roles(graph: Graph) -> list[str]:

@@ -28,13 +28,12 @@ from rlflow.binding.environments import (
     default_rewards,
     environments_of,
     single_rank,
-    tools_of,
     wanted_fields,
-    with_tools,
 )
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
+from rlflow.binding.tool_prompts import tools_of, with_tools
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files

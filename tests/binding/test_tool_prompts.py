@@ -10,7 +10,7 @@ from run_faults import MODEL
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
-from rlflow.binding.environments import with_tools
+from rlflow.binding.tool_prompts import with_tools
 from rlflow.columns import Kind, Level
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, TokenizerEncoder, Wording
