@@ -43,9 +43,9 @@ def lines(row: Mapping[str, Any]) -> Iterator[str]:
         f"; {shown(episode['failed'])}" if "failed" in episode else "")
 
 
-def shown(said: Any) -> str:
-    """What was said, text or messages, on one line."""
-    if isinstance(said, list):
-        said = " ".join(f"[{each.get('role')}] {each.get('content')}" for each in said if isinstance(each, dict))
-    text = repr(str(said))[1:-1]
+def shown(words: Any) -> str:
+    """Text, or messages, on one line."""
+    if isinstance(words, list):
+        words = " ".join(f"[{each.get('role')}] {each.get('content')}" for each in words if isinstance(each, dict))
+    text = repr(str(words))[1:-1]
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
