@@ -58,6 +58,7 @@ def test_algorithms_use_nothing_else():
             assert {name.strip("( \n") for name in names.split(",") if name.strip()} <= set(rlflow.__all__), path
 
 
+@pytest.mark.slow
 def test_names_that_need_torch_load_it_on_first_use():
     script = "import sys, rlflow\nprint('torch' in sys.modules)\nrlflow.whiten\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split() == ["False", "True"]

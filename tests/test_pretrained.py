@@ -98,6 +98,7 @@ def test_what_is_told_to_engines_trusts_no_code_and_reads_no_pickles():
     assert found["load_format"] == "'safetensors'"
 
 
+@pytest.mark.slow
 def test_nothing_reads_a_users_pickles():
     """``ray.cloudpickle``, between processes of one run, is all there is."""
     reads = {"torch.load", "torch.jit.load", "torch.package.PackageImporter", "torch.hub.load", "np.load", "numpy.load", "yaml.load",

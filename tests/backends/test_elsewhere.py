@@ -37,6 +37,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head", "objective", "mean", "settings"), CASES)
 def test_a_trainer_computes_and_learns_where_its_weights_are(folders, head, objective, mean, settings):
     trainer = Trainer(ModelSpec(folders["llama"], head, trained=True), Trainer.Settings(**settings))

@@ -64,6 +64,7 @@ def test_rounds_end_once_the_verdicts_are_decided(suite, bench, tmp_path):
     assert [len(read(tmp_path / "out")[keys[name]].turns) for name in ("one", "two")] == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "cause"), [
     ('fails = "prepare"', "ValueError: no such model"), ("fails = 4", "RuntimeError: iteration 4 does not work"),
     ("hangs = 4\n", "no answer to 'iterate' within 0.7 s"),

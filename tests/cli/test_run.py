@@ -137,6 +137,7 @@ def test_the_version_is_said(called):
     assert called("--version") == (0, f"rlflow {rlflow.__version__}\n", "")
 
 
+@pytest.mark.slow
 def test_what_nobody_reads_is_no_error(tmp_path):
     words = [sys.executable, "-c", "import sys; sys.argv = ['rlflow', 'graph', 'ppo']; from rlflow.cli.main import main; main()"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -85,6 +85,7 @@ def test_an_iteration_comes_to_the_same_and_leaves_nothing_on_the_workers(there,
     assert held(there) == {"all": [0, 0, 0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "iterations", "settings"), [
     ("ppo", 3, {"hp.minibatch": 4, "hp.warmup": 1}), ("dapo", 1, {"hp.samples": 3, "hp.groups": 2}),
     ("vineppo", 1, {"hp.samples": 2, "hp.rollouts": 2}), ("correction", 1, {"hp.samples": 2}),

@@ -111,6 +111,7 @@ def test_a_template_that_stumbles_over_one_prompt_is_found_where_that_is_drawn(j
     assert data.batch([3, 4]).data["prompt_tokens"].lengths.tolist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_a_template_is_stopped_only_so_often(monkeypatch):
     monkeypatch.setattr(chat, "SECONDS", 0.1)
     template = ChatTemplate(Path("model"), BOMBS["loops"], {})

@@ -119,6 +119,7 @@ def test_async_methods_wait_side_by_side_and_a_late_one_fails_alone(pooled):
     assert [answer["says"] for answer in (answers[0], answers[1], answers[3])] == ["a|1", "b|2", "d|4"]
 
 
+@pytest.mark.slow
 def test_an_async_method_that_blocks_is_found(pooled):
     pool = pooled("Later", seconds=0.5)
     episodes, _ = opened(pool, script(TALK), script({"hang": 1}), script(TALK), seeds=[1, 2, 3])

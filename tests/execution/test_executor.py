@@ -457,6 +457,7 @@ def test_waiting_for_a_lane_is_not_running(world):
     assert spans["waits"].start >= spans["holds"].end
 
 
+@pytest.mark.slow
 def test_time_in_which_the_process_was_stopped_is_no_running(world):
     """A stage of a third of its deadline, stopped for twice as long as that."""
     seen, told = os.pipe()

@@ -194,8 +194,9 @@ def asking_again(tmp_path, given, **settings):
     """A run of a flow that asks again with ``given`` for the completion c."""
     source = (Path(__file__).parent / "lineage.py").read_text()
     (tmp_path / "asks.py").write_text(source.replace('return [f"{word} {c}" for c in completion]', f"return [{given} for c in completion]"))
-    return rlflow.run(f"{tmp_path}/asks.py::correction", iterations=1, prompts=2, held_out=0, out=str(tmp_path), data="chain_sum",
-                      reward="task", **{"data.size": 16}, **settings)  # fmt: skip
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 2)
+    return rlflow.run(f"{tmp_path}/asks.py::correction", iterations=1, prompts=2, held_out=0, out=str(tmp_path),
+                      data=f"{tmp_path}/sums.jsonl", reward="task", **settings)
 
 
 def test_messages_for_a_model_without_a_template_are_refused_at_the_line_of_the_flow(tmp_path):

@@ -76,6 +76,7 @@ def test_a_module_is_judged_by_its_mirror_by_who_imports_it_and_by_the_tests_bes
     assert all((ROOT / test).exists() for test in found)
 
 
+@pytest.mark.slow
 def test_mirrors_judge_before_others_and_slow_tests_only_where_they_are_listed():
     (first, slow), (others, also_slow), (listed, last_slow) = batches(Path("rlflow/simulate.py"))
     assert first[0] == "tests/simulate/test_simulate.py"

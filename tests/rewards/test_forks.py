@@ -89,6 +89,7 @@ def started_by(pool):
     return [pid for pid, _ in kin.descendants(worker)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["daemon", "hidden", "stays"])
 def test_a_row_that_is_killed_takes_along_what_has_left_its_group_too(forking, how):
     with RewardPool(1) as pool:
@@ -117,6 +118,7 @@ with dog.marking():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "os._exit(0)", "sys.exit(0)"])
 def test_what_rewards_have_started_ends_with_the_owner_of_their_run(forking, ending):
     words = [sys.executable, "-c", OWNER.replace("{ending}", ending), str(forking)]

@@ -109,6 +109,7 @@ def test_a_server_that_is_late_is_missing_at_the_deadline(trickles):
     assert len(server.questions) == 1
 
 
+@pytest.mark.slow
 def test_connections_that_fail_are_tried_again():
     def reset_twice(handler, question):
         return handler.reset() if len(handler.server.questions) <= 2 else None
@@ -118,6 +119,7 @@ def test_connections_that_fail_are_tried_again():
     assert len(server.questions) == 3
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_missing_after_the_last_try():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -67,6 +67,7 @@ def test_a_right_answer_that_cannot_be_read_is_missing(pool):
     assert (math.isnan(scores.values[0]), scores.values[1], scores.missing) == (True, 1, {"none": 1})
 
 
+@pytest.mark.slow
 def test_arithmetic_that_never_ends_is_killed_or_runs_out_of_memory(pool):
     (reward,) = bind([parse_reward("math")], pool, timeout=1.0)
     scores = reward.score(Batch.of(completion=["9**9**9**9", "42"], answer=["42", "42"]))

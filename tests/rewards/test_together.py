@@ -43,6 +43,7 @@ def test_rows_of_an_async_function_keep_their_order_and_fail_alone(pool, file):
     assert all(score == i for i, score in enumerate(scores.values.tolist()) if i not in (3, 7, 11))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "cause"), [("block", "timeout"), ("exit", "died")])
 def test_a_row_that_holds_up_the_process_of_an_async_function_is_found_and_missing_alone(pool, file, text, cause):
     scores = answers(pool, file, "1", "2", text, "4", timeout=0.5)

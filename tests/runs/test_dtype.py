@@ -51,6 +51,7 @@ def columns_of(task, tmp_path, monkeypatch):
     return columns_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("grpo", "float32"), *((name, "float64") for name in FLOWS)])
 def test_every_number_of_a_run_has_the_dtype_of_its_models(columns_of, name, dtype):
     numbers = [(node, column, data) for node, column, data in columns_of(name, dtype)

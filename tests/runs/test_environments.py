@@ -57,6 +57,7 @@ def test_a_flow_trains_on_what_its_model_said_in_all_turns(again, flow):
     assert result.after is not None  # measured inside the environment
 
 
+@pytest.mark.slow
 def test_an_environment_that_says_nothing_changes_no_bit(task):
     plain = rlflow.run("grpo", **task, **HP, reward=["task"], name="plain")
     silent = rlflow.run("grpo", **task, **HP, reward=["task"], name="silent", env=f"{FILE}:Quiet")
@@ -66,6 +67,7 @@ def test_an_environment_that_says_nothing_changes_no_bit(task):
     assert silent.after == plain.after
 
 
+@pytest.mark.slow
 def test_scorers_that_come_with_rlflow_judge_what_was_said_last(again):
     own = rlflow.run("grpo", **again, name="own")
     task = rlflow.run("grpo", **again, name="task", reward=["task"])
@@ -104,6 +106,7 @@ def test_an_eager_iteration_is_the_compiled_one(again):
         assert all(torch.equal(tensor, trained[name]) for name, tensor in weights(result).items() if name in trained)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_it_sampled_goes_on_as_if_it_had_not(again):
     keywords = again | {"save_every": 1, "held_out": 0, "iterations": 3}
 

@@ -58,6 +58,7 @@ def answers(folder, iteration):
     return (folder / "evaluations" / f"after-00000{iteration}.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [None, 1])
 def test_a_run_has_the_same_numbers_and_answers_as_it_had_itself(ground, tmp_path, checkpoint):
     evaluated = evaluate_run(ground / "run", {}, tmp_path / "out", Quiet(), checkpoint)

@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 import rlflow
 from rlflow.runs.report import summary
 from rlflow.runs.resume import resume
@@ -30,6 +32,7 @@ def answers(folder):
     return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_body_that_does_what_the_usual_evaluation_does_gives_its_figures_and_changes_nothing_of_training(task):
     usual, greedy = ran(task, "usual"), ran(task, "greedy")
     (judged, trained), (own, beside) = lines(usual.folder), lines(greedy.folder)
@@ -41,6 +44,7 @@ def test_a_body_that_does_what_the_usual_evaluation_does_gives_its_figures_and_c
     assert (usual.after.greedy, None) == (greedy.after.sampled, greedy.after.greedy)
 
 
+@pytest.mark.slow
 def test_the_same_weights_are_evaluated_the_same_whatever_came_before(task):
     still = ran(task, "two", lr=0.0, iterations=3)
     own, trained = lines(still.folder)
@@ -53,6 +57,7 @@ def test_the_same_weights_are_evaluated_the_same_whatever_came_before(task):
     assert [one["before"] for one in other] != [one["before"] for one in told]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_evaluates_as_one_that_was_never_cut(task, tmp_path):
     whole = ran(task, "two", iterations=3, save_every=1, keep=9)
     cut = tmp_path / "cut"

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from run_faults import MODEL, write_sums
 
 import rlflow
@@ -38,6 +39,7 @@ def sums(path, first, count):
     return path
 
 
+@pytest.mark.slow
 def test_further_sets_are_measured_with_the_prompts_held_out_and_alone_and_their_answers_are_kept(tmp_path):
     small, fields = sums(tmp_path / "small.jsonl", 1, 6), {"data.small.prompt": "ask", "data.small.answer": "sum"}
     keywords = {"eval": [f"small={small}"], "eval_samples": 4, **fields}

@@ -95,6 +95,7 @@ def ordered(found):
     return all(found[first + 4 :])
 
 
+@pytest.mark.slow
 def test_killed_at_some_changes_of_its_folder_a_run_ends_the_same(straight, tmp_path):
     wanted, calls = straight
     points = [1, calls, *range(2 * calls - 62, 2 * calls, 15)]  # the last ones lie around the final models

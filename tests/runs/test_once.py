@@ -15,6 +15,7 @@ ONCE = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "once.py"))
 SETTINGS = {f"settings {role}.{half}": 1 for role in ("actor", "critic", "reference") for half in ("trainer", "generator")}
 
 
+@pytest.mark.slow
 def test_one_process_resolves_everything_once(tmp_path):
     driver, workers = ONCE["counted_run"](tmp_path)
     assert (driver, workers) == ({**SETTINGS, "layouts": 1, "passes": 1}, [])
@@ -29,6 +30,7 @@ def test_a_run_on_pools_resolves_everything_once_in_each_process(tmp_path):
     assert workers == [SETTINGS] * 2
 
 
+@pytest.mark.slow
 def test_few_functions_take_the_configuration_of_a_run():
     assert 0 < len(ONCE["takers"]()) <= ONCE["MOST_FUNCTIONS"]
 

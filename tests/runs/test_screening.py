@@ -92,6 +92,7 @@ def test_one_that_is_drawn_later_is_left_out_counted_and_told_once(without_model
         "be used", f"iteration {counted.index(1.0)}: {without_models['data']}:10 is left out: its prompt is empty"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_cut_and_resumed_with_bad_records_within_a_run_ends_the_same(without_models, monkeypatch):
     straight = rlflow.run("grpo", **{**without_models, "iterations": 6}, name="straight").folder

@@ -42,6 +42,7 @@ def lines(folder, name="metrics.jsonl"):
     return [{name: value for name, value in row.items() if "second" not in name} for row in rows]
 
 
+@pytest.mark.slow
 def test_each_source_has_rewards_fields_and_numbers_of_its_own_and_a_cut_run_goes_on_as_if_it_were_whole(ground):
     whole = rlflow.run("grpo", **settings(ground, name="whole")).folder
     cut = rlflow.run("grpo", **settings(ground, name="cut", iterations=1)).folder

@@ -88,6 +88,7 @@ def test_orphans_that_end_before_the_run_does_are_seen_off():
     assert ended(run).returncode == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("whom", ["launcher", "run", "both"])
 def test_who_asks_is_heard_once(number, whom):

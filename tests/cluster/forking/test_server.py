@@ -27,6 +27,7 @@ def test_libraries_draw_new_seeds_and_take_their_number_of_threads_from_the_envi
         torch.set_num_threads(threads), torch.set_rng_state(before[0]), numpy.random.set_state(before[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [["module_that_works"], ["module_that_is_not_there", "module_that_raises", "module_that_works"]])
 def test_modules_that_cannot_be_imported_keep_no_others_away(tmp_path, monkeypatch, names):
     (tmp_path / "module_that_works.py").write_text("import os\nos.environ['IMPORTS'] = os.environ.get('IMPORTS', '') + 'x'\n")
