@@ -17,6 +17,9 @@ from rlflow.errors import PlanError, listed
 
 CONFIG, TOKENIZER, ADAPTERS = "config.json", "tokenizer_config.json", "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TEMPLATE, TEMPLATES, TOKENS = "chat_template.jinja", "additional_chat_templates", "special_tokens_map.json"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+PARSERS = ("response_template", "response_schema")  # by which tokenizers parse what a model said, of newer and of older transformers
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -70,6 +73,32 @@ def empty_model(kind: Any, config: Any, dtype: Any) -> Any:
     """A model of an Auto class ``kind`` with weights that are drawn, not read."""
     never_ask()
     return kind.from_config(config, dtype=dtype, trust_remote_code=False)
+
+
+def read_templates(folder: Path) -> dict[str, str]:
+    """Name → chat template of the folder's tokenizer, which is not loaded. Files of their own go before its config, as transformers reads
+    them; one alone is named default."""
+    files = {"default": folder / TEMPLATE} | {path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))}
+    texts = {name: path.read_bytes().decode(errors="replace") for name, path in files.items() if path.is_file()}
+    own = _content(folder / TOKENIZER).get("chat_template")
+    if isinstance(own, list):
+        own = {str(entry.get("name")): entry.get("template") for entry in own if isinstance(entry, dict)}
+    entries = own if isinstance(own, dict) else {"default": own}
+    return texts or {name: text for name, text in entries.items() if isinstance(text, str)}
+
+
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """Name → special token, as the files of the folder name them, and no text for a usual one that they do not: the class of the tokenizer,
+    which is not loaded, may have one."""
+    named = {**_content(folder / TOKENS), **_content(folder / TOKENIZER)}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items() if name.endswith("_token")}
+    return dict.fromkeys(SPECIAL, "") | {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def parses_responses(folder: Path) -> bool:
+    """Whether the folder's tokenizer says how what the model said is parsed."""
+    own = _content(folder / TOKENIZER)
+    return any(own.get(name) for name in PARSERS)
 
 
 def never_ask() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from rlflow.binding.dataset import true_or_false
 from rlflow.binding.environments import by_role
 from rlflow.binding.roles import Roles
+from rlflow.binding.tool_prompts import told_of_tools
 from rlflow.config.flags import RunConfig
 from rlflow.data.encode import ByteEncoder, Encoder, TokenizerEncoder, Wording
 from rlflow.data.fields import Record
@@ -29,7 +30,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "chat_template.j
 def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[str, EnvironmentSpec] = MappingProxyType({})) -> Asking:
     """Prompts are worded as those of the data are, but for a template around them; roles are told of the tools of their environments.
     Raises PlanError where roles of different tokenizers sample from the same asked rows."""
-    tools = {role: spec.tools for role, spec in by_role(environments, graph).items()}
+    tools = {role: spec for role, spec in by_role(environments, graph).items() if spec.tools}
     folders = {name: role.folder for name, role in roles.items()}
     for node in used_nodes(graph):
         if node.op is Op.ASK:
@@ -39,13 +40,13 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
     @cache
     def encoder(folder: Path | None, role: str) -> tuple[Encoder, Wording]:
         plain: Encoder = TokenizerEncoder(folder) if folder is not None else ByteEncoder()
-        made = plain.with_tools([tool.schema for tool in tools[role]]) if tools.get(role) else plain
-        chats = made.chats if chat is None else true_or_false(chat)
-        return made, Wording(chats, str(system) if chats and system is not None else None)
+        telling = told_of_tools(plain, tools[role]) if role in tools else plain
+        chats = telling.chats if chat is None else true_or_false(chat)
+        return telling, Wording(chats, str(system) if chats and system is not None else None)
 
     def of(names: tuple[str, ...]) -> tuple[Encoder, Wording]:
         folder = next((found for name in names if (found := folders.get(name)) is not None), Path(default) if default else None)
-        return encoder(folder, next((name for name in names if tools.get(name)), ""))
+        return encoder(folder, next((name for name in names if name in tools), ""))
 
     def encode(names: tuple[str, ...], texts: Sequence[Asked]) -> list[list[int]]:
         tokenizer, wording = of(names)
@@ -68,6 +69,8 @@ def asking(graph: Graph, roles: Roles, config: RunConfig, environments: Mapping[
     def calls(names: tuple[str, ...], rows: Sequence[Sequence[int]]) -> list[list[Any]]:
         return [list(of(names)[0].calls(row)) for row in rows]
 
+    for role in tools:
+        of((role,))  # a template that cannot carry tools is told before any model is loaded
     longest = config.data.get("max_prompt")
     return Asking(encode, follow, speak, decode, calls, math.inf if longest is None else int(longest))
 

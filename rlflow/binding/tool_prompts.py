@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from rlflow.binding.environments import Specs
-from rlflow.data.dataset import Dataset
+from rlflow.binding.environments import Specs, by_role
+from rlflow.config.flags import RunConfig
+from rlflow.config.folders import model_folder
 from rlflow.data.encode import Encoder, TokenizerEncoder
-from rlflow.errors import PlanError
+from rlflow.data.tool_template import check_folder
+from rlflow.environments.spec import EnvironmentSpec
+from rlflow.errors import PlanError, Problem
+from rlflow.graph.model import Graph
+
+if TYPE_CHECKING:
+    from rlflow.data.dataset import Dataset
 
 
-def tools_of(specs: Specs) -> list[Mapping[str, Any]]:
-    """The JSON schemas of the tools that models are told of in the prompts of the data."""
-    return next(([tool.schema for tool in spec.tools] for spec in specs.values() if spec.tools), [])
+def with_tools_of(specs: Specs) -> EnvironmentSpec | None:
+    """The environment of whose tools models are told in the prompts of the data; None where none has tools."""
+    return next((spec for spec in specs.values() if spec.tools), None)
 
 
-def with_tools(data: Dataset, tools: Sequence[Mapping[str, Any]]) -> Encoder:
-    """The encoder of a data set, which tells models of tools. Raises PlanError for prompts that go through no chat template."""
-    if tools and isinstance(data.encoder, TokenizerEncoder) and not data.encoder.chats:
-        raise PlanError.of("env-tools", f"tools are told of by a chat template, and the tokenizer of {data.encoder.folder} has none",
-                           found="prompts that are plain text", expected="a model with a chat template that takes tools",
-                           remedy="name an instruct model, or write an environment with step")
+def schemas(spec: EnvironmentSpec) -> list[Mapping[str, Any]]:
+    """The JSON schemas of an environment's tools."""
+    return [tool.schema for tool in spec.tools]
+
+
+def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
+    """The encoder of a data set, which tells models of an environment's tools. Raises PlanError for prompts that go through no chat
+    template, and for a template that cannot carry tools."""
+    if spec is None:
+        return data.encoder
+    telling = told_of_tools(data.encoder, spec)
     plain = [record for record in data.records[:1] if isinstance(record.prompt, str)]
-    if tools and plain and not data.wording.chat and isinstance(data.encoder, TokenizerEncoder):
-        raise PlanError.of("env-tools", "tools are told of by the chat template, through which no prompt goes", found="--data.chat false",
-                           expected="prompts that go through it", remedy="--data.chat true")
-    return data.encoder.with_tools(tools) if tools else data.encoder
+    if plain and not data.wording.chat and isinstance(data.encoder, TokenizerEncoder):
+        raise PlanError.of("env-tools", "tools are told of by the chat template, through which no prompt goes", place=spec.place,
+                           found="--data.chat false", expected="prompts that go through it", remedy="--data.chat true")
+    return telling
+
+
+def told_of_tools(encoder: Encoder, spec: EnvironmentSpec) -> Encoder:
+    """An encoder that tells models of an environment's tools. Raises PlanError for a template that cannot carry them."""
+    try:
+        return encoder.with_tools(schemas(spec))
+    except PlanError as error:
+        raise PlanError(*_at(spec, error)) from error
+
+
+def template_problems(graph: Graph, config: RunConfig, specs: Specs) -> Iterator[Problem]:
+    """Problems of the model folders that flags name for roles whose environments have tools, by the folders' files: no tokenizer is
+    loaded. A run finds them as it opens its data."""
+    for role, spec in by_role(specs, graph).items():
+        own = config.role(role).values.get("model")
+        for folder in dict.fromkeys(filter(None, (config.tokenizer_folder, own))) if spec.tools else ():
+            try:
+                check_folder(model_folder(str(folder), f"--model or --{role}.model"), schemas(spec))
+            except PlanError as error:
+                yield from _at(spec, error)
+
+
+def _at(spec: EnvironmentSpec, error: PlanError) -> Iterator[Problem]:
+    """The problems of an error, at the class whose tools they are about."""
+    yield from (replace(problem, place=problem.place or spec.place) for problem in error.problems)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from rlflow.author.settings import override, variants
 from rlflow.check.chance import chance_problems
 from rlflow.check.staleness import stale_problems
 from rlflow.errors import FlowError, PlanError, Problem
+from rlflow.graph.model import Graph
 from rlflow.trace.compile import Program, TraceOptions, TraceResult, trace
 
 
@@ -34,8 +35,11 @@ class Report:
         return not self.errors
 
 
-def check(flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, staleness: int = 0, with_variants: bool = True) -> Report:
-    """All problems of a flow, errors first."""
+def check(
+    flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, staleness: int = 0, with_variants: bool = True,
+    bound: Callable[[Graph], Iterable[Problem]] = lambda graph: (),
+) -> Report:
+    """All problems of a flow, errors first. ``bound``: problems of what flags bind to the roles of its graph."""
     problems: list[Problem] = []
     try:
         hp = hp if hp is not None else flow.parameters.hp
@@ -45,6 +49,8 @@ def check(flow: Flow, hp: Any = None, options: TraceOptions | None = None, *, st
     except PlanError as error:  # a value out of its range; what the flow does with it is judged all the same
         problems += error.problems
     traced = trace(flow, hp, options)
+    if traced.program:
+        traced = replace(traced, problems=(*traced.problems, *bound(traced.program.graph)))
     of_functions = function_problems(traced)
     problems += traced.problems
     if traced.program:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rlflow.author.load import load_flow
 from rlflow.author.settings import override
 from rlflow.author.verbs import MODEL_READS
 from rlflow.binding.environments import default_rewards, environments_of
+from rlflow.binding.tool_prompts import template_problems
 from rlflow.check.check import Report, check
 from rlflow.config.flags import RunConfig, parse_flags, pool_flag_problems, read_toml, sort_rewards, sort_values
 from rlflow.config.names import role_types, setting_problems
@@ -23,6 +26,7 @@ from rlflow.extras import missing
 from rlflow.rewards.forms import OPENRLHF
 from rlflow.rewards.spec import RewardSpec, check_sources, parse_reward, readers
 from rlflow.rewards.text import reads
+from rlflow.runs.packaged import packaged, uses_packaged
 from rlflow.trace.arguments import role_names
 from rlflow.trace.compile import TraceOptions
 from rlflow.watch.secrets import remember
@@ -49,7 +53,16 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     check_names(config, roles)
     if problems := pool_flag_problems(roles, config):
         raise PlanError(*problems)
-    return check(flow, hp, trace_options(config), staleness=config.options.staleness)
+    options = trace_options(config)
+    bound = partial(template_problems, config=with_packaged_model(flow, config), specs=options.environments)
+    return check(flow, hp, options, staleness=config.options.staleness, bound=bound)
+
+
+def with_packaged_model(flow: Flow, config: RunConfig) -> RunConfig:
+    """The configuration with the model that a run with these flags takes where they name neither a model nor data."""
+    if not uses_packaged(config.values):
+        return config
+    return replace(config, options=replace(config.options, model=packaged(flow.name)[1].get("model")))
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:

@@ -40,8 +40,9 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     values = (read_toml(Path(file)) if file else {}) | flags
     quiet, as_json = bool(values.pop("quiet", False)), bool(values.pop("json", False))
 
-    from rlflow.runs.api import resolve_config, uses_packaged
+    from rlflow.runs.api import resolve_config
     from rlflow.runs.directory import check_free
+    from rlflow.runs.packaged import uses_packaged
     from rlflow.watch.reporter import make_reporter
 
     config, hp = resolve_config(flow, None, values)

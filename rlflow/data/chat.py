@@ -26,6 +26,7 @@ LONGEST = 1 << 18  # characters that a template may add to a conversation of whi
 REPEATS = 8
 PORTION = 1 << 22  # characters that are sent at once, since the memory of the rendering process is limited
 PROGRAM = Path(__file__).with_name("rendering.py")
+QUESTION, REPLY = "question", "reply"  # what stands for any first turn where only what follows it is wanted
 
 
 class ChatTemplate:
@@ -43,6 +44,18 @@ class ChatTemplate:
         conversation, or takes more time, memory or characters than any template should."""
         with self._lock:
             return [text for portion in _portions(conversations) for text in self._rendered(portion)]
+
+    def after_reply(self, opening: Sequence[Message], later: Sequence[Sequence[Message]]) -> list[str]:
+        """The text that further turns are after ``opening`` and a reply that stands for any. Raises PlanError for a template that writes
+        earlier turns otherwise once there are later ones."""
+        (before,) = self.render([opening])
+        before += REPLY
+        conversation = [*opening, {"role": "assistant", "content": REPLY}]
+        texts = self.render([[*conversation, *messages] for messages in later])
+        for text in texts:
+            if not text.startswith(before):
+                raise rewrites(self.folder, before, text, "name a model whose template leaves earlier turns as they are")
+        return [text[len(before) :] for text in texts]
 
     def _rendered(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
         limits = [LONGEST + REPEATS * _length(messages) for messages in conversations]
@@ -113,6 +126,14 @@ class ChatTemplate:
         if process.returncode == -signal.SIGPROF:
             return f"it takes more than {request['seconds']:g} s of processor time for {len(request['conversations'])} of them"
         return f"the process that renders it ended with {process.returncode}"
+
+
+def rewrites(folder: Path, before: str, after: str, remedy: str) -> PlanError:
+    """The refusal of a template that wrote ``before``, and of the same turns with later ones ``after``."""
+    same = len(os.path.commonprefix([before, after]))
+    return PlanError.of("turns-template", f"the chat template of {folder} writes earlier turns otherwise once later ones come",
+                        found=repr(after[max(same - 20, 0) : same + 20]), expected=repr(before[max(same - 20, 0) : same + 20]),
+                        remedy=remedy)
 
 
 def _length(messages: Sequence[Message]) -> int:

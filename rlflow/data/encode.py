@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlflow import pretrained
-from rlflow.data.chat import ChatTemplate
+from rlflow.data.chat import QUESTION, ChatTemplate, rewrites
 from rlflow.data.fields import Record
-from rlflow.data.tool_calls import calls_by
+from rlflow.data.tool_calls import calls_by, parses_itself
+from rlflow.data.tool_template import check_template, no_template
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
 from rlflow.messages import Call, Message
 
 END = 256  # id of the byte encoding's end of text
-QUESTION, REPLY = "question", "reply"  # what stands for any first turn where only what follows it is wanted
 
 
 @dataclass(frozen=True)
@@ -170,14 +170,11 @@ class TokenizerEncoder:
         other = copy.copy(self)
         other.__dict__.pop("_template", None)
         other.tools = tuple(tools)
+        if tools and not self.chats:
+            raise no_template(self.folder)
         if tools:
-            (rendered,) = other._chats([[{"role": "user", "content": QUESTION}]])
-            silent = [tool["function"]["name"] for tool in tools if tool["function"]["name"] not in rendered]
-            if silent:
-                raise PlanError.of("env-tools", f"the chat template of {self.folder} says nothing of tools", found=f"no {silent[0]} in it",
-                                   expected="a template that takes tools", remedy="name a model that was trained to call tools")
-            other.following([[{"role": "tool", "content": REPLY}]], [[]], Wording(chat=True))
-            other.__dict__["calls"] = calls_by(self.tokenizer, self.folder)
+            opening = check_template(other._template, tools, parses_itself(self.tokenizer))
+            other.__dict__["calls"] = calls_by(self.tokenizer, other._template.text, self.folder, opening, tools)
         return other
 
     def calls(self, ids: Sequence[int]) -> list[Call]:
@@ -225,7 +222,8 @@ class TokenizerEncoder:
             if turns:
                 (after,) = self._chats([[*messages, *context]])
                 if not after.startswith(before):
-                    raise self._rewrites(before, after)
+                    raise rewrites(self.folder, before, after, "give each turn of the assistant as a completion of its own, with what came "
+                                                                "before in its prompt")
                 between = after[len(before) :].removeprefix(self.tokenizer.eos_token)
                 turns.append((self._encode([between], False)[0], False))
                 messages, before = [*messages, *context], after
@@ -251,27 +249,13 @@ class TokenizerEncoder:
         """The text of further turns as the chat template writes them after sampled ids."""
         opening = replace(wording, chat=True).of(Record(QUESTION))
         assert isinstance(opening, list)
-        (before,) = self._chats([opening])
-        before += REPLY
-        conversation: list[Message] = [*opening, {"role": "assistant", "content": REPLY}]
-        turns = []
-        for after, ids in zip(self._chats([[*conversation, *messages] for messages in later]), sampled, strict=True):
-            if not after.startswith(before):
-                raise self._rewrites(before, after)
-            between = after[len(before) :]
-            ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
-            turns.append(between.removeprefix(self.tokenizer.eos_token) if ended else between)
-        return turns
+        ended = [bool(ids) and ids[-1] == self.tokenizer.eos_token_id for ids in sampled]
+        return [text.removeprefix(self.tokenizer.eos_token) if end else text
+                for text, end in zip(self._template.after_reply(opening, later), ended, strict=True)]  # fmt: skip
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The text of each row of token ids, without special tokens."""
         return [str(self.tokenizer.decode(list(row), skip_special_tokens=True, clean_up_tokenization_spaces=False)) for row in rows]
-
-    def _rewrites(self, before: str, after: str) -> PlanError:
-        same = len(os.path.commonprefix([before, after]))
-        return PlanError.of("turns-template", f"the chat template of {self.folder} writes earlier turns otherwise once later ones come",
-                            found=repr(after[max(same - 20, 0) : same + 20]), expected=repr(before[max(same - 20, 0) : same + 20]),
-                            remedy="give each turn of the assistant as a completion of its own, with what came before in its prompt")
 
     def _encode(self, texts: Sequence[Any], special: bool) -> list[list[int]]:
         if not texts:
@@ -301,7 +285,7 @@ class TokenizerEncoder:
                                remedy="name an instruct model, whose tokenizer has one; or, where prompts are text, --data.chat "
                                       "false; conversations always need one: without it map a field that is text, --data.prompt FIELD")
         try:
-            return ChatTemplate(self.folder, str(self.tokenizer.get_chat_template()), self._variables)
+            return ChatTemplate(self.folder, str(self.tokenizer.get_chat_template(tools=list(self.tools) or None)), self._variables)
         except ValueError as error:  # several, and none is the default
             raise PlanError.of("chat-template", f"the tokenizer of {self.folder} has no one chat template", found=str(error),
                                expected="one, or one of them named default", remedy="leave one in its tokenizer_config.json") from error

@@ -1,5 +1,5 @@
-"""Calls of tools in what a model said. transformers parses them where the tokenizer has a response schema; else the chat template tells how
-its family of models writes them."""
+"""Calls of tools in what a model said. transformers parses them where the tokenizer has a response template; else the chat template tells
+how its family of models writes them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from rlflow.errors import PlanError
 from rlflow.messages import Call
+from rlflow.pretrained import PARSERS
 
 TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)  # Hermes, Qwen 2.5 and 3
 LISTED = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])", re.DOTALL)  # Mistral
@@ -17,23 +18,37 @@ ALONE = re.compile(r"^\s*(?:<\|python_tag\|>)?\s*(\{.*\})", re.DOTALL)  # Llama 
 MARKS = {"<tool_call>": TAGGED, "[TOOL_CALLS]": LISTED, "ipython": ALONE}  # of templates of these families
 
 
-def calls_by(tokenizer: Any, folder: object) -> Callable[[Sequence[int]], list[Call]]:
-    """A function from sampled ids to the calls in them. Raises PlanError for a family of models whose calls are not known."""
-    if getattr(tokenizer, "response_schema", None):
-        return lambda ids: list(_by_schema(tokenizer, ids))
-    template = str(tokenizer.get_chat_template())
-    pattern = next((pattern for mark, pattern in MARKS.items() if mark in template), None)
-    if pattern is None:
-        raise PlanError.of("env-tools", f"how models of {folder} write a call of a tool is not known",
-                           found="a chat template without a mark of calls",
-                           expected=f"a response_schema of the tokenizer, or one of {', '.join(MARKS)} in its template",
-                           remedy="name a model that was trained to call tools, or write an environment with step")
+def calls_by(
+    tokenizer: Any, template: str, folder: object, opening: str = "", tools: Sequence[Mapping[str, Any]] = ()
+) -> Callable[[Sequence[int]], list[Call]]:
+    """A function from sampled ids to the calls in them. ``template``: the chat template; ``opening``: a prompt as it writes it, up to where
+    a reply begins. Raises PlanError for a family of models whose calls are not known."""
+    if parses_itself(tokenizer):
+        newer = {"prefix": opening, "tools": list(tools)} if getattr(tokenizer, "response_template", None) else {}
+        return lambda ids: list(_by_tokenizer(tokenizer, ids, newer))
+    pattern = calls_pattern(template, folder)
 
     def calls(ids: Sequence[int]) -> list[Call]:
         text = tokenizer.decode(list(ids), skip_special_tokens=False)
         return [call for match in pattern.finditer(text) for call in parsed(match[1])]
 
     return calls
+
+
+def parses_itself(tokenizer: Any) -> bool:
+    """Whether transformers parses what models with this tokenizer say."""
+    return any(getattr(tokenizer, name, None) for name in PARSERS)
+
+
+def calls_pattern(template: str, folder: object) -> re.Pattern[str]:
+    """How models whose chat template is ``template`` write calls. Raises PlanError where that is not known."""
+    pattern = next((pattern for mark, pattern in MARKS.items() if mark in template), None)
+    if pattern is None:
+        raise PlanError.of("env-tools", f"how models of {folder} write a call of a tool is not known",
+                           found="a chat template without a mark of calls",
+                           expected=f"a {PARSERS[0]} of the tokenizer, or one of {', '.join(MARKS)} in its template",
+                           remedy="name a model that was trained to call tools, or write an environment with step")
+    return pattern
 
 
 def parsed(text: str) -> Iterator[Call]:
@@ -61,10 +76,10 @@ def _call(value: Any) -> Call:
     return Call(value["name"], dict(arguments))
 
 
-def _by_schema(tokenizer: Any, ids: Sequence[int]) -> Iterator[Call]:
+def _by_tokenizer(tokenizer: Any, ids: Sequence[int], more: Mapping[str, Any]) -> Iterator[Call]:
     try:
-        message = tokenizer.parse_response(tokenizer.decode(list(ids), skip_special_tokens=False))
-    except Exception as error:  # the schema is the model's own
+        message = tokenizer.parse_response(tokenizer.decode(list(ids), skip_special_tokens=False), **more)
+    except Exception as error:  # the template is the model's own
         yield Call("", {}, f"{type(error).__name__}: {error}")
         return
     for each in (message.get("tool_calls") or ()) if isinstance(message, Mapping) else ():

@@ -17,7 +17,7 @@ from rlflow.plan import Plan
 from rlflow.rewards.spec import from_function
 from rlflow.runs.context import RunContext, RunResult
 from rlflow.runs.directory import check_free
-from rlflow.runs.packaged import packaged
+from rlflow.runs.packaged import packaged, uses_packaged
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
 from rlflow.trace.arguments import role_names
@@ -71,11 +71,6 @@ def named_reward(reward: Any) -> Any:
         return reward
     spec = from_function(reward)
     return f"{spec.path}:{spec.function}"
-
-
-def uses_packaged(values: Mapping[str, Any]) -> bool:
-    """Whether a run takes the packaged task: where neither a model nor data are named."""
-    return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
 def suitable_values(flow: Flow, roles: list[str], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import rlflow.tasks
 from rlflow.config.flags import read_toml
+
+
+def uses_packaged(values: Mapping[str, Any]) -> bool:
+    """Whether a run takes the packaged task: where neither a model nor data are named. ``values``: by flag."""
+    return values.get("model") is None and not values.get("data") and values.get("backend") != "null"
 
 
 def packaged(flow: str) -> tuple[str, dict[str, Any]]:

@@ -33,7 +33,7 @@ from rlflow.binding.environments import (
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
-from rlflow.binding.tool_prompts import tools_of, with_tools
+from rlflow.binding.tool_prompts import with_tools, with_tools_of
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
@@ -123,7 +123,7 @@ def prepare(
         program = compile_with_data(flow, hp, traced_with, note)
         note_warnings(report.of_functions, note)
         data = replace(data, numbered=reads_prompt_id(program.graph))
-        tools = tools_of(specs)
+        tools = with_tools_of(specs)
         data = replace(data, encoder=with_tools(data, tools))
         opened = partial(open_sets, options, config.data, config.tokenizer_folder,
                          lambda name: wanted_fields(placed.rewards.wanted_of_set(name), specs))
@@ -201,6 +201,8 @@ def _assemble(
     for folder in folders(roles.values()):
         if code := pretrained.named_code(folder):
             note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
+    asked = asking(graph, roles, config, traced_with.environments)
+    single_rank(traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()})
     updates = {name: expected_steps(graph, role.use, options.prompts, options.iterations) for name, role in roles.items()}
     if options.pools:
         from rlflow.runs import pools  # needs Ray
@@ -210,8 +212,7 @@ def _assemble(
     else:
         runtime = _in_process(plan, placed, prompts, updates, rewards)
 
-    runtime.engine.asking = asking(graph, roles, config, traced_with.environments)
-    single_rank(traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()})
+    runtime.engine.asking = asked
     environments = Environments(traced_with.environments, graph, options)
     runtime.engine.environments = environments.pools
 

@@ -16,6 +16,7 @@ from rlflow.columns import text
 from rlflow.config.flags import sort_values
 from rlflow.data import open_data
 from rlflow.data.encode import TokenizerEncoder
+from rlflow.environments.spec import parse_environment
 from rlflow.errors import PlanError
 from rlflow.trace.compile import compile_flow
 
@@ -92,6 +93,14 @@ def test_a_text_that_follows_a_response_is_not_put_as_a_prompt():
 def test_ids_become_the_text_that_they_were_of():
     asked = encoder(MODEL, MODEL)
     assert asked.decode(("solver",), asked.encode(("solver",), ["1+2=", "7"])) == ["1+2=", "7"]
+
+
+def test_a_role_whose_model_cannot_be_told_of_its_tools_is_refused_at_once():
+    values = {"model": str(MODEL), "solver.model": str(MODEL)}
+    config, graph = sort_values(values, ["solver", "critic", "reward"]), compile_flow(both).graph
+    tools = parse_environment(f"{Path(__file__).parents[1] / 'environments' / 'calculator.py'}:Calculator", {})
+    with pytest.raises(PlanError, match=r"calculator\.py:\d+: tools are told of by a chat template, and the tokenizer of .* has none"):
+        asking(graph, bind_roles(graph, config), config, {"solver": tools})
 
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant={% endif %}"

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from run_faults import MODEL
 
+from rlflow.author.load import load_flow
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
-from rlflow.binding.tool_prompts import with_tools
+from rlflow.binding.tool_prompts import schemas, template_problems, told_of_tools, with_tools, with_tools_of
 from rlflow.columns import Kind, Level
+from rlflow.config.flags import sort_values
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, TokenizerEncoder, Wording
 from rlflow.data.fields import Record
@@ -41,43 +43,59 @@ def folder(tmp_path):
     return made
 
 
-def schemas():
-    return [tool.schema for tool in parse_environment(f"{FILE}:Calculator", {}).tools]
+def calculator():
+    return parse_environment(f"{FILE}:Calculator", {})
 
 
 def test_the_prompt_tells_of_the_tools(folder):
     encoder = TokenizerEncoder(folder())
     asked = [[{"role": "user", "content": "2 + 3"}]]
-    (plain,), (told,) = encoder.worded(asked), encoder.with_tools(schemas()).worded(asked)
+    (plain,), (told,) = encoder.worded(asked), encoder.with_tools(schemas(calculator())).worded(asked)
     assert "Tools" not in plain
     assert '"name": "add"' in told
     assert '"description": "Add two numbers."' in told
     assert encoder.worded(asked) == [plain]  # the encoder itself is what it was
     data = Dataset("d", [Record("2 + 3", "5")], encoder, Wording(chat=True))
-    assert with_tools(data, schemas()).worded(asked) == [told]
-    assert with_tools(data, []) is encoder
+    assert with_tools(data, calculator()).worded(asked) == [told]
+    assert with_tools(data, None) is encoder
 
 
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        (TEMPLATE.replace("if tools", "if false"), "says nothing of tools"),
-        (TEMPLATE.replace("<tool_call>", "[call]"), "how models of .* write a call of a tool is not known"),
-        (TEMPLATE.replace("{%- for", "{{ messages | length }}{%- for"), "writes earlier turns otherwise once later ones come"),
-    ],
-)
-def test_a_template_that_cannot_carry_tools_is_refused(folder, template, says):
-    with pytest.raises(PlanError, match=says):
-        TokenizerEncoder(folder(template)).with_tools(schemas())
+def test_a_template_that_cannot_carry_tools_is_refused_at_the_class_of_the_tools(folder):
+    encoder = TokenizerEncoder(folder(TEMPLATE.replace("if tools", "if false")))
+    with pytest.raises(PlanError, match=rf"{FILE.name}:\d+: the chat template of .* says nothing of tools"):
+        told_of_tools(encoder, calculator())
+
+
+def test_models_are_told_of_the_first_environment_that_has_tools():
+    other = parse_environment(f"{FILE}:Unused", {})
+    assert with_tools_of({"a": other, "b": calculator()}) == calculator()
+    assert with_tools_of({"a": other}) is None
+
+
+def test_the_folders_of_all_roles_with_tools_are_judged(folder, tmp_path):
+    graph = load_flow("grpo").graph()
+    specs = {"": calculator()}
+
+    def problems(chosen=specs, **values):
+        return [str(each) for each in template_problems(graph, sort_values(values, ["actor"]), chosen)]
+
+    able = str(folder())
+    assert problems(model=able) == []
+    assert [f"{FILE.name}:" in each for each in problems(model=MODEL)] == [True]
+    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(**{"model": able, "actor.model": MODEL})] == [MODEL]
+    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(**{"actor.model": MODEL})] == [MODEL]
+    assert "no config.json there" in problems(model=str(tmp_path / "nowhere"))[0]
+    assert problems(model=MODEL, chosen={"": parse_environment(f"{FILE}:Unused", {})}) == []
+    assert problems() == []
 
 
 def test_prompts_must_go_through_the_template(folder):
     with pytest.raises(PlanError, match=r"tools are told of by the chat template, through which no prompt goes(?s:.*)--data.chat true"):
-        with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder())), schemas())
+        with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder())), calculator())
     (folder() / "chat_template.jinja").unlink()
     with pytest.raises(PlanError, match="tools are told of by a chat template, and the tokenizer of .* has none"):
-        with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder(""))), schemas())
-    assert with_tools(Dataset("d", [Record("q", "a")], ByteEncoder()), schemas()).calls([1]) == []
+        with_tools(Dataset("d", [Record("2 + 3", "5")], TokenizerEncoder(folder(""))), calculator())
+    assert with_tools(Dataset("d", [Record("q", "a")], ByteEncoder()), calculator()).calls([1]) == []
 
 
 def call(name, **arguments):
@@ -87,7 +105,7 @@ def call(name, **arguments):
 @pytest.fixture
 def acted(folder):
     """A function from what a model says in each turn of each row to the rows."""
-    encoder = TokenizerEncoder(folder()).with_tools(schemas())
+    encoder = TokenizerEncoder(folder()).with_tools(schemas(calculator()))
     wording = Wording()
     def speak(texts, sampled):
         return encoder.following(texts, sampled, wording)

@@ -1,5 +1,6 @@
 """`rlflow check` as a user meets it, and what it loads."""
 
+import json
 import os
 import re
 import subprocess
@@ -140,3 +141,56 @@ def test_several_rewards_are_roles_of_their_own_and_judges_of_sets_are_none():
     config = read_config(flow, {**rewards, f"{roles[-1]}.reward": "task"})
     assert config.options.reward == ("task", "math")
     assert config.judges == ("math@hard",)
+
+
+# -- models that are to be told of tools -----------------------------------------------------------------------------------------
+
+CALCULATOR = f"{Path(__file__).parents[1] / 'environments' / 'calculator.py'}:Calculator"
+CARRIES = ("{% if tools %}{{ tools }}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+           "{% if add_generation_prompt %}<assistant>{% endif %}")  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A function from a chat template to a model folder that has it, and nothing that could be loaded."""
+
+    def written(template):
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        return str(tmp_path)
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "says nothing of tools"),
+        (CARRIES.replace("{% for", "{{ messages | length }}{% for"), "writes earlier turns otherwise once later ones come"),
+        (CARRIES.replace("m.content", "'' if m.role == 'tool' else m.content"), "does not write what a tool answers"),
+    ],
+)
+def test_a_model_that_cannot_be_told_of_tools_is_refused_at_their_class(monkeypatch, capsys, model, template, says):
+    ended, printed = command(monkeypatch, capsys, "check", "grpo", "--env", CALCULATOR, "--model", model(template))
+    assert ended == 2
+    assert re.search(rf"^\S*calculator\.py:\d+: the chat template of \S* {says}\n  found: .*\n  expected: .*\n  remedy: ", printed, re.M)
+    assert "grpo: refused (7 nodes; 1 error" in printed
+
+
+def test_a_model_that_can_be_told_of_tools_is_right(monkeypatch, capsys, model):
+    words = ("check", "grpo", "--env", CALCULATOR, "--model", model(CARRIES))
+    assert command(monkeypatch, capsys, *words)[0] == 0
+    assert command(monkeypatch, capsys, "check", "grpo", "--env", CALCULATOR, "--backend", "null")[0] == 0  # which has no model
+
+
+def test_without_model_and_data_it_is_the_packaged_model_that_is_to_be_told_of_tools(monkeypatch, capsys):
+    ended, printed = command(monkeypatch, capsys, "check", "grpo", "--env", CALCULATOR)
+    assert ended == 2
+    assert "the tokenizer of " in printed
+    assert "arithmetic_model has none" in printed
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_told_of_tools_is_refused_before_anything_is_loaded():
+    path = str(FIXTURES / "never_read.py")  # a flow that is right, for which torch would be loaded
+    assert loaded(f"from rlflow.cli.check import check_file\ncheck_file({path!r}, ['--env', {CALCULATOR!r}])") == "[]"

@@ -14,24 +14,22 @@ ADD = {"name": "add", "arguments": {"a": 1}}
 class Tokenizer:
     """Ids are characters."""
 
-    def __init__(self, template, schema=None):
-        self.template, self.response_schema = template, schema
-
-    def get_chat_template(self):
-        return self.template
+    def __init__(self, **parsers):
+        vars(self).update(parsers)
 
     def decode(self, ids, skip_special_tokens):
         assert not skip_special_tokens  # marks of calls may be special tokens
         return "".join(map(chr, ids))
 
-    def parse_response(self, text):
+    def parse_response(self, text, **more):
+        assert more == ({"prefix": "<assistant>", "tools": []} if hasattr(self, "response_template") else {})
         if text == "broken":
             raise ValueError("no match")
         return {"role": "assistant", "tool_calls": [{"type": "function", "function": ADD}]} if text else {}
 
 
 def calls(template, text, **more):
-    return calls_by(Tokenizer(template, **more), "model")([*map(ord, text)])
+    return calls_by(Tokenizer(**more), template, "model", "<assistant>")([*map(ord, text)])
 
 
 @pytest.mark.parametrize(
@@ -52,10 +50,12 @@ def test_each_family_has_its_marks(template, text, names):
     assert all(call == Call("add", {"a": 1}) for call in found)
 
 
-def test_a_response_schema_goes_before_the_template():
-    assert calls("nothing known", "any", schema={"x": 1}) == [Call("add", {"a": 1})]
-    assert calls("nothing known", "", schema={"x": 1}) == []
-    assert calls("nothing known", "broken", schema={"x": 1})[0].problem == "ValueError: no match"
+@pytest.mark.parametrize("parser", ["response_template", "response_schema"])
+def test_a_parser_of_the_tokenizer_goes_before_the_template(parser):
+    more = {parser: {"x": 1}}
+    assert calls("nothing known", "any", **more) == [Call("add", {"a": 1})]
+    assert calls("nothing known", "", **more) == []
+    assert calls("nothing known", "broken", **more)[0].problem == "ValueError: no match"
 
 
 def test_a_family_whose_calls_are_not_known_is_refused():

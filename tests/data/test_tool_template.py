@@ -1,0 +1,101 @@
+"""Whether a template can carry tools is judged by the files of a model folder, as the tokenizer that is loaded from them judges it."""
+
+import json
+
+import pytest
+
+from rlflow import pretrained
+from rlflow.data.encode import TokenizerEncoder
+from rlflow.data.tool_template import check_folder
+from rlflow.errors import PlanError
+
+TEMPLATE = """{%- if tools %}{{ bos_token + eos_token }}{{ tools | tojson }} Call as <tool_call>{...}</tool_call>.
+{% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}</{{ message.role }}>
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}}]
+PARSES = {"start_anchor": "<assistant>", "fields": {"content": {}, "tool_calls": {"open": "<call>", "close": "</call>", "content": "json",
+                                                                                 "repeats": True}}}  # fmt: skip
+
+
+def in_jinja(folder, text):
+    (folder / "chat_template.jinja").write_text(text)
+
+
+def in_config(folder, text, **more):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": text, **more}))
+
+
+def several_in_config(folder, text):
+    in_config(folder, [{"name": "default", "template": "none"}, {"name": "tool_use", "template": text}])
+
+
+def several_in_files(folder, text):
+    in_jinja(folder, "none")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(text)
+
+
+def file_before_config(folder, text):
+    in_config(folder, "none")
+    in_jinja(folder, text)
+
+
+@pytest.fixture
+def plain(make_tokenizer, tmp_path):
+    """A folder with a tokenizer that has no chat template."""
+    return make_tokenizer(tmp_path / "model", chat=False)
+
+
+@pytest.mark.parametrize("written", [in_jinja, in_config, several_in_config, several_in_files, file_before_config])
+def test_the_template_of_the_files_is_that_of_the_tokenizer(plain, written):
+    written(plain, TEMPLATE)
+    told = TokenizerEncoder(plain).with_tools(TOOLS)
+    templates = pretrained.read_templates(plain)
+    assert told._template.text == (templates.get("tool_use") or templates["default"]) == TEMPLATE
+    special = {name: text for name, text in pretrained.read_special_tokens(plain).items() if text}
+    assert special == told.tokenizer.special_tokens_map == {"bos_token": "<bos>", "eos_token": "<eos>"}
+    check_folder(plain, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (TEMPLATE.replace("if tools", "if false"), "says nothing of tools"),
+        (TEMPLATE.replace("<tool_call>", "[call]"), "how models of .* write a call of a tool is not known"),
+        (TEMPLATE.replace("{%- for", "{{ messages | length }}{%- for"), "writes earlier turns otherwise once later ones come"),
+        (TEMPLATE.replace("}}</", "}}{{ raise_exception('no tools') if message.role == 'tool' }}</"), "refuses a prompt: no tools"),
+        (TEMPLATE.replace(">{{ message.content", ">{{ message.content if message.role != 'tool' "), "does not write what a tool answers"),
+    ],
+)
+def test_files_and_tokenizer_are_refused_alike(plain, template, says):
+    in_jinja(plain, template)
+    with pytest.raises(PlanError, match=says) as by_files:
+        check_folder(plain, TOOLS)
+    with pytest.raises(PlanError) as by_tokenizer:
+        TokenizerEncoder(plain).with_tools(TOOLS)
+    assert str(by_files.value) == str(by_tokenizer.value)
+
+
+def test_a_folder_without_a_template_is_refused(plain):
+    with pytest.raises(PlanError, match="tools are told of by a chat template, and the tokenizer of .*model has none"):
+        check_folder(plain, TOOLS)
+
+
+def test_a_tokenizer_that_parses_calls_needs_no_mark_of_a_family(plain):
+    in_config(plain, TEMPLATE.replace("<tool_call>", "[call]"), response_template=PARSES)
+    check_folder(plain, TOOLS)
+    encoder = TokenizerEncoder(plain).with_tools(TOOLS)
+    (said,) = encoder.responses(['So <call>{"name": "add", "arguments": {"a": 1}}</call><call>{</call>'])
+    assert [call.problem[:10] for call in encoder.calls(said)] == ["ValueError"]
+    (said,) = encoder.responses(['So <call>{"name": "add", "arguments": {"a": 1}}</call>'])
+    assert [(call.name, call.arguments) for call in encoder.calls(said)] == [("add", {"a": 1})]
+    assert encoder.calls(encoder.responses(["No."])[0]) == []
+
+
+def test_the_chosen_template_depends_on_whether_there_are_tools(plain):
+    several_in_config(plain, TEMPLATE)
+    encoder = TokenizerEncoder(plain)
+    question = [[{"role": "user", "content": "2 + 3"}]]
+    assert encoder.worded(question) == ["none"]
+    assert '"add"' in encoder.with_tools(TOOLS).worded(question)[0]
