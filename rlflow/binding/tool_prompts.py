@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlflow.binding.environments import Specs, by_role
-from rlflow.config.flags import RunConfig
 from rlflow.config.folders import model_folder
 from rlflow.data.encode import Encoder, TokenizerEncoder
 from rlflow.data.tool_template import check_folder
@@ -50,12 +49,11 @@ def told_of_tools(encoder: Encoder, spec: EnvironmentSpec) -> Encoder:
         raise PlanError(*_at(spec, error)) from error
 
 
-def template_problems(graph: Graph, config: RunConfig, specs: Specs) -> Iterator[Problem]:
-    """Problems of the model folders that flags name for roles whose environments have tools, by the folders' files: no tokenizer is
-    loaded. A run finds them as it opens its data."""
+def template_problems(graph: Graph, default: str | None, own: Mapping[str, str], specs: Specs) -> Iterator[Problem]:
+    """Problems of the model folders of roles whose environments have tools, by the folders' files: no tokenizer is loaded. A run finds
+    them as it opens its data. ``default``: the folder whose tokenizer encodes the data; ``own``: those of roles that name one."""
     for role, spec in by_role(specs, graph).items():
-        own = config.role(role).values.get("model")
-        for folder in dict.fromkeys(filter(None, (config.tokenizer_folder, own))) if spec.tools else ():
+        for folder in dict.fromkeys(filter(None, (default, own.get(role)))) if spec.tools else ():
             try:
                 check_folder(model_folder(str(folder), f"--model or --{role}.model"), schemas(spec))
             except PlanError as error:

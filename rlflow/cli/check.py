@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,15 +53,10 @@ def check_flow(file: str, arguments: Sequence[str]) -> Report:
     if problems := pool_flag_problems(roles, config):
         raise PlanError(*problems)
     options = trace_options(config)
-    bound = partial(template_problems, config=with_packaged_model(flow, config), specs=options.environments)
+    default = packaged(flow.name)[1].get("model") if uses_packaged(config.values) else config.tokenizer_folder
+    own = {name: str(values["model"]) for name, values in config.roles.items() if "model" in values}
+    bound = partial(template_problems, default=default, own=own, specs=options.environments)
     return check(flow, hp, options, staleness=config.options.staleness, bound=bound)
-
-
-def with_packaged_model(flow: Flow, config: RunConfig) -> RunConfig:
-    """The configuration with the model that a run with these flags takes where they name neither a model nor data."""
-    if not uses_packaged(config.values):
-        return config
-    return replace(config, options=replace(config.options, model=packaged(flow.name)[1].get("model")))
 
 
 def roles_of(flow: Flow, rewards: Sequence[str]) -> list[str]:

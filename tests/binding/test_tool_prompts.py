@@ -13,7 +13,6 @@ from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
 from rlflow.binding.tool_prompts import schemas, template_problems, told_of_tools, with_tools, with_tools_of
 from rlflow.columns import Kind, Level
-from rlflow.config.flags import sort_values
 from rlflow.data.dataset import Dataset
 from rlflow.data.encode import ByteEncoder, TokenizerEncoder, Wording
 from rlflow.data.fields import Record
@@ -76,17 +75,18 @@ def test_the_folders_of_all_roles_with_tools_are_judged(folder, tmp_path):
     graph = load_flow("grpo").graph()
     specs = {"": calculator()}
 
-    def problems(chosen=specs, **values):
-        return [str(each) for each in template_problems(graph, sort_values(values, ["actor"]), chosen)]
+    def problems(default, own=None, chosen=specs):
+        return [str(each) for each in template_problems(graph, default, own or {}, chosen)]
 
     able = str(folder())
-    assert problems(model=able) == []
-    assert [f"{FILE.name}:" in each for each in problems(model=MODEL)] == [True]
-    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(**{"model": able, "actor.model": MODEL})] == [MODEL]
-    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(**{"actor.model": MODEL})] == [MODEL]
-    assert "no config.json there" in problems(model=str(tmp_path / "nowhere"))[0]
-    assert problems(model=MODEL, chosen={"": parse_environment(f"{FILE}:Unused", {})}) == []
-    assert problems() == []
+    assert problems(able) == []
+    assert [f"{FILE.name}:" in each for each in problems(MODEL)] == [True]
+    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(able, {"actor": MODEL})] == [MODEL]
+    assert [each.partition("tokenizer of ")[2].split()[0] for each in problems(MODEL, {"actor": MODEL})] == [MODEL]
+    assert problems(able, {"ref": MODEL}) == []
+    assert "no config.json there" in problems(str(tmp_path / "nowhere"))[0]
+    assert problems(MODEL, chosen={"": parse_environment(f"{FILE}:Unused", {})}) == []
+    assert problems(None) == []
 
 
 def test_prompts_must_go_through_the_template(folder):
