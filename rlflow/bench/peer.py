@@ -1,7 +1,8 @@
 """Interpreters of other systems: a system that names what it needs gets a virtual environment of its own, made once.
 
 A file of a system may define ``REQUIRES``, a tuple of requirements such as ("trl==1.16.0", "torch"). A requirement without a version gets
-that of this interpreter, so that both compute with the same. Without ``REQUIRES`` this interpreter runs it.
+that of this interpreter, so that both compute with the same. ``WITHOUT_DEPENDENCIES``, of the same form, is installed after them and alone:
+what these packages require is left out. Without ``REQUIRES`` this interpreter runs it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rlflow" / "peers"
 
 
-def requirements(file: Path) -> tuple[str, ...]:
-    """The requirements that a file names, read without running it."""
+def requirements(file: Path, variable: str = "REQUIRES") -> tuple[str, ...]:
+    """The requirements that a file names under a variable, read without running it."""
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.Assign) and any(isinstance(name, ast.Name) and name.id == "REQUIRES" for name in node.targets):
+        if isinstance(node, ast.Assign) and any(isinstance(name, ast.Name) and name.id == variable for name in node.targets):
             return tuple(pinned(each) for each in ast.literal_eval(node.value))
     return ()
 
@@ -47,18 +48,21 @@ def pinned(requirement: str) -> str:
 
 def interpreter(file: Path, say: Callable[[str], None]) -> str:
     """The interpreter that runs a system, made where it is not there yet. Raises CellFailed where it cannot be made."""
-    wanted = requirements(file)
+    wanted, alone = requirements(file), requirements(file, "WITHOUT_DEPENDENCIES")
     if not wanted:
         return sys.executable
-    folder = cache_folder() / hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:12]
+    steps = [wanted, ("--no-deps", *alone)] if alone else [wanted]
+    words = [word for step in steps for word in step]
+    folder = cache_folder() / hashlib.sha256("\n".join([sys.version, *words]).encode()).hexdigest()[:12]
     python, mark = folder / "bin" / "python", folder / "installed"
     if not mark.is_file():
-        say(f"installing {' '.join(wanted)} in {folder}")
+        say(f"installing {' '.join(words)} in {folder}")
         venv.create(folder, with_pip=True, clear=True)
         extra = ["--extra-index-url", os.environ[INDEX]] if INDEX in os.environ else []
-        done = subprocess.run([python, "-m", "pip", "install", "--quiet", *extra, *wanted], capture_output=True, text=True)
-        if done.returncode:
-            raise CellFailed(f"{' '.join(wanted)} cannot be installed: {done.stderr.strip()[-LAST:]}\nwhere torch is a build that PyPI "
-                             f"has not, {INDEX} names an index that has it")
-        mark.write_text("\n".join(wanted))
+        for step in steps:
+            done = subprocess.run([python, "-m", "pip", "install", "--quiet", *extra, *step], capture_output=True, text=True)
+            if done.returncode:
+                raise CellFailed(f"{' '.join(step)} cannot be installed: {done.stderr.strip()[-LAST:]}\nwhere torch is a build that PyPI "
+                                 f"has not, {INDEX} names an index that has it")
+        mark.write_text("\n".join(words))
     return str(python)

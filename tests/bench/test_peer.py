@@ -17,6 +17,8 @@ def test_requirements_are_read_without_running_the_file_and_get_the_versions_tha
     assert peer.requirements(file) == ("trl==1.16.0", f"torch=={version('torch')}", "nowhere-on-earth")
     assert peer.requirements(PEERS / "bare.py") == ()
     assert peer.requirements(PEERS / "trl.py")[0].startswith("trl==")
+    assert peer.requirements(PEERS / "verl.py")[:2] == (f"torch=={version('torch')}", f"ray=={version('ray')}")
+    assert peer.requirements(PEERS / "verl.py", "WITHOUT_DEPENDENCIES")[0].startswith("verl==")
 
 
 def test_a_system_without_requirements_runs_in_this_interpreter(tmp_path):
@@ -38,6 +40,24 @@ def test_an_environment_that_is_there_is_not_made_again_and_another_requirement_
         file.write_text(f"REQUIRES = ({requirement!r},)\n")
         assert Path(peer.interpreter(file, lambda text: None)).parent.parent == made[-1]
     assert len(set(made)) == len(made) == 2
+
+
+def test_what_is_installed_without_what_it_requires_comes_last_and_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def create(folder, **_):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+        (folder / "bin" / "python").chmod(0o755)
+
+    monkeypatch.setattr(peer.venv, "create", create)
+    file = tmp_path / "mine.py"
+    file.write_text("REQUIRES = ('one==1', 'torch')\nWITHOUT_DEPENDENCIES = ('two==2',)\n")
+    first = peer.interpreter(file, lambda text: None)
+    calls = [line.partition("--quiet ")[2] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert calls == [f"one==1 torch=={version('torch')}", "--no-deps two==2"]
+    file.write_text("REQUIRES = ('one==1', 'torch', 'two==2')\n")
+    assert peer.interpreter(file, lambda text: None) != first
 
 
 def test_requirements_that_cannot_be_installed_are_the_cause_of_the_cells_failure(tmp_path, monkeypatch):

@@ -1,0 +1,34 @@
+"""Systems of which an iteration is a number of equal calls to workers: their turns, the columns of a payload, and a Ray of their own."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+NAMES = ("sampled_logprobs", "logprobs", "ref_logprobs", "values", "rewards", "advantages", "returns", "weights")  # float32, beside tokens
+RAY: dict[str, Any] = {"num_cpus": 16, "include_dashboard": False, "_node_ip_address": "127.0.0.1", "object_store_memory": 512 << 20,
+                       "log_to_driver": False}  # fmt: skip
+
+
+class Iterations:
+    """Iterations of ``flags["calls"]`` calls each, ``flags["iterations"]`` in all. call: makes one and gives its wall seconds; tokens: of
+    its payload."""
+
+    def __init__(self, flags: dict[str, Any], call: Callable[[], float], tokens: int = 0) -> None:
+        self.calls, self.count, self.call, self.tokens, self.number = flags["calls"], flags["iterations"], call, tokens, 0
+
+    def next(self, count: int) -> dict[str, Any]:
+        """The next iterations, as a system answers `iterate`."""
+        rows = []
+        for _ in range(min(count, self.count - self.number)):
+            wall = sum(self.call() for _ in range(self.calls))
+            rows.append({"iteration": self.number, "wall": wall, "tokens": self.tokens * self.calls, "metrics": {}})
+            self.number += 1
+        return {"iterations": rows, "evaluations": [], "ended": self.number == self.count}
+
+
+def start_ray() -> None:
+    """Start a Ray of this process alone, on the loopback address."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    import ray
+
+    ray.init("local", **RAY)

@@ -1,0 +1,48 @@
+"""Calls of plain Ray without a payload: for each of so many stages every actor is called, then `ray.get` waits for all."""
+
+import time
+from typing import Any
+
+from _calls import Iterations, start_ray  # type: ignore[import-not-found]
+
+
+class System:
+    """``cell["flags"]``: workers, stages, calls (of the chain in an iteration), iterations."""
+
+    def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
+        """Start the actors."""
+        start_ray()
+        import ray
+
+        class Actor:
+            def step(self) -> int:
+                return 0
+
+        flags = self.flags = cell["flags"]
+        self.actors: list[Any] = [ray.remote(num_cpus=0)(Actor).remote() for _ in range(flags["workers"])]
+        self.iterations = Iterations(flags, self.chain)
+        return {"iterations": flags["iterations"]}
+
+    def chain(self) -> float:
+        """The seconds of all stages."""
+        import ray
+
+        start = time.perf_counter()
+        for _ in range(self.flags["stages"]):
+            ray.get([actor.step.remote() for actor in self.actors])
+        return time.perf_counter() - start
+
+    def iterate(self, count: int) -> dict[str, Any]:
+        """The next iterations, with their wall seconds."""
+        turn: dict[str, Any] = self.iterations.next(count)
+        return turn
+
+    def observe(self) -> dict[str, Any]:
+        """Nothing beside what every cell is measured by."""
+        return {}
+
+    def close(self) -> None:
+        """End the actors."""
+        import ray
+
+        ray.shutdown()
