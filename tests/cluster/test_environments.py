@@ -52,6 +52,21 @@ def test_on_pools_of_any_size_and_in_chunks_it_is_the_run_of_one_process(again, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_without_a_model_it_is_the_run_of_one_process_too(again, ray_address):
+    keywords = {key: value for key, value in again.items() if key not in ("model", "lr")}
+    keywords |= {"backend": "null", "held_out": 0, "hp.max_tokens": 96, "reward": ["task"]}
+    here = rlflow.run("grpo", **keywords, name="here")
+    assert all(1 < line["env/turns"] < 2 for line in lines(here)), "some episodes have two turns"
+    for name, more in {"one": {"pools": "all=1"}, "four": {"pools": "all=4"}, "apart": {"pools": "train=1,rollout=2", "stream": 2}}.items():
+        there = rlflow.run("grpo", **keywords, **more, name=name, ray_address=ray_address)
+        assert [row["episode"] for row in samples(there)] == [row["episode"] for row in samples(here)], name
+        for one, other in zip(lines(here), lines(there), strict=True):
+            for metric in ("reward/mean", "env/turns", "response/length", "fates/trained"):
+                assert one[metric] == other[metric], (name, metric)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_with_vllm_trainer_and_sampler_agree_on_whole_episodes(again, ray_address):
     result = rlflow.run("grpo", **again | {"held_out": 0, "generator": "vllm"}, pools="all=1", ray_address=ray_address)
     iterations = [line for line in lines(result) if "policy/mismatch_max" in line]

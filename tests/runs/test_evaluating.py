@@ -172,3 +172,20 @@ def test_adapters_have_the_same_numbers_from_a_checkpoint(ground, tmp_path):
     evaluated = evaluate_run(folder, {}, tmp_path, Quiet())
     assert dict(shown(evaluated.accuracy)) == own(folder, 2)
     assert (evaluated.folder / "answers.jsonl").read_text() == answers(folder, 2)
+
+
+@pytest.mark.slow
+def test_an_environment_acts_in_the_evaluation_of_a_run_and_of_a_folder(tmp_path):
+    write_sums(tmp_path / "sums.jsonl")
+    (tmp_path / "again.py").write_text("from rlflow import Turn\n\nclass Again:\n    def step(self, said):\n        return Turn(says=' again ')\n")
+    env = {"env": f"{tmp_path}/again.py:Again", "env.turns": 2}
+    data = {"data": str(tmp_path / "sums.jsonl"), "held_out": 4}
+    rlflow.run("grpo", name="acts", model=MODEL, prompts=4, iterations=1, threads=1, out=str(tmp_path), **data, **env,
+               **{"hp.max_tokens": 12})  # fmt: skip
+    again = evaluate_run(tmp_path / "acts", {}, tmp_path / "figures", Quiet())
+    assert shown(again.accuracy) == own(tmp_path / "acts", 1)
+    values = {"eval": (f"sums={tmp_path}/sums.jsonl",), "hp.max_tokens": 12}
+    acted = evaluate_folder(Path(MODEL), {**values, **env}, tmp_path / "figures", Quiet())
+    alone = evaluate_folder(Path(MODEL), values, tmp_path / "figures", Quiet())
+    said = [(each.folder / "answers.jsonl").read_text().count(" again ") > 0 for each in (again, acted, alone)]
+    assert said == [True, True, False]
