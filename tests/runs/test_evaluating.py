@@ -177,7 +177,8 @@ def test_adapters_have_the_same_numbers_from_a_checkpoint(ground, tmp_path):
 @pytest.mark.slow
 def test_an_environment_acts_in_the_evaluation_of_a_run_and_of_a_folder(tmp_path):
     write_sums(tmp_path / "sums.jsonl")
-    (tmp_path / "again.py").write_text("from rlflow import Turn\n\nclass Again:\n    def step(self, said):\n        return Turn(says=' again ')\n")
+    (tmp_path / "again.py").write_text("from rlflow import Turn\n\nclass Again:\n"
+                                       "    def step(self, said):\n        return Turn(says=' again ')\n")
     env = {"env": f"{tmp_path}/again.py:Again", "env.turns": 2}
     data = {"data": str(tmp_path / "sums.jsonl"), "held_out": 4}
     rlflow.run("grpo", name="acts", model=MODEL, prompts=4, iterations=1, threads=1, out=str(tmp_path), **data, **env,
