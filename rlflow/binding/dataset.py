@@ -9,11 +9,11 @@ from rlflow.author.flow import Flow
 from rlflow.columns import Level
 from rlflow.config.flags import RunConfig, evaluation_names
 from rlflow.data.dataset import Dataset
-from rlflow.data.encode import ByteEncoder
+from rlflow.data.encode import ByteEncoder, Encoder
 from rlflow.data.fields import FIELDS, Record
 from rlflow.data.json_fields import NOTHING, Wanted
 from rlflow.data.mixed import fifths, mixed
-from rlflow.data.source import open_data
+from rlflow.data.source import open_data, unchanged
 from rlflow.data.spec import parse_sources
 from rlflow.errors import PlanError, listed, nearest
 
@@ -21,9 +21,12 @@ TEXT_OPTIONS = ("system", "template", "split")
 SHARED = ("system", "template", "chat")  # settings that are one for all sources
 
 
-def open_dataset(flow: Flow, config: RunConfig, wanted: Callable[[str], Wanted] = lambda source: NOTHING) -> Dataset:
+def open_dataset(
+    flow: Flow, config: RunConfig, wanted: Callable[[str], Wanted] = lambda source: NOTHING,
+    telling: Callable[[Encoder], Encoder] = unchanged,
+) -> Dataset:
     """The data that are named, several sources as one; with the null backend and none named, made-up records. ``wanted``: source → fields
-    that its rewards may ask for. Raises PlanError."""
+    that its rewards may ask for; ``telling``: as of ``open_data``. Raises PlanError."""
     if not config.options.data:
         if config.options.backend == "null":
             return made_up(flow)
@@ -37,7 +40,7 @@ def open_dataset(flow: Flow, config: RunConfig, wanted: Callable[[str], Wanted] 
         asked = wanted(source.name)
         settings = data_settings(own_settings(config.data, source.name, names), flow.data, asked)
         parts[source.name] = open_data(source.path, tokenizer=config.tokenizer_folder, columns=columns, wanted=asked,
-                                       bad=config.options.bad_records, **settings)
+                                       bad=config.options.bad_records, telling=telling, **settings)
         holds_responses(flow, parts[source.name], source.path)
     if len(parts) == 1:
         return parts[sources[0].name]

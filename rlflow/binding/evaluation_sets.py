@@ -11,9 +11,10 @@ from rlflow.binding.dataset import SHARED, data_settings, own_settings
 from rlflow.config.flags import SET
 from rlflow.config.options import Options
 from rlflow.data.dataset import Dataset
+from rlflow.data.encode import Encoder
 from rlflow.data.fields import FIELDS
 from rlflow.data.json_fields import Wanted
-from rlflow.data.source import open_data
+from rlflow.data.source import open_data, unchanged
 from rlflow.data.spec import parse_source, parse_sources
 from rlflow.errors import PlanError
 
@@ -43,17 +44,19 @@ def set_paths(options: Options, roles: Collection[str] = ()) -> dict[str, str]:
 
 
 def open_sets(
-    options: Options, values: Mapping[str, Any], tokenizer: str | None, wanted: Callable[[str], Wanted], roles: Collection[str] = ()
+    options: Options, values: Mapping[str, Any], tokenizer: str | None, wanted: Callable[[str], Wanted], roles: Collection[str] = (),
+    telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> dict[str, Dataset]:
     """The sets by name. ``values``: of ``--data.NAME``; ``tokenizer``: the folder whose tokenizer encodes them; ``wanted``: set → fields
-    that what judges it may ask for. Raises PlanError for one that cannot be read, or that has no records."""
+    that what judges it may ask for; ``telling``: as of ``open_data``. Raises PlanError for one that cannot be read, or that has no
+    records."""
     paths = set_paths(options, roles)
     names = [*(source.name for source in parse_sources(options.data)), *paths]
     sets: dict[str, Dataset] = {}
     for name, path in paths.items():
         asked = wanted(name)
         settings: dict[str, Any] = data_settings(own_settings(_of_files(values), name, names), (), asked)
-        opened = open_data(path, tokenizer=tokenizer, wanted=asked, bad=options.bad_records, **settings)
+        opened = open_data(path, tokenizer=tokenizer, wanted=asked, bad=options.bad_records, telling=telling, **settings)
         sets[name] = replace(opened, numbered=True)
     for name, data in sets.items():
         if not len(data):

@@ -41,8 +41,10 @@ def with_tools(data: Dataset, spec: EnvironmentSpec | None) -> Encoder:
     return telling
 
 
-def told_of_tools(encoder: Encoder, spec: EnvironmentSpec) -> Encoder:
-    """An encoder that tells models of an environment's tools. Raises PlanError for a template that cannot carry them."""
+def told_of_tools(encoder: Encoder, spec: EnvironmentSpec | None) -> Encoder:
+    """An encoder that tells models of an environment's tools, if there is one. Raises PlanError for a template that cannot carry them."""
+    if spec is None:
+        return encoder
     try:
         return encoder.with_tools(schemas(spec))
     except PlanError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,11 @@ STEP = 1024  # records that are encoded at once
 TRIED = 1000  # records of which at least one must suit the settings
 
 
+def unchanged(encoder: Encoder) -> Encoder:
+    """The encoder itself, which puts nothing more into prompts."""
+    return encoder
+
+
 def open_data(
     spec: str | os.PathLike[str],
     *,
@@ -37,6 +42,7 @@ def open_data(
     task: Mapping[str, Any] | None = None,
     seed: int = 0,
     bad: Literal["stop", "skip"] = "stop",
+    telling: Callable[[Encoder], Encoder] = unchanged,
 ) -> Dataset:
     """The data that ``spec`` names: a .jsonl or .parquet file, a Hugging Face dataset folder, or a reasoning-gym task.
 
@@ -45,9 +51,10 @@ def open_data(
     chat, system, template: see ``Wording``; without ``chat``, prompts are a chat where the tokenizer has a chat template, else plain text.
     max_prompt: records with a longer prompt, in tokens, are dropped and counted. split: of a folder that has several.
     task, seed: a reasoning-gym task's parameters and what its questions are drawn by. bad: whether lines that are no record are an error,
-    or left out and told by ``Dataset.faults``. Raises PlanError.
+    or left out and told by ``Dataset.faults``. telling: the encoder → one that puts more into prompts, as what tools there are. Raises
+    PlanError.
     """
-    encoder: Encoder = TokenizerEncoder(tokenizer) if tokenizer is not None else ByteEncoder()
+    encoder = telling(TokenizerEncoder(tokenizer) if tokenizer is not None else ByteEncoder())
     wording = Wording(encoder.chats if chat is None else chat, system, template)
     name = os.path.expanduser(os.fspath(spec))
     if _is_task(name):

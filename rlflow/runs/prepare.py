@@ -33,7 +33,7 @@ from rlflow.binding.environments import (
 from rlflow.binding.evaluation_sets import open_sets
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import bind_roles, folders
-from rlflow.binding.tool_prompts import with_tools, with_tools_of
+from rlflow.binding.tool_prompts import told_of_tools, with_tools, with_tools_of
 from rlflow.check.check import check
 from rlflow.check.staleness import stale_problems
 from rlflow.checkpoints.models import small_files
@@ -114,7 +114,10 @@ def prepare(
         if begun and not spec.source.repeatable:
             note(f"{spec.name} says that an episode cannot be played again (repeatable = False): what the run samples from here on may be "
                  "other than it would have been")
-    data = open_dataset(flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs)) if data is None else data
+    tools = with_tools_of(specs)
+    telling = partial(told_of_tools, spec=tools)
+    if data is None:
+        data = open_dataset(flow, config, lambda source: wanted_fields(placed.rewards.wanted(source), specs), telling)
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
@@ -123,10 +126,9 @@ def prepare(
         program = compile_with_data(flow, hp, traced_with, note)
         note_warnings(report.of_functions, note)
         data = replace(data, numbered=reads_prompt_id(program.graph))
-        tools = with_tools_of(specs)
         data = replace(data, encoder=with_tools(data, tools))
         opened = partial(open_sets, options, config.data, config.tokenizer_folder,
-                         lambda name: wanted_fields(placed.rewards.wanted_of_set(name), specs))
+                         lambda name: wanted_fields(placed.rewards.wanted_of_set(name), specs), telling=telling)
         prompts, kept_out = screen_records(data, program.graph, placed.roles, options, note, begun)
         sets = usable_sets(program.graph, placed.roles, options, opened, note, begun)
         held_out = HeldOut(kept_out, {name: replace(each, encoder=with_tools(each, tools)) for name, each in sets.items()})

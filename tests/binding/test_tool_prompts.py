@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from run_faults import MODEL
 
+import rlflow
 from rlflow.author.load import load_flow
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
@@ -57,6 +58,22 @@ def test_the_prompt_tells_of_the_tools(folder):
     data = Dataset("d", [Record("2 + 3", "5")], encoder, Wording(chat=True))
     assert with_tools(data, calculator()).worded(asked) == [told]
     assert with_tools(data, None) is encoder
+
+
+def test_what_tells_of_tools_counts_where_long_prompts_are_dropped(folder, tmp_path):
+    shutil.copytree(MODEL, tmp_path, dirs_exist_ok=True)
+    able, file, config = folder(), tmp_path / "sums.jsonl", tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
+    file.write_text("".join(json.dumps({"prompt": f"{n} + 3 =", "answer": str(n + 3)}) + "\n" for n in range(8)))
+    keywords = {"model": str(able), "iterations": 1, "prompts": 2, "threads": 1, "out": str(tmp_path / "runs"), "hp.max_tokens": 4,
+                "reward": ["task"]}
+    tools = {"env": f"{FILE}:Calculator"}
+    short = {"data": str(file), "data.max_prompt": 40, "held_out": 2}
+    rlflow.run("grpo", **keywords, **short)
+    with pytest.raises(PlanError, match=r"every prompt of .*sums\.jsonl is longer than max_prompt"):
+        rlflow.run("grpo", **keywords, **short, **tools)
+    with pytest.raises(PlanError, match=r"every prompt of .*sums\.jsonl is longer than max_prompt"):
+        rlflow.run("grpo", **keywords, **tools, data=str(file), held_out=0, eval=[f"small={file}"], **{"data.small.max_prompt": 40})
 
 
 def test_a_template_that_cannot_carry_tools_is_refused_at_the_class_of_the_tools(folder):
