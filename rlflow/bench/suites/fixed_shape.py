@@ -23,8 +23,8 @@ LONG = 190  # tokens of a long prompt, about
 LENGTHS = Path(__file__).with_name("lengths.json")
 
 
-def digits(completion: str) -> float:
-    """The reward: the share of digits."""
+def digits(completion: str, answer: str = "") -> float:
+    """The reward: the share of digits, whatever the answer."""
     return sum(letter in "0123456789" for letter in completion) / max(len(completion), 1)
 
 
