@@ -16,27 +16,30 @@ system. What it prints goes to standard error.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib.util
 import json
 import os
-import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, TextIO
 
 
 def load_system(path: str) -> Any:
     """An object of the class ``System`` that a file defines."""
-    spec = importlib.util.spec_from_file_location("rlflow_bench_system", path)
+    sys.path.append(os.path.dirname(os.path.abspath(path)))  # last: a system may have the name of the package that it is of
+    return _module("rlflow_bench_system", path).System()
+
+
+def _module(name: str, path: str) -> Any:
+    """The module that a file is, loaded under a name. Raises ImportError."""
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.append(os.path.dirname(os.path.abspath(path)))  # last: a system may have the name of the package that it is of
     spec.loader.exec_module(module)
-    return module.System()
+    return module
 
 
 def answer(system: Any, request: dict[str, Any]) -> Any:
@@ -64,13 +67,9 @@ def serve(path: str, requests: TextIO, answers: TextIO) -> None:
             system.close()
 
 
-PR_SET_PDEATHSIG = 1
-
-
 def end_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, in the middle of a turn too (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _module("rlflow_kin", str(Path(__file__).parents[1] / "watchdog" / "kin.py")).die_with(os.getppid())
 
 
 def main() -> None:

@@ -1,14 +1,10 @@
 """A pool for all tests of a file, and functions that misbehave in every way."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rlflow.rewards import RewardPool
-
-sys.path.insert(0, str(Path(__file__).parent))  # payloads.py
 
 HOSTILE = '''
 import ctypes, math, os, signal, subprocess, sys, threading, time

@@ -89,25 +89,6 @@ def _holds_whole(split: Sequence[Tensor], units: Sequence[Tensor]) -> bool:
 # -- checks ----------------------------------------------------------------------------------------------------------------------
 
 
-def check_split(split: Sequence[Tensor], rows: int) -> None:
-    """Raises ValueError where a row of 0 … rows-1 is on no rank or on two, or a rank holds one that there is not."""
-    counts = [len(part) for part in split]
-    seen = torch.zeros(rows, dtype=torch.int64)
-    for rank, part in enumerate(split):
-        outside = part[(part < 0) | (part >= rows)]
-        if len(outside):
-            raise ValueError(f"split of {rows} rows: rank {rank} of {len(split)} holds {_some(outside)}, expected rows 0 to {rows - 1}; "
-                             f"rows per rank: {counts}")
-        seen.index_add_(0, part, torch.ones_like(part))
-        doubled = torch.unique(part[seen[part] > 1])
-        if len(doubled):
-            raise ValueError(f"split of {rows} rows: rank {rank} of {len(split)} holds {_some(doubled)}, which it or a rank before it "
-                             f"holds already; rows per rank: {counts}")
-    lost = (seen == 0).nonzero()[:, 0]
-    if len(lost):
-        raise ValueError(f"split of {rows} rows: no rank of {len(split)} holds {_some(lost)}; rows per rank: {counts}")
-
-
 def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
     """Raises ValueError where a rank gave another number of rows than it was sent, or a rank gave nothing at all."""
     if len(counts) != len(split):
@@ -115,14 +96,3 @@ def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
     wrong = [(rank, count, len(rows)) for rank, (count, rows) in enumerate(zip(counts, split, strict=True)) if count != len(rows)]
     if wrong:
         raise ValueError("wrong row count: " + "; ".join(f"rank {rank} gave {count} rows, expected {rows}" for rank, count, rows in wrong))
-
-
-def _some(rows: Tensor, limit: int = 5) -> str:
-    named = ", ".join(str(row) for row in rows[:limit].tolist())
-    return f"row {named}" if len(rows) == 1 else f"{len(rows)} rows ({named}{', …' if len(rows) > limit else ''})"
-
-
-def merge_order(split: Sequence[Tensor]) -> Tensor:
-    """int64 [rows]: at which place of the ranks' results, one rank after another, each row lies. ``joined[merge_order(split)]`` are
-    the rows in their original order."""
-    return torch.cat([*split, torch.zeros(0, dtype=torch.int64)]).argsort()
