@@ -28,57 +28,47 @@ class PassNote:
 
 @dataclass(frozen=True)
 class Streaming:
-    """How sampled rows may be streamed: in how many ``chunks`` (1: not at all); ``by`` role whose generator gives rows as they end; and
-    the roles whose scores and forwards are ``exact`` by row: the same bits whichever rows are computed beside it."""
+    """How sampled rows may be scored in chunks while others are still sampled."""
 
-    chunks: int = 1
-    by: frozenset[str] = frozenset()
-    exact: frozenset[str] = frozenset()
+    chunks: int = 1  # into which rows go; 1: none are streamed
+    by: frozenset[str] = frozenset()  # roles whose generator gives rows as they end
+    exact: frozenset[str] = frozenset()  # roles whose scores and forwards of a row have the same bits whatever is computed beside it
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A node's work on one chunk, counted from 0, of the rows that the node ``source`` samples."""
+    """A node's work on one chunk of sampled rows."""
 
     node: int
-    source: int
-    chunk: int
+    source: int  # the node that samples the rows
+    chunk: int  # counted from 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one iteration. ``live``: ids of nodes that run; ``kept``: the columns that are stored; ``held_to_end``: the columns
-    that the run's records read; ``bodies``: plans of repeats by node id; ``ahead``: by forward pass the rows of a step of the update
-    that begins with it.
-
-    ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``:
-    by id. A node in pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes.
-
-    ``residency``: the memory schedules of pools with a limit. ``turns``: for a node or piece the one that has its lane before it, where
-    that is settled. ``evaluation``: the plan of the flow's own evaluation, where it has one.
-
-    ``records``: by name the columns that samples and health metrics show; ``policies``: where several trained roles sample, by role those
-    that its health is measured by."""
+    """The plan of one iteration: what runs, where, in which order, and what is kept. Its units are nodes and pieces of nodes; a node in
+    pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes."""
 
     program: Program
     graph: Graph
-    live: tuple[int, ...]
-    kept: frozenset[Column] = frozenset()
-    held_to_end: frozenset[Column] = frozenset()
-    priority: Mapping[int, float] = field(default_factory=dict)
-    lane: Mapping[int, str] = field(default_factory=dict)
-    ahead: Mapping[int, float] = field(default_factory=dict)
-    bodies: Mapping[int, Plan] = field(default_factory=dict)
-    did: tuple[PassNote, ...] = ()
-    placement: Placement | None = None
-    home: Mapping[int, str] = field(default_factory=dict)
+    live: tuple[int, ...]  # ids of the nodes that run
+    kept: frozenset[Column] = frozenset()  # columns that are stored
+    held_to_end: frozenset[Column] = frozenset()  # columns that the run's records read
+    priority: Mapping[int, float] = field(default_factory=dict)  # unit → the higher, the sooner it starts among those that may
+    lane: Mapping[int, str] = field(default_factory=dict)  # unit → the lane in which it runs
+    ahead: Mapping[int, float] = field(default_factory=dict)  # forward → the most rows that one step of the update reusing its graph takes
+    bodies: Mapping[int, Plan] = field(default_factory=dict)  # repeat → the plan of its body
+    did: tuple[PassNote, ...] = ()  # what the passes have changed
+    placement: Placement | None = None  # of roles on pools; None in one process
+    home: Mapping[int, str] = field(default_factory=dict)  # node → the pool that runs it
     streaming: Streaming = Streaming()
-    chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    pieces: Mapping[int, Piece] = field(default_factory=dict)
-    residency: tuple[MemorySchedule, ...] = ()
-    turns: Mapping[int, int] = field(default_factory=dict)
-    evaluation: Plan | None = None
-    records: Mapping[str, Column] = field(default_factory=dict)
+    chunks: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # sampling node → its chunks but the last, which comes with its end
+    pieces: Mapping[int, Piece] = field(default_factory=dict)  # by id
+    residency: tuple[MemorySchedule, ...] = ()  # the memory schedules of pools with a limit
+    turns: Mapping[int, int] = field(default_factory=dict)  # unit → the unit that has its lane before it, where that is settled
+    evaluation: Plan | None = None  # of the flow's own evaluation, where it has one
+    records: Mapping[str, Column] = field(default_factory=dict)  # name → the column that samples and health metrics show
+    # role → likewise, where several trained roles sample
     policies: Mapping[str, Mapping[str, Column]] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:

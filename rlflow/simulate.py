@@ -23,12 +23,11 @@ INSTANT = (Op.DATA, Op.STATE)  # columns that are there when an iteration begins
 
 @dataclass(frozen=True)
 class CriticalNode:
-    """A node on the critical path. ``after``: the node that it waited for, None for the first; ``why``: ``node`` where it reads what
-    that one wrote, ``lane`` where it only took its place."""
+    """A node on the critical path."""
 
     node: str
-    after: str | None = None
-    why: str = ""
+    after: str | None = None  # the node that it waited for; None for the first
+    why: str = ""  # "node" where it reads what that one wrote, "lane" where it only took its place
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ MARGIN = 8  # tokens decoded before the place where a stop string can begin, so 
 
 @dataclass(frozen=True)
 class Endings:
-    """A row ends at a token of ``eos``, or where its text holds a string of ``stop``; not within its first ``min_tokens``. With ``lengths``
-    int64 [rows] each row ends after as many tokens, and nowhere else."""
+    """Where sampled rows end."""
 
-    eos: Tensor
-    stop: tuple[str, ...]
+    eos: Tensor  # int64 [n]: tokens at which a row ends
+    stop: tuple[str, ...]  # strings: a row ends where its text holds one
     tokenizer: Any
-    min_tokens: int = 0
-    lengths: Tensor | None = None
+    min_tokens: int = 0  # the first tokens of a row, at which it does not end
+    lengths: Tensor | None = None  # int64 [rows]: each row ends after as many tokens, and nowhere else; None: as above
 
     @property
     def reach(self) -> int:

@@ -25,13 +25,12 @@ class ColumnParameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """Columns and settings of a stage or a loss. ``settings`` maps a name to its default or REQUIRED, ``types`` to its annotation where it
-    has one."""
+    """Columns and settings of a stage or a loss."""
 
     columns: tuple[ColumnParameter, ...]
-    settings: dict[str, Any]
-    open_settings: bool = False
-    types: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]  # name → default, or REQUIRED
+    open_settings: bool = False  # whether it takes settings of any name
+    types: dict[str, Any] = field(default_factory=dict)  # name → annotation, where there is one
 
     @property
     def column_names(self) -> tuple[str, ...]:

@@ -22,12 +22,12 @@ class Stage:
     """A stage of an algorithm; made by ``@stage``."""
 
     function: Callable[..., Any]
-    gives: dict[str, Kind | None]
-    dispatch: Dispatch = DP_COMPUTE
-    on: str | None = None
-    rows: Literal["row", "group"] = "row"
-    timeout: float = 300.0
-    pure: bool = True
+    gives: dict[str, Kind | None]  # column → its kind; None: that of the values
+    dispatch: Dispatch = DP_COMPUTE  # how its rows go to the ranks of a pool
+    on: str | None = None  # the role with whose model it computes
+    rows: Literal["row", "group"] = "row"  # what of a batch has to be together
+    timeout: float = 300.0  # seconds of a call
+    pure: bool = True  # False: it has side effects, and is never called again after a failure
 
     def __post_init__(self) -> None:
         vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)

@@ -51,15 +51,14 @@ FETCHED = 64 << 10  # bytes of a column that the driver may look into
 
 @dataclass
 class ClusterEngine(Engine):
-    """``models`` are stand-ins for what is on the pools; ``names`` gives the name under which workers know a stage or a loss,
-    ``judging`` the pools that have what a reward role needs; ``limited`` the pools on which parts of models leave a rank's memory."""
+    """Carries out the calls of a run on pools of workers, each of which has an ``Engine`` of its own."""
 
-    models: Mapping[str, RemoteModel]  # type: ignore[assignment]
+    models: Mapping[str, RemoteModel]  # type: ignore[assignment]  # handles of the models on the pools, by role
     pools: Mapping[str, Pool[Worker]] = field(default_factory=dict)
     placement: Placement = field(default_factory=lambda: Placement({}))
-    names: Mapping[Hashable, str] = field(default_factory=dict)
-    judging: Mapping[str, Collection[str]] = field(default_factory=dict)
-    limited: Collection[str] = ()
+    names: Mapping[Hashable, str] = field(default_factory=dict)  # stage or loss → the name under which workers know it
+    judging: Mapping[str, Collection[str]] = field(default_factory=dict)  # reward role → pools that have what it needs
+    limited: Collection[str] = ()  # pools on which parts of models leave a rank's memory
 
     def __post_init__(self) -> None:
         self._ledger = Ledger(self.pools.values())

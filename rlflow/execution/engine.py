@@ -74,13 +74,12 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class CallOptions:
-    """On what terms a call runs: the pool that was planned for it, where it is no model's; its deadline in seconds; of a forward
-    whether the role's next update takes all of its rows in its first step; and the node that it is, for who asks what ran."""
+    """Options of one call, beside what it computes."""
 
-    pool: str | None = None
-    seconds: float = 1800.0
-    ahead: bool = False
-    node: str = ""
+    pool: str | None = None  # the pool that was planned for it, where it is no model's
+    seconds: float = 1800.0  # its deadline
+    ahead: bool = False  # of a forward, whether the role's next update takes all of its rows in its first step
+    node: str = ""  # the node that it carries out, for the timeline and for messages
 
 
 HERE = CallOptions()
@@ -88,10 +87,10 @@ HERE = CallOptions()
 
 @dataclass(frozen=True)
 class Chunks:
-    """Into how many chunks sampled rows go, and the columns that are read of them."""
+    """The chunks of sampled rows."""
 
     count: int
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the columns that are read of them
 
 
 Roles = tuple[str, ...]
@@ -115,34 +114,33 @@ def text_of_bytes(roles: Roles, rows: Sequence[Sequence[int]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Asking:
-    """How rows that are asked become prompts for the models of some roles: ``encode`` gives token ids of texts, ``follow`` those of texts
-    that are another turn after sampled ids, ``speak`` those of what an environment says after them, where text goes on as it is, ``decode``
-    the text of ids, ``calls`` the calls of tools in them (``rlflow.messages.Call``); and the longest prompt that may be asked."""
+    """How rows that are asked become prompts for the models of some roles."""
 
-    encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes
-    follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
+    encode: Callable[[Roles, Sequence[Asked]], list[list[int]]] = as_bytes  # token ids of texts
+    follow: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after  # of a next turn after sampled ids
+    # token ids of what an environment says after sampled ids, where text goes on as it is
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
-    decode: Callable[[Roles, Sequence[Sequence[int]]], list[str]] = text_of_bytes
+    decode: Callable[[Roles, Sequence[Sequence[int]]], list[str]] = text_of_bytes  # text of token ids
+    # the calls of tools in token ids, as ``rlflow.messages.Call``
     calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [[] for _ in rows]
-    longest: float = math.inf
+    longest: float = math.inf  # tokens of the longest prompt that may be asked
 
 
 @dataclass
 class Engine:
-    """Carries out calls. ``models`` and ``scorers`` by role; ``fresh(n)`` takes n more prompts from the data; ``weights`` by role, from
-    ``frozen``: what to sample with in place of the newest. ``keeper`` sees to it that what a call needs of the models is in memory."""
+    """Carries out the calls of a run in one process."""
 
-    models: Mapping[str, Model]
-    scorers: Mapping[str, Scorer]
+    models: Mapping[str, Model]  # by role
+    scorers: Mapping[str, Scorer]  # by role
     seed: int
-    fresh: Callable[[int], Batch]
-    state: dict[str, float] = field(default_factory=dict)
+    fresh: Callable[[int], Batch]  # takes so many more prompts from the data
+    state: dict[str, float] = field(default_factory=dict)  # of the flow, by name
     iteration: int = 0
     iterations: int = 1  # of the run
     reward_timeout: float = 60.0  # seconds for each row of a reward
     grace: float = 0.0  # seconds after a node's deadline for what the engine itself has to say of it
-    weights: Mapping[str, Any] = field(default_factory=dict)
-    keeper: MemoryMover = field(default_factory=MemoryMover)
+    weights: Mapping[str, Any] = field(default_factory=dict)  # role → what ``frozen`` gave, to sample with in place of the newest
+    keeper: MemoryMover = field(default_factory=MemoryMover)  # sees to it that what a call needs of the models is in memory
     dtype: torch.dtype = torch.float32  # of the numbers that the engine itself makes: the state's
     asking: Asking = field(default_factory=Asking)
     drawn: int | None = None  # what chance is derived from in place of the iteration

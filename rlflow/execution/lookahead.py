@@ -59,18 +59,17 @@ class SampledIteration:
 
 @dataclass
 class Ahead:
-    """Never past the last of ``iterations``; ``prompts`` are taken at once. ``began``: by iteration the versions of the weights of the
-    roles that sample when it began to train."""
+    """Samples rows of later iterations while one trains, in a thread of its own."""
 
     plan: Plan
     engine: Engine
     lanes: Lanes
     stream: Stream
     staleness: int
-    iterations: int
-    prompts: int
+    iterations: int  # of the run: none is sampled for past the last
+    prompts: int  # that an iteration takes
     queue: dict[int, Future[SampledIteration]] = field(default_factory=dict)
-    began: dict[int, Versions] = field(default_factory=dict)
+    began: dict[int, Versions] = field(default_factory=dict)  # iteration → versions of the weights that sample when it began to train
 
     def __post_init__(self) -> None:
         live = [self.plan.graph.nodes[i] for i in self.plan.live]

@@ -57,52 +57,46 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """A column that a node gives; ``source`` is the name that the function or the verb knows it by."""
+    """A column that a node gives."""
 
     name: str
     kind: Kind | None
-    source: str
+    source: str  # the name by which the function or the verb knows it
 
 
 @dataclass(frozen=True)
 class RowAxis:
-    """Rows of the graph. parent: the axis they came from, and ``step`` how: ``samples`` rows each (0: unknown until run) were sampled, or
-    each row was asked, or some were chosen (``samples``: of each group, where whole groups were chosen). parts: of joined rows the axes
-    that they are of, one after another."""
+    """Rows of the graph, and how they came from other rows."""
 
-    parent: int | None = None
-    samples: int = 0
+    parent: int | None = None  # the axis they came from
+    samples: int = 0  # rows that were sampled from each, or that are left of each chosen group; 0: unknown until run
     grouped: bool = False
     step: str = "sampled"  # asked, cut (asked for single tokens of a row), chosen, joined
-    parts: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()  # of joined rows the axes that they are of, one after another
 
 
 @dataclass(frozen=True)
 class Node:
-    """One call of a flow.
-
-    axis: rows of its inputs; makes: rows of its outputs where they are others. call: its number in program order, from which
-    chance is derived. digest: of the function's source. places are not part of its identity.
-    """
+    """One call of a flow."""
 
     id: int
     op: Op
     name: str
-    axis: int
+    axis: int  # of the rows of its inputs
     inputs: tuple[Input, ...] = ()
     outputs: tuple[Output, ...] = ()
-    settings: tuple[tuple[str, Value], ...] = ()
+    settings: tuple[tuple[str, Value], ...] = ()  # name → value as the flow gives it
     role: str | None = None
-    dispatch: str = "DP_COMPUTE"
-    rows: str = "row"
-    makes: int | None = None
-    call: int = 0
-    digest: str = ""
-    timeout: float = 300.0
-    pure: bool = True
-    place: Place | None = None
-    definition: Place | None = None
-    body: Graph | None = None
+    dispatch: str = "DP_COMPUTE"  # how its rows go to the ranks of a pool
+    rows: str = "row"  # "group" where the rows of a group have to be together
+    makes: int | None = None  # the axis of its outputs, where that is another
+    call: int = 0  # its number in program order, from which chance is derived
+    digest: str = ""  # of the function's source
+    timeout: float = 300.0  # seconds
+    pure: bool = True  # whether it changes nothing but its outputs
+    place: Place | None = None  # of the call in the user's file; no part of the node's identity
+    definition: Place | None = None  # of the function; no part of the node's identity
+    body: Graph | None = None  # of a repeat
 
     @property
     def rows_axis(self) -> int:
@@ -131,13 +125,13 @@ HALVES = ("trainer", "generator")  # of a role: what learns and computes with it
 
 @dataclass(frozen=True)
 class RoleUse:
-    """How a flow uses a role: trained or not, its head, whether it samples, whether it is called as a reward."""
+    """How a flow uses a role."""
 
     name: str
     trained: bool = False
-    head: str = "logprobs"
-    generates: bool = False
-    rewards: bool = False
+    head: str = "logprobs"  # or values, scores
+    generates: bool = False  # whether it samples
+    rewards: bool = False  # whether it is called as a reward
 
 
 @dataclass(frozen=True)
@@ -151,8 +145,7 @@ class StateSlot:
 
 @dataclass(frozen=True)
 class Graph:
-    """One iteration of an algorithm at given settings. ``results`` are the columns that the flow, or a `repeat` body, returns, over
-    the axis ``rows``. ``evaluation``: what the flow runs on held-out prompts, where it says so itself; its first node gives these."""
+    """One iteration of an algorithm at given settings."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -160,9 +153,9 @@ class Graph:
     hp: tuple[tuple[str, Value], ...] = ()
     roles: tuple[RoleUse, ...] = ()
     state: tuple[StateSlot, ...] = ()
-    results: tuple[Input, ...] = ()
-    rows: int = 0
-    evaluation: Graph | None = None
+    results: tuple[Input, ...] = ()  # the columns that the flow, or the body of a repeat, returns
+    rows: int = 0  # the axis of the results
+    evaluation: Graph | None = None  # run on held-out prompts, where the flow says so itself; its first node gives these
 
     def __str__(self) -> str:
         from rlflow.graph.draw import text

@@ -57,16 +57,15 @@ def forget(answers: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measures the accuracy of a role on held-out prompts. ``sampling``: of one answer or of several to each prompt; ``others``: of further
-    roles; ``named``: whether figures and answers say which role they are of."""
+    """Measures the accuracy of a role on held-out prompts."""
 
     lanes: Lanes
     engine: Engine
     role: str
     sets: tuple[HeldOutSet, ...]
-    sampling: Sampling
-    others: tuple[Evaluation, ...] = ()
-    named: bool = False
+    sampling: Sampling  # of one answer or of several to each prompt
+    others: tuple[Evaluation, ...] = ()  # those of further roles
+    named: bool = False  # whether figures and answers say which role they are of
 
     @property
     def held_out(self) -> int:

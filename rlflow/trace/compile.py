@@ -28,28 +28,26 @@ PAIR = ("chosen", "rejected")  # texts of the data that arrive as two rows
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Settings of a run that shape the graph: how many rewards bind to ``*rewards``, the columns that reward functions read, and those
-    that the data have (None: the columns that the contract and the flow declare). reward_places: column → place of the function that
-    reads it, for messages. fields: those of the data's file."""
+    """Settings of a run that shape the graph."""
 
-    rewards: int = 1
-    reward_reads: tuple[str, ...] = ("completion", "answer")
-    columns: Mapping[str, Kind] | None = None
-    reward_places: Mapping[str, Place] = field(default_factory=dict)
+    rewards: int = 1  # how many bind to ``*rewards``
+    reward_reads: tuple[str, ...] = ("completion", "answer")  # columns that reward functions read
+    columns: Mapping[str, Kind] | None = None  # that the data have; None: those that the contract and the flow declare
+    reward_places: Mapping[str, Place] = field(default_factory=dict)  # column → the function that reads it, for messages
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # call, as actor.generate#2 → settings in the flow's place
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # of the data's file
     environments: Mapping[str, EnvironmentSpec] = field(default_factory=dict)  # by role; under "" that of whichever role samples
 
 
 @dataclass(frozen=True)
 class Program:
-    """A traced flow. ``functions`` maps the name of a node to its Stage or Loss, ``settings`` to the values it was called with."""
+    """A traced flow."""
 
     flow: Flow
     hp: Any
     graph: Graph
-    functions: Mapping[str, Stage | Loss] = field(repr=False)
-    settings: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    functions: Mapping[str, Stage | Loss] = field(repr=False)  # node → its stage or loss
+    settings: Mapping[str, Mapping[str, Any]] = field(repr=False)  # node → the values that it was called with
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
+from rlflow.backends.vllm.surroundings import know
 from rlflow.reshard.kinds import replicated
 from rlflow.reshard.proof import patterns, prove, together
 from rlflow.reshard.shards import ties_of
@@ -59,6 +60,7 @@ def checkpoint(config) -> tuple[dict, dict[str, str]]:
 
 def examined(folder: Path, name: str, rank: int, ranks: int, renamed: bool = False, live: bool = True) -> dict:
     config = MODELS[name]
+    know(config.architectures)
     where = folder / f"{name} {rank}"
     config.save_pretrained(where)
     arguments = EngineArgs(str(where), load_format="dummy", skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64,

@@ -49,15 +49,13 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class ShardMap:
-    """Places of rows on workers: ``shard`` int64 [rows], the number of each row's shard, and ``place`` int64 [rows], the row within that
-    shard. ``held``: the rows of each shard in its order, where every shard holds rows of this map alone; the most frequent questions are
-    then answered without a search. ``axis``: the axis of the rows as the holders of the shards know it."""
+    """Places of rows on workers."""
 
     shards: tuple[Shard, ...]
-    shard: Tensor
-    place: Tensor
-    held: tuple[Tensor, ...] = ()
-    axis: Axis | None = None
+    shard: Tensor  # int64 [rows]: the number of each row's shard
+    place: Tensor  # int64 [rows]: the row within that shard
+    held: tuple[Tensor, ...] = ()  # rows of each shard in its order, where shards hold rows of this map alone: saves searches
+    axis: Axis | None = None  # of the rows, as the holders of the shards know it
 
     def __len__(self) -> int:
         return len(self.shard)
@@ -121,10 +119,10 @@ def _ascending(split: tuple[Tensor, ...]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RemoteColumn(Data):
-    """A column on workers, in the place of ``Data``. ``value`` is its Layout; ``name`` is what its shards call it; ``size`` its bytes."""
+    """A column on workers, in the place of ``Data``. Its ``value`` is a ShardMap."""
 
-    name: str = ""
-    size: int = 0
+    name: str = ""  # under which its shards have it
+    size: int = 0  # bytes of the values on all workers
 
     @property
     def layout(self) -> ShardMap:

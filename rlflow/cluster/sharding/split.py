@@ -96,3 +96,9 @@ def check_counts(split: Sequence[Tensor], counts: Sequence[int]) -> None:
     wrong = [(rank, count, len(rows)) for rank, (count, rows) in enumerate(zip(counts, split, strict=True)) if count != len(rows)]
     if wrong:
         raise ValueError("wrong row count: " + "; ".join(f"rank {rank} gave {count} rows, expected {rows}" for rank, count, rows in wrong))
+
+
+def merge_order(split: Sequence[Tensor]) -> Tensor:
+    """int64 [rows]: at which place of the ranks' results, one rank after another, each row lies. ``joined[merge_order(split)]`` are
+    the rows in their original order."""
+    return torch.cat([*split, torch.zeros(0, dtype=torch.int64)]).argsort()
