@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 
-class Cut(NamedTuple):
+class AskedTokens(NamedTuple):
     """The tokens that rows were asked for: before which token of its row each goes on (int64 [rows]), and how many tokens each of the rows
     that asked has (int64)."""
 
     place: Tensor
     lengths: Tensor
 
-    def take(self, index: Tensor) -> Cut:
+    def take(self, index: Tensor) -> AskedTokens:
         """The tokens of some of the asked rows."""
-        return Cut(self.place[index], self.lengths)
+        return AskedTokens(self.place[index], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Axis:
     index: Tensor | None = None
     grouped: bool = False
     step: Literal["taken", "sampled", "asked"] = "taken"
-    cut: Cut | None = None
+    cut: AskedTokens | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -86,7 +86,7 @@ class Axis:
         sample = torch.arange(times).repeat(len(self)) + self.keys[index, -1] * times
         return Axis(torch.cat([self.keys[index, :-1], sample[:, None]], 1), self, index, True, "sampled")
 
-    def ask(self, index: Tensor, cut: Cut | None = None) -> Axis:
+    def ask(self, index: Tensor, cut: AskedTokens | None = None) -> Axis:
         """A prompt for each of the rows at ``index``, in that order, numbered along the new axis."""
         number = torch.arange(len(index))
         keys = torch.cat([self.keys[index], torch.stack([number, torch.zeros_like(number)], 1)], 1)

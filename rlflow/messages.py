@@ -15,7 +15,7 @@ Message = Mapping[str, str]
 MARK = "\x1emessages\x1e"  # what messages begin with where they are written; the character separates records (ASCII)
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call of a tool in what a model said: the tool's name, and arguments by name; or ``problem``, why it is none."""
 
     name: str

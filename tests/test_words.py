@@ -11,6 +11,9 @@ RELATIVE = ("The same", "Those", "That of", "Of ", "As ", "Its ", "Their ", "Suc
             "In words", "What ", "Also ")  # fmt: skip
 # Participles that say what happened to a value and not what it is.
 BARE = {"found", "made", "held", "told", "given", "did", "kept", "gone", "lies", "mine", "theirs", "said", "taken", "seen", "heard"}
+# What several classes are called since one is there in place of another: protocols and what fulfils them, settings that a backend is asked
+# for by name.
+ALIKE = {"Trainer", "Generator", "TrainerSettings", "GeneratorSettings", "Settings", "Commit", "Workers"}
 BARE_NAMES = 121  # that are left in old places, of some 17,600: this number only falls
 
 
@@ -54,3 +57,14 @@ def test_few_values_are_called_by_what_happened_to_them():
     names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     names += [node.arg for node in nodes if isinstance(node, ast.arg)]
     assert sum(name in BARE for name in names) <= BARE_NAMES
+
+
+def test_a_name_stands_for_one_class():
+    """Comparisons have words of their own for what they measure."""
+    places: dict[str, list[str]] = {}
+    for file, name, _ in described():
+        tops = {node.name for node in trees()[file].body if isinstance(node, ast.ClassDef)}
+        if name in tops and not name.startswith("_") and not file.startswith("rlflow/bench/"):
+            places.setdefault(name, []).append(file)
+    assert {name: files for name, files in places.items() if len(files) > 1 and name not in ALIKE} == {}
+    assert [name for name in sorted(ALIKE) if len(places.get(name, [])) < 2 and name != "Settings"] == []

@@ -13,7 +13,7 @@ from rlflow.binding.positions import positions_of
 from rlflow.config.flags import parse_flags
 from rlflow.data.dataset import Dataset
 from rlflow.data.faults import Room
-from rlflow.data.preview import Lengths, Preview, Row, Text, preview
+from rlflow.data.preview import LengthSummary, Preview, PreviewRow, Text, preview
 from rlflow.data.source import open_data
 from rlflow.data.spec import SourceSpec, parse_sources
 from rlflow.errors import PlanError, nearest
@@ -72,11 +72,11 @@ def lines(found: Preview) -> Iterator[str]:
         yield from _row(number, row)
 
 
-def _lengths(of: Lengths) -> str:
+def _lengths(of: LengthSummary) -> str:
     return f"{of.shortest} to {of.longest} tokens, median {of.median}, 95 of 100 at most {of.longest_of_95}"
 
 
-def _row(number: int, row: Row) -> Iterator[str]:
+def _row(number: int, row: PreviewRow) -> Iterator[str]:
     yield f"row {number}{f', {row.place}' if row.place else ''}"
     yield from _text("prompt", row.prompt)
     if row.response is not None:

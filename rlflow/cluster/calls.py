@@ -19,7 +19,7 @@ from rlflow.batch import Batch, Data
 from rlflow.cluster.rpc.actor import Payload, packed
 from rlflow.cluster.rpc.message import Answer, Call, pickled
 from rlflow.cluster.rpc.pool import Future, Pool
-from rlflow.cluster.sharding.route import Request, Routes
+from rlflow.cluster.sharding.route import Routes, RowRequest
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, units_of_rows
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, used
@@ -32,7 +32,7 @@ from rlflow.spans import RankSpan
 REMEMBERED = 1 << 16  # most spans of ranks that wait to be asked for
 
 
-class Ledger:
+class ShardLedger:
     """State that calls of all iterations share: keys of shards, the keys that are no longer needed, and spans in which ranks ran."""
 
     def __init__(self, pools: Iterable[Pool[Worker]]) -> None:
@@ -76,7 +76,7 @@ class Calls:
     """The calls of one iteration. ``terms`` of a call are its deadline and its node."""
 
     pools: Mapping[str, Pool[Worker]]
-    ledger: Ledger
+    ledger: ShardLedger
     iteration: int
 
     # -- operations --------------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Calls:
         return {rank: answers[rank] for rank in ranks}
 
     def _on(
-        self, pool: Pool[Worker], op: str, requests: Mapping[int, Request], arguments: Mapping[str, Any], terms: CallOptions, group: str
+        self, pool: Pool[Worker], op: str, requests: Mapping[int, RowRequest], arguments: Mapping[str, Any], terms: CallOptions, group: str
     ) -> dict[int, Answer]:
         """Run an operation on some ranks. It is a short call where it needs no model and all columns are on the ranks already."""
         raw_arguments = pickled(arguments)
@@ -156,10 +156,10 @@ class Calls:
         self.ledger.remember(RankSpan(terms.node or op, pool.name, rank, answer.ran[0] + shift, answer.ran[1] + shift, self.iteration, op)
                              for rank, answer in answers.items())  # fmt: skip
 
-    def _frame(self, at: WorkerId, op: str, request: Request, arguments: bytes) -> bytes:
+    def _frame(self, at: WorkerId, op: str, request: RowRequest, arguments: bytes) -> bytes:
         return Call(op, self.ledger.key(), request.inputs, self.iteration, {}, self.ledger.forgotten(at)).packed(arguments)
 
-    def _sent(self, request: Request) -> list[Any]:
+    def _sent(self, request: RowRequest) -> list[Any]:
         """References of rows on other workers. They come from there, not through the driver."""
         return [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io")
                 for part in request.transfers]  # fmt: skip

@@ -17,7 +17,7 @@ from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data, ramp
-from rlflow.cluster.calls import Calls, Ledger
+from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.rpc.actor import Payload, opened
 from rlflow.cluster.rpc.message import pickled
 from rlflow.cluster.rpc.pool import Pool
@@ -61,7 +61,7 @@ class ClusterEngine(Engine):
     limited: Collection[str] = ()  # pools on which parts of models leave a rank's memory
 
     def __post_init__(self) -> None:
-        self._ledger = Ledger(self.pools.values())
+        self._ledger = ShardLedger(self.pools.values())
         self._sampling = threading.Lock()
 
     @property

@@ -18,7 +18,7 @@ from rlflow.data.tool_calls import calls_by, parses_itself
 from rlflow.data.tool_template import check_template, no_template
 from rlflow.data.turns import Turn, divided
 from rlflow.errors import PlanError, listed
-from rlflow.messages import Call, Message
+from rlflow.messages import Message, ToolCall
 
 END = 256  # id of the byte encoding's end of text
 
@@ -99,7 +99,7 @@ class Encoder(Protocol):
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Encoder:
         """A copy that tells models of tools, by their JSON schemas."""
 
-    def calls(self, ids: Sequence[int]) -> list[Call]:
+    def calls(self, ids: Sequence[int]) -> list[ToolCall]:
         """The calls of tools in sampled ids."""
 
 
@@ -144,7 +144,7 @@ class ByteEncoder:
         """There is no model to be told."""
         return self
 
-    def calls(self, ids: Sequence[int]) -> list[Call]:
+    def calls(self, ids: Sequence[int]) -> list[ToolCall]:
         """No model calls a tool."""
         return []
 
@@ -177,7 +177,7 @@ class TokenizerEncoder:
             other.__dict__["calls"] = calls_by(self.tokenizer, other._template.text, self.folder, opening, tools)
         return other
 
-    def calls(self, ids: Sequence[int]) -> list[Call]:
+    def calls(self, ids: Sequence[int]) -> list[ToolCall]:
         """The calls of tools in sampled ids; none where the model was told of no tools."""
         return []
 

@@ -21,7 +21,7 @@ PLACES = 8  # places that are named of each cause
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthSummary:
     """Lengths in tokens over all records that can be used."""
 
     count: int
@@ -41,7 +41,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Row:
+class PreviewRow:
     """One row: of a pair of responses there are two."""
 
     place: str  # FILE:LINE, empty for a record that stands in no file
@@ -69,10 +69,10 @@ class Preview:
     fields: Mapping[str, str]  # rlflow's name → the file's field
     unread: tuple[str, ...]  # fields of the file that no column is read from
     wording: str  # how prompts are put to the model
-    prompts: Lengths | None
-    responses: Lengths | None
+    prompts: LengthSummary | None
+    responses: LengthSummary | None
     left_out: tuple[LeftOut, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PreviewRow, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The preview as plain values."""
@@ -108,11 +108,12 @@ def _counts(batch: Batch, column: str) -> list[int]:
     return [int(length) for length in lengths]
 
 
-def _summary(lengths: Sequence[int]) -> Lengths | None:
+def _summary(lengths: Sequence[int]) -> LengthSummary | None:
     if not lengths:
         return None
     ordered = sorted(lengths)
-    return Lengths(len(ordered), ordered[0], int(statistics.median_low(ordered)), ordered[-(-len(ordered) * 95 // 100) - 1], ordered[-1])
+    of_95 = ordered[-(-len(ordered) * 95 // 100) - 1]
+    return LengthSummary(len(ordered), ordered[0], int(statistics.median_low(ordered)), of_95, ordered[-1])
 
 
 def _wording(data: Dataset) -> str:
@@ -136,7 +137,7 @@ def _cause(data: Dataset, fault: Fault) -> str:
     return {"wording": "refused by the tokenizer or its chat template", "empty": "without a prompt"}.get(fault.cause, fault.cause)
 
 
-def _rows(data: Dataset, index: Sequence[int]) -> Iterator[Row]:
+def _rows(data: Dataset, index: Sequence[int]) -> Iterator[PreviewRow]:
     if not index:
         return
     batch, each = data.batch(index), 2 if data.shape == "pairs" else 1
@@ -148,7 +149,7 @@ def _rows(data: Dataset, index: Sequence[int]) -> Iterator[Row]:
         place = data.records[index[row // each]].place
         asked, answered = (None if ids is None else _text(ids, data.encoder, special) for ids in (prompt, response))
         assert asked is not None
-        yield Row(str(place or ""), asked, answered, {name: column[row] for name, column in values.items()})
+        yield PreviewRow(str(place or ""), asked, answered, {name: column[row] for name, column in values.items()})
 
 
 def _ids(batch: Batch, column: str) -> list[Any]:

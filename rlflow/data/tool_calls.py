@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlflow.errors import PlanError
-from rlflow.messages import Call
+from rlflow.messages import ToolCall
 from rlflow.pretrained import PARSERS
 
 TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)  # Hermes, Qwen 2.5 and 3
@@ -20,7 +20,7 @@ MARKS = {"<tool_call>": TAGGED, "[TOOL_CALLS]": LISTED, "ipython": ALONE}  # of 
 
 def calls_by(
     tokenizer: Any, template: str, folder: object, opening: str = "", tools: Sequence[Mapping[str, Any]] = ()
-) -> Callable[[Sequence[int]], list[Call]]:
+) -> Callable[[Sequence[int]], list[ToolCall]]:
     """A function from sampled ids to the calls in them. ``template``: the chat template; ``opening``: a prompt as it writes it, up to where
     a reply begins. Raises PlanError for a family of models whose calls are not known."""
     if parses_itself(tokenizer):
@@ -28,7 +28,7 @@ def calls_by(
         return lambda ids: list(_by_tokenizer(tokenizer, ids, newer))
     pattern = calls_pattern(template, folder)
 
-    def calls(ids: Sequence[int]) -> list[Call]:
+    def calls(ids: Sequence[int]) -> list[ToolCall]:
         text = tokenizer.decode(list(ids), skip_special_tokens=False)
         return [call for match in pattern.finditer(text) for call in parsed(match[1])]
 
@@ -51,20 +51,20 @@ def calls_pattern(template: str, folder: object) -> re.Pattern[str]:
     return pattern
 
 
-def parsed(text: str) -> Iterator[Call]:
+def parsed(text: str) -> Iterator[ToolCall]:
     """The calls that JSON describes: an object with name and arguments, or a list of such."""
     try:
         value, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError) as error:
-        yield Call("", {}, f"the call is no JSON: {error}")
+        yield ToolCall("", {}, f"the call is no JSON: {error}")
         return
     for each in value if isinstance(value, list) else [value]:
         yield _call(each)
 
 
-def _call(value: Any) -> Call:
+def _call(value: Any) -> ToolCall:
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        return Call("", {}, "a call is an object with the name of a tool and its arguments")
+        return ToolCall("", {}, "a call is an object with the name of a tool and its arguments")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
@@ -72,15 +72,15 @@ def _call(value: Any) -> Call:
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, Mapping):
-        return Call(value["name"], {}, f"the arguments of {value['name']} are no object")
-    return Call(value["name"], dict(arguments))
+        return ToolCall(value["name"], {}, f"the arguments of {value['name']} are no object")
+    return ToolCall(value["name"], dict(arguments))
 
 
-def _by_tokenizer(tokenizer: Any, ids: Sequence[int], more: Mapping[str, Any]) -> Iterator[Call]:
+def _by_tokenizer(tokenizer: Any, ids: Sequence[int], more: Mapping[str, Any]) -> Iterator[ToolCall]:
     try:
         message = tokenizer.parse_response(tokenizer.decode(list(ids), skip_special_tokens=False), **more)
     except Exception as error:  # the template is the model's own
-        yield Call("", {}, f"{type(error).__name__}: {error}")
+        yield ToolCall("", {}, f"{type(error).__name__}: {error}")
         return
     for each in (message.get("tool_calls") or ()) if isinstance(message, Mapping) else ():
         yield _call(each.get("function", each) if isinstance(each, Mapping) else each)

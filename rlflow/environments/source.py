@@ -21,7 +21,7 @@ Def = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Setting:
+class EnvironmentSetting:
     """A parameter of the class's ``__init__``."""
 
     type: Any  # as annotated; Any where it is not
@@ -34,7 +34,7 @@ class ClassSource:
 
     place: Place  # of the class
     text: str  # of the whole file
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, EnvironmentSetting] = field(default_factory=dict)
     required: tuple[str, ...] = ()  # columns that ``reset`` reads
     optional: tuple[str, ...] = ()  # columns that it takes where rows have them
     rest: bool = False  # whether it takes all fields of the data
@@ -100,10 +100,10 @@ def _parameters(method: Def, file: str) -> Iterator[tuple[ast.arg, ast.expr | No
     yield from zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
 
 
-def _settings(method: Def | None, file: str) -> dict[str, Setting]:
+def _settings(method: Def | None, file: str) -> dict[str, EnvironmentSetting]:
     if method is None:
         return {}
-    return {parameter.arg: Setting(annotated(parameter.annotation) if parameter.annotation else Any, _value(default))
+    return {parameter.arg: EnvironmentSetting(annotated(parameter.annotation) if parameter.annotation else Any, _value(default))
             for parameter, default in _parameters(method, file)}  # fmt: skip
 
 

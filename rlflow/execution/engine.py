@@ -18,7 +18,7 @@ from torch import Tensor
 from rlflow.author import verbs
 from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
-from rlflow.axis import Axis, Cut
+from rlflow.axis import AskedTokens, Axis
 from rlflow.batch import Batch, Data
 from rlflow.columns import CLOCK, Kind, Level
 from rlflow.environments.pool import EnvironmentPool
@@ -121,7 +121,7 @@ class Asking:
     # token ids of what an environment says after sampled ids, where text goes on as it is
     speak: Callable[[Roles, Sequence[Asked], Sequence[Sequence[int]]], list[list[int]]] = bytes_after
     decode: Callable[[Roles, Sequence[Sequence[int]]], list[str]] = text_of_bytes  # text of token ids
-    # the calls of tools in token ids, as ``rlflow.messages.Call``
+    # the calls of tools in token ids, as ``rlflow.messages.ToolCall``
     calls: Callable[[Roles, Sequence[Sequence[int]]], list[list[Any]]] = lambda roles, rows: [[] for _ in rows]
     longest: float = math.inf  # tokens of the longest prompt that may be asked
 
@@ -380,13 +380,13 @@ class Engine:
         asked = Batch(axis, {name: data.take(short, rows.axis) for name, data in rows.data.items()})
         return asked, {"too_long": PartialMetric.sum(float(len(rows) - len(short)))}
 
-    def _prompts(self, batch: Batch, roles: Roles, terms: CallOptions) -> tuple[Batch, Cut | None]:
+    def _prompts(self, batch: Batch, roles: Roles, terms: CallOptions) -> tuple[Batch, AskedTokens | None]:
         if "until" not in batch:
             return self.encoded(batch, roles, terms), None
         rows, place = self.cut(batch, terms)
         lengths = batch.data["tokens"].lengths
         assert lengths is not None
-        return rows, Cut(place, lengths) if batch.data["until"].kind.level is Level.TOKEN else None
+        return rows, AskedTokens(place, lengths) if batch.data["until"].kind.level is Level.TOKEN else None
 
     def encoded(self, batch: Batch, roles: Roles, terms: CallOptions = HERE) -> Batch:
         """``prompt`` and ``prompt_tokens`` of each row's ``text``, alone or after its prompt and response."""

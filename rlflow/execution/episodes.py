@@ -21,7 +21,7 @@ from rlflow.batch import Batch, Data
 from rlflow.columns import Kind, Level, field_column, standard_kind
 from rlflow.environments.pool import Answer, EnvironmentPool, Episode, Failure
 from rlflow.errors import listed
-from rlflow.messages import Call, Message
+from rlflow.messages import Message, ToolCall
 from rlflow.seeds import derived, row_seeds, turn_seeds
 from rlflow.training.protocols import Sampling
 
@@ -39,7 +39,7 @@ class Speech:
     speak: Callable[[Sequence[Said], Sequence[Sequence[int]]], list[list[int]]]  # token ids of texts after sampled ids
     encode: Callable[[str], list[int]]  # token ids of a text by itself
     decode: Callable[[Sequence[Sequence[int]]], list[str]]
-    calls: Callable[[Sequence[Sequence[int]]], list[list[Call]]] = lambda rows: [[] for _ in rows]  # of tools in sampled ids
+    calls: Callable[[Sequence[Sequence[int]]], list[list[ToolCall]]] = lambda rows: [[] for _ in rows]  # of tools in sampled ids
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Episodes:
         answered = dict(zip(busy, self.pool.tools([rows[place].episode for place in busy], [sound[place] for place in busy]), strict=True))
         return [self._results(rows[place], calls[place], faults[place], answered.get(place)) for place in range(len(rows))]
 
-    def _fault(self, call: Call) -> str:
+    def _fault(self, call: ToolCall) -> str:
         """The reason why a call cannot be carried out; empty where it can."""
         tool = next((tool for tool in self.pool.spec.tools if tool.name == call.name), None)
         if call.problem or tool is None:
@@ -205,7 +205,7 @@ class Episodes:
         wrong = [name for name in call.arguments if name not in tool.parameters] + [n for n in tool.required if n not in call.arguments]
         return f"{call.name} takes {listed(tool.parameters)}; look at '{wrong[0]}'" if wrong else ""
 
-    def _results(self, row: _Row, calls: Sequence[Call], faults: Sequence[str], answer: Answer | None) -> Answer:
+    def _results(self, row: _Row, calls: Sequence[ToolCall], faults: Sequence[str], answer: Answer | None) -> Answer:
         if isinstance(answer, Failure):
             return answer
         results = iter(answer["results"] if answer else ())

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rlflow.axis import Axis, Cut
+from rlflow.axis import AskedTokens, Axis
 from rlflow.batch import Batch
 from rlflow.errors import SkipIteration
 from rlflow.execution.account import Account, End, Fate, source_of
@@ -249,7 +249,7 @@ class Ahead:
             case Op.CHOOSE:
                 return axes[node.axis].take(parts[0])
             case Op.ASK:
-                return axes[node.axis].ask(parts[0], Cut(*parts[1:]) if parts[1:] else None)
+                return axes[node.axis].ask(parts[0], AskedTokens(*parts[1:]) if parts[1:] else None)
             case Op.CONCAT:
                 return Axis.join([axes[part] for part in self.plan.graph.axes[node.rows_axis].parts])
         return axes[node.axis]

@@ -33,7 +33,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class TimeBounds:
     """An iteration of a run, in seconds: means over all iterations."""
 
     iterations: int
@@ -113,13 +113,13 @@ class RunTotals:
         return iter(sorted(self.shares.values(), key=lambda share: -share.seconds))
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TimeBounds:
         """The means over all iterations, and the critical path that most of them had."""
         each = 1 / max(self.iterations, 1)
         most = max(self._paths.values(), key=lambda path: (path.iterations, path.seconds), default=Path({}))
         critical = {node: seconds / most.iterations for node, seconds in most.nodes.items()}
         outside = max(most.seconds / max(most.iterations, 1) - sum(critical.values()), 0.0)
-        return Bounds(self.iterations, self.seconds * each, self._path * each / self._under_way,
+        return TimeBounds(self.iterations, self.seconds * each, self._path * each / self._under_way,
                       {lane: work * each for lane, work in self._work.items()}, critical, most.iterations, outside)
 
     def as_json(self) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class Evaluation:
             figures |= by_source(name, prompts[SOURCE] if SOURCE in prompts.data else (), right)
         return figures | (repeated_figures(sampled) if samples > 1 or held_out.name else {})
 
-    def _judged(self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int) -> list[Drawn]:
+    def _judged(self, judge: HeldOutJudge, prompts: Batch, temperature: float, samples: int) -> list[DrawnAnswers]:
         """The answers to each prompt."""
         rows = self._sampled(prompts, temperature, samples)
         answered = (*prompts.columns, *SAMPLED, *(name for name in OF_EPISODES if name in rows))
@@ -136,7 +136,7 @@ class Evaluation:
         scores, texts, finish, lengths = judgement.scores.tolist(), rows["completion"], rows["finish"], rows.data["tokens"].lengths
         assert lengths is not None
         tokens = lengths.tolist()
-        return [Drawn(Answers(scores[first:last], judgement.extracted[first:last]), texts[first:last], finish[first:last],
+        return [DrawnAnswers(Answers(scores[first:last], judgement.extracted[first:last]), texts[first:last], finish[first:last],
                       tokens[first:last])
                 for first in range(0, len(rows), samples) for last in (first + samples,)]  # fmt: skip
 
@@ -150,7 +150,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnAnswers:
     """The answers to one prompt as they were sampled and judged."""
 
     judged: Answers

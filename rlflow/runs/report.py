@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlflow.errors import printable
-from rlflow.runs.bounds import PATH, Bounds, RunTotals
+from rlflow.runs.bounds import PATH, RunTotals, TimeBounds
 from rlflow.runs.context import RunResult
 from rlflow.runs.evaluate import shown
 from rlflow.runs.fates import fates_text, run_account
@@ -79,7 +79,7 @@ def bounds_text(totals: RunTotals) -> str:
         f"critical path{alike}: {_chain(bounds)}; {bounds.outside:.3f} s outside nodes", f"busy: {shares}"])
 
 
-def _chain(bounds: Bounds) -> str:
+def _chain(bounds: TimeBounds) -> str:
     """The nodes of the critical path in words; … stands for those that took next to nothing."""
     words = [f"{node} {seconds:.3f} s" if seconds >= SHOWN * bounds.seconds else "…" for node, seconds in bounds.critical.items()]
     return " → ".join(word for word, before in zip(words, ["", *words], strict=False) if (word, before) != ("…", "…"))

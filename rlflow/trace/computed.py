@@ -14,7 +14,7 @@ from rlflow.trace import rules
 from rlflow.trace.symbols import SymbolicColumn
 
 if TYPE_CHECKING:
-    from rlflow.trace.tracer import Recorded
+    from rlflow.trace.tracer import RecordedGraph
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CallSettings:
 
 
 def call_settings(
-    what: str, settings: Mapping[str, Any], defaults: Mapping[str, Any], takes: Callable[[str], bool], recorded: Recorded,
+    what: str, settings: Mapping[str, Any], defaults: Mapping[str, Any], takes: Callable[[str], bool], recorded: RecordedGraph,
     place: Place | None,
 ) -> CallSettings:
     """Part the settings of a call. ``takes``: whether a setting may be a column. Raises FlowError for a column of another trace."""
@@ -55,7 +55,7 @@ def call_settings(
 
 
 def _column_problems(
-    what: str, name: str, column: SymbolicColumn, takes: bool, recorded: Recorded, place: Place | None
+    what: str, name: str, column: SymbolicColumn, takes: bool, recorded: RecordedGraph, place: Place | None
 ) -> Iterator[Problem]:
     """The problems of a setting that is a column."""
     found = f'{name}=batch["{column.name}"]'
@@ -69,7 +69,7 @@ def _column_problems(
                       remedy=f'give one number, by a stage with dispatch=RANK0 and gives={{"{name}_now": scalar(torch.float32)}}')
 
 
-def _no_number(column: SymbolicColumn, recorded: Recorded) -> str:
+def _no_number(column: SymbolicColumn, recorded: RecordedGraph) -> str:
     """The kind of a column that is not one number for all ranks; empty for one that is."""
     assert column.source is not None
     kind = column.source.kind

@@ -14,7 +14,7 @@ from rlflow.graph.model import Graph, Input, Node, Op, Output, RowAxis
 from rlflow.trace import rules
 from rlflow.trace.arguments import arguments, raised, role_names
 from rlflow.trace.symbols import SymbolicBatch, SymbolicRole
-from rlflow.trace.tracer import Recorded, Tracer
+from rlflow.trace.tracer import RecordedGraph, Tracer
 
 RESPONSES = ("tokens", "mask", "finish", "completion", "group", "chosen")  # columns of the data that are no part of a prompt
 READ = ("scores", "completion")  # columns that an evaluation gives: what is averaged, and what is shown
@@ -60,7 +60,7 @@ def _beside(tracer: Tracer, columns: Mapping[str, Kind | None]) -> Iterator[Symb
     """Record into a graph of its own, whose data are prompts alone. Its calls are counted from 0, so that what the flow calls before does
     not change what is drawn."""
     outer = tracer.recorded, tracer.state, tracer.calls
-    tracer.recorded, tracer.calls, tracer.prefix, tracer.temperatures = Recorded(), 0, PREFIX, False
+    tracer.recorded, tracer.calls, tracer.prefix, tracer.temperatures = RecordedGraph(), 0, PREFIX, False
     axis = tracer.axis(RowAxis())
     node = Node(0, Op.DATA, "prompts", axis, outputs=tuple(Output(name, kind, name) for name, kind in columns.items()))
     tracer.recorded.nodes.append(node)

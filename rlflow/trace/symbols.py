@@ -17,7 +17,7 @@ from rlflow.graph.model import Column
 
 if TYPE_CHECKING:
     from rlflow.author.loss import Loss
-    from rlflow.trace.tracer import Recorded, Tracer
+    from rlflow.trace.tracer import RecordedGraph, Tracer
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class SymbolicColumn(Symbol):
     """A column of a traced batch, as ``batch["name"]`` gives it: a setting of a call may be one that is a scalar. ``source``: None where
     the batch has no such column, which is reported."""
 
-    def __init__(self, name: str, source: ColumnSource | None = None, recorded: Recorded | None = None) -> None:
+    def __init__(self, name: str, source: ColumnSource | None = None, recorded: RecordedGraph | None = None) -> None:
         self.name = name
         self.source = source
         self.recorded = recorded
@@ -118,7 +118,7 @@ class SymbolicColumn(Symbol):
 class SymbolicBatch(Symbol):
     """A batch while tracing: its row axis and, per column, the node that gives it."""
 
-    def __init__(self, tracer: Tracer, recorded: Recorded, axis: int, held: Mapping[str, ColumnSource]) -> None:
+    def __init__(self, tracer: Tracer, recorded: RecordedGraph, axis: int, held: Mapping[str, ColumnSource]) -> None:
         self.tracer = tracer
         self.recorded = recorded
         self.axis = axis

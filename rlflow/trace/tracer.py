@@ -48,7 +48,7 @@ class Context:
 
 
 @dataclass
-class Recorded:
+class RecordedGraph:
     """Nodes of the flow, or of a `repeat` body, in program order; columns that were replaced by others of their name, where; and what
     iteration it is, once something reads that."""
 
@@ -63,7 +63,7 @@ class Tracer:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.recorded = Recorded()
+        self.recorded = RecordedGraph()
         self.problems: list[Problem] = []
         self.functions: dict[str, Stage | Loss] = {}
         self.bound: dict[str, dict[str, Any]] = {}
@@ -539,7 +539,7 @@ class Tracer:
     def _inside(self, prompts: SymbolicBatch) -> Iterator[SymbolicBatch]:
         """Record into a graph of its own whose data are the prompts. Names stay unique over both."""
         outer, poisoned, state = self.recorded, self._poisoned, self.state
-        self.recorded, self._poisoned, self.depth = Recorded(), set(), self.depth + 1
+        self.recorded, self._poisoned, self.depth = RecordedGraph(), set(), self.depth + 1
         axis = self.axis(RowAxis())
         outputs = tuple(Output(name, held.kind, name) for name, held in prompts.held.items())
         node = Node(0, Op.DATA, "prompts", axis, outputs=outputs, call=self.calls)

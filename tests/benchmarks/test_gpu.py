@@ -94,14 +94,18 @@ def ends(process, seconds=30):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", ["zero", "vllm", "pools"])
-def test_engines_are_right_on_a_cpu(tmp_path, section):
-    found, _ = ended(tmp_path, section)
-    [told] = found["sections"]
-    if told["verdict"] == "untested":
-        pytest.skip(told["checks"][0]["why"])
-    assert told["verdict"] == "ok"
-    assert {check["name"] for check in told["checks"] if check["verdict"] != "ok"} <= {"CUDA graphs"}
+@pytest.mark.timeout(900)
+def test_engines_are_right_on_a_cpu(tmp_path):
+    """By one command, whose sections are forks of one process that has imported what they share."""
+    found, _ = ended(tmp_path, "zero", "vllm", "pools")
+    lacking = {section["checks"][0]["why"] for section in found["sections"] if section["verdict"] == "untested"}
+    for section in found["sections"]:
+        assert section["verdict"] in ("ok", "untested"), section
+        unlike = {check["name"] for check in section["checks"] if check["verdict"] != "ok"}
+        assert section["verdict"] == "untested" or unlike <= {"CUDA graphs"}, section
+    assert [why for why in lacking if not why.startswith("not installed: ")] == []
+    if lacking:
+        pytest.skip("; ".join(sorted(lacking)))
 
 
 def test_a_device_that_is_not_there_is_said(tmp_path):

@@ -46,7 +46,7 @@ def test_no_descriptor_stays_open_of_a_lock_that_was_taken_let_go_and_taken_agai
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "rounds"), [("with", 100), ("without", 100)])
+@pytest.mark.parametrize(("mode", "rounds"), [("with", 50), ("without", 50)])
 def test_of_eight_at_once_one_wins_and_a_dead_ones_lock_is_taken_over(tmp_path, injected, mode, rounds):
     found = [json.loads(line) for line in injected("lock", tmp_path, mode, rounds)]
     assert [one["won"] for one in found] == [1] * rounds

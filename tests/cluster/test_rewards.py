@@ -17,7 +17,7 @@ from rlflow.batch import Batch, Data
 from rlflow.binding.dataset import open_dataset
 from rlflow.binding.rewards import ModelReward, RewardNames, Rewards
 from rlflow.binding.roles import bind_roles
-from rlflow.cluster.calls import Calls, Ledger
+from rlflow.cluster.calls import Calls, ShardLedger
 from rlflow.cluster.engine import _on_common_axes
 from rlflow.cluster.rpc.message import Answer
 from rlflow.cluster.worker import Worker
@@ -88,7 +88,7 @@ def test_lines_that_rewards_print_come_with_the_next_answer():
     answer = Answer(3, printed=b"judging 7\n")
     assert Answer.unpacked(answer.packed()).printed == b"judging 7\n"
     heard = []
-    ledger = Ledger(())
+    ledger = ShardLedger(())
     ledger.hear = heard.append
     pool = SimpleNamespace(name="all")
     Calls({}, ledger, 0).remember(pool, "reward", {0: answer, 1: Answer(4)}, HERE)

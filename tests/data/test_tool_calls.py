@@ -6,7 +6,7 @@ import pytest
 
 from rlflow.data.tool_calls import calls_by, parsed
 from rlflow.errors import PlanError
-from rlflow.messages import Call
+from rlflow.messages import ToolCall
 
 ADD = {"name": "add", "arguments": {"a": 1}}
 
@@ -47,13 +47,13 @@ def calls(template, text, **more):
 def test_each_family_has_its_marks(template, text, names):
     found = calls(template, text)
     assert [call.name for call in found] == names
-    assert all(call == Call("add", {"a": 1}) for call in found)
+    assert all(call == ToolCall("add", {"a": 1}) for call in found)
 
 
 @pytest.mark.parametrize("parser", ["response_template", "response_schema"])
 def test_a_parser_of_the_tokenizer_goes_before_the_template(parser):
     more = {parser: {"x": 1}}
-    assert calls("nothing known", "any", **more) == [Call("add", {"a": 1})]
+    assert calls("nothing known", "any", **more) == [ToolCall("add", {"a": 1})]
     assert calls("nothing known", "", **more) == []
     assert calls("nothing known", "broken", **more)[0].problem == "ValueError: no match"
 
@@ -77,5 +77,5 @@ def test_what_is_no_call_says_why(text, problem):
 
 
 def test_arguments_may_be_json_in_a_text_or_missing():
-    assert list(parsed('{"name": "add", "arguments": "{\\"a\\": 1}"} and more')) == [Call("add", {"a": 1})]
-    assert list(parsed('{"name": "now"}')) == [Call("now", {})]
+    assert list(parsed('{"name": "add", "arguments": "{\\"a\\": 1}"} and more')) == [ToolCall("add", {"a": 1})]
+    assert list(parsed('{"name": "now"}')) == [ToolCall("now", {})]

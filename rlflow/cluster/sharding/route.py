@@ -23,7 +23,7 @@ class Transfer(NamedTuple):
     rows: Index | None
 
 
-class Request(NamedTuple):
+class RowRequest(NamedTuple):
     """The inputs of a rank's call as its message names them, and the transfers that come with the call, in the order in which parts of
     the inputs name them."""
 
@@ -49,12 +49,12 @@ class Routes:
         self.scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         self.groups = [_described(layout, columns) for layout, columns in _alike(batch)]
 
-    def to(self, rows: Tensor, at: WorkerId) -> Request:
+    def to(self, rows: Tensor, at: WorkerId) -> RowRequest:
         """The rows ``rows`` for the worker ``at``."""
         transfers: list[Transfer] = []
         sources = [_source(group, rows, at, transfers) for group in self.groups]
         keys = None if self._known(sources) else self.axis.keys[rows].numpy()
-        return Request(Inputs(keys, self.axis.grouped, sources, self.scalars), tuple(transfers))
+        return RowRequest(Inputs(keys, self.axis.grouped, sources, self.scalars), tuple(transfers))
 
     def _known(self, sources: Sequence[Source]) -> bool:
         """Whether the first columns come from one shard that has just the rows, by the same keys."""

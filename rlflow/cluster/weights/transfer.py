@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedBucket:
     """A bucket that is being packed."""
 
     done: Mapping[int, Any]  # sender → reference that is ready once it has packed
@@ -39,7 +39,7 @@ class Packed:
 class TransferResult:
     """The packed buckets of a whole transfer."""
 
-    buckets: tuple[Packed, ...]
+    buckets: tuple[PackedBucket, ...]
     terms: tuple[Any, ...]  # references of the senders' parts of the digests; empty where these are not compared
 
 
@@ -143,7 +143,7 @@ class WeightTransfer:
         assert self.route is not None
         return {"extra": float(self.route.plan.stats.extra(transport)), "transport": transport}
 
-    def _move(self, version: int, bucket: Callable[[int], Packed], terms: Sequence[Any], seconds: float) -> dict[str, Any]:
+    def _move(self, version: int, bucket: Callable[[int], PackedBucket], terms: Sequence[Any], seconds: float) -> dict[str, Any]:
         """Move all buckets; each is packed while the one before it is taken."""
         assert self.route is not None
         limit, count = Deadline(seconds), len(self.route.plan.buckets)
@@ -160,7 +160,7 @@ class WeightTransfer:
             futures[-1].result()
         return self._finish(version, terms, limit)
 
-    def _pack(self, index: int, version: int, kept: bool) -> Packed:
+    def _pack(self, index: int, version: int, kept: bool) -> PackedBucket:
         assert self.route is not None
         done: dict[int, Any] = {}
         messages: dict[tuple[int, int], Any] = {}
@@ -169,9 +169,9 @@ class WeightTransfer:
                 done[sender], *references = self.source.send(sender, "passing", self.role, "pack", index, version, kept, group="model",
                                                        answers=1 + len(letters))
                 messages |= {(sender, first): ref for first, ref in zip(letters, references, strict=True)}
-        return Packed(done, messages)
+        return PackedBucket(done, messages)
 
-    def _take(self, index: int, coming: Packed, limit: Deadline) -> Future[Any]:
+    def _take(self, index: int, coming: PackedBucket, limit: Deadline) -> Future[Any]:
         assert self.route is not None
         refs = {}
         for receiver, letters in self.route.addressed(index).items():
