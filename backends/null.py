@@ -99,10 +99,10 @@ class Trainer:
         return New(**{name: columns.get(name) for name in ("logprobs", "entropy", "values", "scores")})
 
     def backward(self, objective: Tensor) -> None:
-        """There is nothing to learn."""
+        """Do nothing, since there is nothing to learn."""
 
     def idle(self, want: tuple[str, ...]) -> None:
-        """There are no ranks in lockstep."""
+        """Do nothing, since no other rank waits for this one."""
 
     def step(self) -> OptimizerStep:
         """Count an optimizer step."""
@@ -123,7 +123,7 @@ class Trainer:
         self.steps = int((folder / "null.txt").read_text().split()[0])
 
     def state(self) -> dict[str, Tensor]:
-        """The number of optimizer steps is all there is."""
+        """The count of optimizer steps, which is all the state that there is."""
         return {"parameters/steps": torch.tensor(self.steps)}
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -131,10 +131,10 @@ class Trainer:
         self.steps = int(state["parameters/steps"])
 
     def sleep(self, *parts: str) -> None:
-        """Nothing is held."""
+        """Do nothing, since no memory is held."""
 
     def wake(self, *parts: str) -> None:
-        """Nothing was put away."""
+        """Do nothing, since nothing was put away."""
 
 
 class Generator:
@@ -200,14 +200,14 @@ class Generator:
         return Batch(rows.axis, data)
 
     def receive(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Note the version of the weights."""
+        """Note the version of the weights, of which nothing is kept."""
         self.version = version
 
     def sleep(self, *parts: str) -> None:
-        """Nothing is held."""
+        """Do nothing, since no memory is held."""
 
     def wake(self, *parts: str) -> None:
-        """Nothing was put away."""
+        """Do nothing, since nothing was put away."""
 
 
 class Score:

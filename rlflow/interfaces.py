@@ -73,7 +73,7 @@ def _is(interface: Interface, wanted: str) -> bool:
 
 
 def _by_route(head: str, there: Iterable[Interface]) -> Interface | None:
-    """Nothing is sent for it."""
+    """The interface over which packets to ``head`` would go. None are sent to find out."""
     family = socket.AF_INET6 if ":" in head else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asking:

@@ -20,14 +20,14 @@ from rlflow.plan import Plan
 
 @dataclass(frozen=True)
 class StartNode:
-    """Run this node now."""
+    """An instruction: run this node, or piece of a node, now."""
 
     node: int
 
 
 @dataclass(frozen=True)
 class Free:
-    """Forget these columns."""
+    """An instruction: these columns are read by nothing any more."""
 
     columns: tuple[Column, ...]
 

@@ -110,7 +110,7 @@ class Generator:
             self.load(weights)
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        """The weights alone."""
+        """Copy weights into the model, by name; the version stays as it is. Raises ValueError for a name that is unknown or missing."""
         self.network.copy(weights)
 
     @contextlib.contextmanager

@@ -301,8 +301,7 @@ class Trainer:
         """Flat token quantities [entries] and scores [rows], on the device."""
         unknown = [name for name in want if name not in QUANTITIES[self.spec.head]]
         if unknown:
-            raise ValueError(f"found a wish for {unknown[0]!r} from a model with the head {self.spec.head!r}, expected "
-                             f"{' or '.join(QUANTITIES[self.spec.head])}")
+            raise ValueError(f"asked for {unknown[0]!r}, but this model's head gives {', '.join(QUANTITIES[self.spec.head])}")
         layout = sequences(rows, self.device)
         positions = torch.arange(layout.ids.shape[1], device=self.device)[None]
         hidden = self.network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)

@@ -60,7 +60,7 @@ class EpisodeReward:
     spec: RewardSpec
 
     def load(self, device: str, options: Options) -> None:
-        """There is nothing to load."""
+        """Do nothing, since an environment's score needs no model."""
 
     def __call__(self, batch: Batch) -> Tensor:
         return torch.as_tensor(batch["episode_score"])

@@ -51,7 +51,7 @@ def options_of(config: RunConfig) -> TraceOptions:
 
 
 def printed(explanation: Explanation) -> Iterator[RenderableType]:
-    """Section by section."""
+    """What `rlflow plan` prints, section by section."""
     pools = explanation.placement.pools if explanation.placement else {}
     where = "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items()) if pools else "one process"
     yield plain(f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows an iteration; {where}")
@@ -126,7 +126,7 @@ def lineage(explanation: Explanation) -> Iterator[str]:
 
 
 def columns(explanation: Explanation) -> Iterator[RenderableType]:
-    """On pools what moves; in one process all that is read."""
+    """The table of columns: on pools those that move, in one process all that are read."""
     rows = table("columns", "from", "to", *(("pools", "moved") if explanation.placement else ()), "bytes", right=("bytes", "moved"))
     shown = [edge for edge in explanation.edges if edge.moved or not explanation.placement]
     for edge in shown:

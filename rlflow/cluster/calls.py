@@ -42,7 +42,7 @@ class ShardLedger:
         self.hear: Callable[[bytes], object] = lambda lines: None  # called with lines that rewards of workers print
 
     def key(self) -> int:
-        """A new key of a shard."""
+        """A key that no shard of the run has had yet."""
         return next(self._keys)
 
     def gone(self, at: WorkerId, key: int) -> None:

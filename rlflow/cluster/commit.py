@@ -106,7 +106,7 @@ class Workers:
             self.engine.models[role].restored(version)
         if self.ahead is not None and commit.queue is not None:
             self.ahead.restore(*commit.queue)
-        self.engine.ran()  # of what is done again nothing is told
+        self.engine.ran()  # drops the spans of iterations that are done again
 
 
 def chain(error: BaseException | None) -> list[BaseException]:

@@ -141,11 +141,11 @@ class ByteEncoder:
         return [bytes(number for number in row if number < END).decode(errors="replace") for row in rows]
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ByteEncoder:
-        """There is no model to be told."""
+        """The encoder itself: there is no model that could be told of tools."""
         return self
 
     def calls(self, ids: Sequence[int]) -> list[ToolCall]:
-        """No model calls a tool."""
+        """No calls: bytes stand for no model that could call a tool."""
         return []
 
 

@@ -56,7 +56,7 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Row:
-    """A row under way."""
+    """A row whose episode is under way."""
 
     episode: Episode
     prompt: Tensor  # int64, the prompt's ids
@@ -267,7 +267,7 @@ class Episodes:
         return [*messages[:-1], {"role": messages[-1]["role"], "content": text}]
 
     def _scored(self, rows: Sequence[_Row]) -> None:
-        """End the episodes."""
+        """End the episodes, and note the scores that the environment gives."""
         ended = [row for row in rows if row.failure is None]
         for row, answer in zip(ended, self.pool.end([row.episode for row in ended]), strict=True):
             if isinstance(answer, Failure):

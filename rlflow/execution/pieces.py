@@ -31,7 +31,7 @@ class Pieces:
         return Chunks(len(self._plan.chunks[source.id]) + 1, names)
 
     def add(self, source: Node, number: int, rows: Batch) -> None:
-        """A chunk is there."""
+        """Keep the rows of a sampled chunk until all pieces that read them are done."""
         readers = sum((piece.source, piece.chunk) == (source.id, number) for piece in self._plan.pieces.values())
         with self._lock:
             self._chunks[source.id, number], self._unread[source.id, number] = rows, readers

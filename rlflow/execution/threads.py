@@ -21,7 +21,7 @@ def keep() -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """This thread computes alone, and those that compute for the first time."""
+    """While inside, torch computes with one thread in this thread, and in those that compute for the first time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -94,7 +94,7 @@ def _unknown(memory: MemoryLimit) -> Iterator[Problem]:
 
 
 def _course(plan: Plan, pool: str, memory: MemoryLimit) -> MemorySchedule:
-    """Not yet with what is there when."""
+    """The steps of an iteration on a pool, in order, before it is decided which parts are in memory at each."""
     own = {holding.part: holding for holding in memory.holdings if holding.pool == pool}
     sizes, passing, fixed = ({part: holding.bytes or 0 for part, holding in own.items() if holding.how == how}
                              for how in ("moves", "passes", "stays"))  # fmt: skip
@@ -147,7 +147,7 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
 
 
 def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """Between iterations."""
+    """What needs models between iterations: checkpoints, evaluations."""
     for use in plan.graph.roles:
         if use.trained:
             yield f"saving {use.name}", copying(use.name)

@@ -31,7 +31,7 @@ class Copies:
         return Copies([into for into, _ in pairs], [out_of for _, out_of in pairs])
 
     def make(self) -> None:
-        """Casts on the way."""
+        """Copy every source into its destination, converted to its dtype."""
         if self.into:
             torch._foreach_copy_(self.into, self.out_of)
 

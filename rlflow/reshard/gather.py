@@ -53,7 +53,7 @@ class Gather:
         return whole
 
     def close(self) -> None:
-        """It keeps nothing."""
+        """Do nothing, since no memory is kept between transfers."""
 
 
 def _place(whole: Tensor, part: Tensor, boxes: tuple[Box, ...]) -> None:

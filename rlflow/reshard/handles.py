@@ -89,7 +89,7 @@ class Handles(Segment):
         super().release()
 
     def _settle(self) -> None:
-        """Until this rank's device has packed and read what it was told to."""
+        """Wait until this rank's device has packed and read all that it was given."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 

@@ -89,8 +89,8 @@ class Segment:
         self._version, self._heard = version, {}
 
     def start(self, slot: int, bucket: Round) -> None:
-        """It is there already; nobody may read before all have packed. The version lies with the slot: a rank that is ahead may have
-        begun the next transfer while others still read this one."""
+        """Stamp the packed bucket with its version: shared memory needs no sending, and others read it after ``wait``. The version lies
+        with the slot, since a rank that is ahead may have begun the next transfer while others still read this one."""
         self._stamp(self.rank, slot).fill_(self._version)
         self._last = slot, bucket
 

@@ -25,25 +25,25 @@ class Transport(Protocol):
     copies: bool  # whether it needs memory of its own for what comes
 
     def open(self, send: int, receive: int, slots: int) -> None:
-        """Make buffers of so many bytes. All ranks."""
+        """Make buffers of so many bytes. Every rank calls it."""
 
     def outbox(self, slot: int) -> Tensor:
-        """[send] uint8."""
+        """The buffer into which a bucket is packed, uint8 [send]."""
 
     def inbox(self, slot: int, bucket: Round) -> dict[int, Tensor]:
         """The messages of a bucket by sender, uint8. Each lies at the same place whenever it is asked for."""
 
     def begin(self, version: int) -> None:
-        """A transfer begins."""
+        """Begin a transfer of weights of this version."""
 
     def start(self, slot: int, bucket: Round) -> None:
         """Begin to send the bucket's outbox and to receive its inbox."""
 
     def wait(self) -> None:
-        """Until what was started last is there; bounded by the deadline of the group."""
+        """Wait until the bucket that was started last has come, at most until the deadline of the group."""
 
     def release(self) -> None:
-        """This rank has read what was there. Called where the same slot is to be packed next."""
+        """Say that this rank has read the bucket. It is called where the same slot is to be packed next."""
 
     def versions(self) -> dict[int, int]:
         """Sender → version of the weights that it sent, for the ranks heard from since ``begin``."""

@@ -25,7 +25,7 @@ Index = NDArray[np.int64]
 
 
 class ShardRows(NamedTuple):
-    """Rows of one shard."""
+    """Some or all rows of one shard."""
 
     key: int | None  # of a shard of the worker; None: the next of the transfers that come with the call, which has these rows alone
     rows: Index | None = None  # which rows; None: all, in their order
@@ -41,7 +41,7 @@ class Source(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The batch of a call."""
+    """The batch of a call, as the worker puts it together from its shards and from transfers."""
 
     keys: Index | None  # int64 [rows, 2 or more]; None: those of the first part's shard
     grouped: bool

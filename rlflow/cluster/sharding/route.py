@@ -65,7 +65,7 @@ class Routes:
 
 
 def _alike(batch: Batch) -> list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]]:
-    """Columns by layout."""
+    """The columns of a batch on workers, grouped by the map of their shards, so that each map is searched once."""
     by_layout: list[tuple[ShardMap, list[tuple[str, RemoteColumn]]]] = []
     for name, data in batch.data.items():
         if isinstance(data, RemoteColumn):
