@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from process_faults import came_to, launch, resumed
-from run_faults import MARK, content, differences, marked, metrics
+from process_faults import came_to, launch
+from process_faults import resumed as resumed_by_command
+from run_faults import MARK, content, differences, marked, metrics, resumed
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,13 @@ def straight(tmp_path_factory):
 
 
 def goes_on(run, straight):
-    again = resumed(run)
+    """In a fork of this process, which has imported what a run needs."""
+    assert resumed(run.run) == 0
+    assert list(differences(came_to(run), straight)) == []
+
+
+def goes_on_by_command(run, straight):
+    again = resumed_by_command(run)
     assert again.ended() == 0, again.output()
     assert list(differences(came_to(run), straight)) == []
     assert again.left() == []
@@ -73,7 +80,7 @@ def test_ctrl_c_ends_a_run_whose_interpreter_is_held(tmp_path, straight, termina
     assert time.monotonic() - began < 15
     assert run.status["state"] in ("failed", "interrupted")
     assert run.left() == []
-    goes_on(run, straight)
+    goes_on_by_command(run, straight)
 
 
 def wait_for(path):
