@@ -132,9 +132,21 @@ def modules() -> list[tuple[str, Path, list[ast.AST]]]:
 
 
 def named(annotation: ast.expr | None, module: str, imports: dict[str, tuple[str, str]]) -> set[tuple[str, str]]:
-    """(module, name) of everything that an annotation names."""
-    names = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)] if annotation is not None else []
-    return {imports.get(name, (module, name)) for name in names}
+    """(module, name) of everything that an annotation names. A Pool[Worker] is handles of processes, and holds no Worker."""
+    nodes = list(ast.walk(annotation)) if annotation is not None else []
+    pools = [node for node in nodes if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Pool"]
+    remote = {inner for pool in pools for inner in ast.walk(pool.slice)}
+    return {imports.get(node.id, (module, node.id)) for node in nodes if isinstance(node, ast.Name) and node not in remote}
+
+
+def contents(cls: ast.ClassDef) -> list[ast.expr | None]:
+    """Annotations of what objects of a class hold: its fields, and parameters that ``__init__`` keeps as they are."""
+    makers = [item for item in cls.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    taken = {each.arg: each.annotation for maker in makers for each in (*maker.args.args, *maker.args.kwonlyargs)}
+    values = [node.value for maker in makers for node in ast.walk(maker) if isinstance(node, ast.Assign)
+              and ast.unparse(node.targets[0]).startswith(("self.", "(self."))]  # fmt: skip
+    names = [each for value in values for each in (value.elts if isinstance(value, ast.Tuple) else [value]) if isinstance(each, ast.Name)]
+    return [*(item.annotation for item in cls.body if isinstance(item, ast.AnnAssign)), *(taken.get(name.id) for name in names)]
 
 
 def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
@@ -146,8 +158,7 @@ def imported(nodes: list[ast.AST]) -> dict[str, tuple[str, str]]:
 def takers() -> list[str]:
     """Functions that take, by annotation, the configuration of a run or an object that holds it, however deep."""
     sources = [(module, path, nodes, imported(nodes)) for module, path, nodes in modules()]
-    fields = {(module, node.name): [item.annotation for item in node.body if isinstance(item, ast.AnnAssign)]
-              for module, _, nodes, _ in sources for node in nodes if isinstance(node, ast.ClassDef)}  # fmt: skip
+    fields = {(module, node.name): contents(node) for module, _, nodes, _ in sources for node in nodes if isinstance(node, ast.ClassDef)}
     imports = {module: names for module, _, _, names in sources}
     holders, before = {CONFIG}, set[tuple[str, str]]()
     while holders != before:
