@@ -33,7 +33,8 @@ def exits():
 def child(): subprocess.Popen(["sleep", "600"])
 def daemon(): subprocess.run(["sh", "-c", "setsid sleep 600 >&- 2>&- &"], check=True)
 
-ACTIONS = {"": lambda: None, "returns": returns, "exits": exits, "child": child, "daemon": daemon}
+ACTIONS = {"": lambda: None, "returns": returns, "exits": exits, "child": child, "daemon": daemon,
+           "leaves all": lambda: (child(), daemon())}
 '''
 
 

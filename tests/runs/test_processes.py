@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from process_faults import came_to, launch
 from process_faults import resumed as resumed_by_command
-from run_faults import MARK, content, differences, marked, metrics, resumed
+from run_faults import MARK, content, differences, marked, resumed
 
 pytestmark = pytest.mark.slow
 
@@ -56,14 +56,10 @@ def test_a_stage_that_ends_the_run_has_failed(tmp_path, straight, fault, code, s
     assert (run.status["state"], run.status["iteration"]) == ("failed", 2)
     assert says in run.status["error"]
     assert run.left() == []
+    if fault == "hold":  # where it was is shown
+        assert "runs/flows/faulty.py:" in run.output()
+        assert " in judge" in run.output()
     goes_on(run, straight)
-
-
-def test_where_a_held_interpreter_was_is_shown(tmp_path):
-    run = launch(tmp_path, "run", fault="hold")
-    run.ended()
-    assert "runs/flows/faulty.py:" in run.output()
-    assert " in judge" in run.output()
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -110,42 +106,33 @@ def test_a_run_whose_terminal_hangs_up_is_saved_whatever_its_stages_print(tmp_pa
     goes_on(run, straight)
 
 
-@pytest.mark.parametrize("fault", ["fork", "fork and exit"])
-def test_a_stage_that_forks_gives_what_it_would(tmp_path, straight, fault):
-    run = launch(tmp_path, "run", fault=fault)
+@pytest.mark.parametrize(("fault", "reward"), [("fork", "returns"), ("fork and exit", "exits")])
+def test_a_stage_that_forks_gives_what_it_would_and_rows_of_a_reward_that_does_have_their_own_scores(tmp_path, straight, fault, reward):
+    run = launch(tmp_path, "run", fault=fault, reward=reward)
     assert run.ended() == 0, run.output()
     assert list(differences(came_to(run), straight)) == []
     assert run.left() == []
-
-
-@pytest.mark.parametrize("reward", ["returns", "exits"])
-def test_rows_of_a_reward_that_forks_have_their_own_scores(tmp_path, straight, reward):
-    run = launch(tmp_path, "run", reward=reward)
-    assert run.ended() == 0, run.output()
-    assert metrics(run.run) == straight.metrics
     scores = [json.loads(line) for line in (run.run / "samples.jsonl").read_text().splitlines()]
     assert all(row["scores"] == float(row["completion"].split(".")[0]) for row in scores)
 
 
 @pytest.mark.parametrize("end", ["done", "launcher killed", "run killed", "watchdog and launcher killed"])
 def test_processes_of_stages_and_rewards_end_with_the_run(tmp_path, end):
-    """Some in sessions of their own, of some the parent has ended."""
-    for what in ({"fault": "daemon", "reward": "child"}, {"fault": "stays", "reward": "daemon"}):
-        name = what["fault"]
-        run = launch(tmp_path, name, iterations=6 if end == "done" else 100_000, save_every=1000, **what)
-        run.reaches(4)
-        if end == "run killed":
-            os.kill(run.driver, signal.SIGKILL)
-        elif end != "done":
-            for pid in watchdogs(run) if end.startswith("watchdog") else ():
-                os.kill(pid, signal.SIGKILL)
-            os.kill(run.pid, signal.SIGKILL)
-        assert run.ended() == (0 if end == "done" else -signal.SIGKILL)
-        if end.startswith("watchdog"):  # which was killed before it could end anything, or after it was replaced
-            for pid in run.left():
-                os.kill(pid, signal.SIGKILL)
-        else:
-            assert run.left() == []
+    """Some in sessions of their own, some whose parent has ended, and a fork."""
+    run = launch(tmp_path, "run", iterations=6 if end == "done" else 100_000, save_every=1000, fault="leaves all", reward="leaves all")
+    run.reaches(4)
+    if end == "run killed":
+        os.kill(run.driver, signal.SIGKILL)
+    elif end != "done":
+        for pid in watchdogs(run) if end.startswith("watchdog") else ():
+            os.kill(pid, signal.SIGKILL)
+        os.kill(run.pid, signal.SIGKILL)
+    assert run.ended() == (0 if end == "done" else -signal.SIGKILL)
+    if end.startswith("watchdog"):  # which was killed before it could end anything, or after it was replaced
+        for pid in run.left():
+            os.kill(pid, signal.SIGKILL)
+    else:
+        assert run.left() == []
     if end == "run killed":
         assert "was killed by SIGKILL" in run.output()
         assert run.status["state"] == "running"  # who reads it sees that the process is gone

@@ -98,8 +98,10 @@ def test_the_price_of_kl_goes_on_from_where_it_was(sums):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("node", ["actor.generate", "reward", "gae", "critic.update", "actor.update"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("node", "number"), [
+    ("actor.generate", signal.SIGINT), ("reward", signal.SIGTERM), ("gae", signal.SIGINT), ("critic.update", signal.SIGTERM),
+    ("actor.update", signal.SIGINT), ("actor.update", signal.SIGTERM),
+])  # fmt: skip
 def test_asked_to_stop_within_an_iteration_it_saves_and_goes_on_the_same(node, number, sums, straight):
     sums = {**sums, "save_every": 0}
 

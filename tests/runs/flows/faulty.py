@@ -44,6 +44,11 @@ def daemon():
     subprocess.run(["sh", "-c", "setsid sleep 600 >&- 2>&- &"], check=True)
 
 
+def leaves_all():
+    daemon()
+    stays()
+
+
 def speak():
     """After its terminal has hung up."""
     time.sleep(1.0)
@@ -56,7 +61,8 @@ FAULTS = {
     "hold": lambda: HELD.read(os.pipe()[0], ctypes.create_string_buffer(1), 1),
     "sys.exit": lambda: sys.exit(0), "interrupt": interrupt, "os._exit": lambda: os._exit(0), "C exit": lambda: C._exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "segfault": lambda: ctypes.string_at(0),
-    "fork": os.fork, "fork and exit": fork_and_exit, "stays": stays, "daemon": daemon, "sleep": lambda: time.sleep(1.0), "speak": speak,
+    "fork": os.fork, "fork and exit": fork_and_exit, "stays": stays, "daemon": daemon, "leaves all": leaves_all,
+    "sleep": lambda: time.sleep(1.0), "speak": speak,
 }  # fmt: skip
 CALLS = []
 
