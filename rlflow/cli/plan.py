@@ -51,7 +51,7 @@ def options_of(config: RunConfig) -> TraceOptions:
 
 
 def printed(explanation: Explanation) -> Iterator[RenderableType]:
-    """What `rlflow plan` prints, section by section."""
+    """The text of `rlflow plan`, section by section."""
     pools = explanation.placement.pools if explanation.placement else {}
     where = "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items()) if pools else "one process"
     yield plain(f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows an iteration; {where}")

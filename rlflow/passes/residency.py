@@ -147,7 +147,7 @@ def _steps_of(node: Node, stale: set[str]) -> Iterator[Step]:
 
 
 def _now_and_then(plan: Plan, memory: MemoryLimit) -> Iterator[Step]:
-    """What needs models between iterations: checkpoints, evaluations."""
+    """The steps between iterations that need models: checkpoints, evaluations."""
     for use in plan.graph.roles:
         if use.trained:
             yield f"saving {use.name}", copying(use.name)
