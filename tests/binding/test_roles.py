@@ -1,6 +1,5 @@
 """Roles bound to backends: what these declare is asked in one place, and once."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from rlflow.memory.footprint import facts
 from rlflow.trace.compile import compile_flow
 
 MODEL = Path(roles.__file__).parents[1] / "tasks" / "arithmetic_model"
-SOURCES = [path for root in ("rlflow", "backends") for path in sorted(Path(root).rglob("*.py"))]
 
 
 def of(flow, **values):
@@ -74,12 +72,3 @@ def test_headers_of_a_folder_are_read_again_only_where_it_has_changed(tmp_path):
     assert facts(tmp_path) is facts(tmp_path)
     (tmp_path / "config.json").write_text('{"hidden_size": 128}')
     assert facts(tmp_path).hidden == 128
-
-
-def test_nothing_else_asks_what_a_backend_can():
-    names = {"collective", "row_exact", "generate_chunks", "divided", "copied", "flat", "movable", "passing", "cache_bytes", "batch_tokens",
-             "tensor_parallel", "rank_order", "match_sampler", "max_model_len"}  # fmt: skip
-    asked = {str(path) for path in SOURCES if path.parts[0] == "rlflow" for call in ast.walk(ast.parse(path.read_text()))
-             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")
-             and len(call.args) > 1 and isinstance(call.args[1], ast.Constant) and call.args[1].value in names}  # fmt: skip
-    assert asked == {"rlflow/binding/roles.py"}

@@ -37,6 +37,8 @@ def test_few_functions_take_the_configuration_of_a_run():
 
 def test_the_loader_alone_asks_what_a_backend_can_do():
     assert ONCE["probes"]() == []
+    loader = (Path(__file__).parents[2] / ONCE["LOADER"]).read_text()
+    assert [name for name in sorted(ONCE["OPTIONAL"]) if name not in loader] == []  # which asks for each of them
 
 
 def test_what_is_done_twice_is_named():
