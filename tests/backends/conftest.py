@@ -1,11 +1,16 @@
 """Small random models of real architectures, saved as Hugging Face folders with a tokenizer of single characters; and ranks that judge
 backends by ``contract.py``, started once for all tests."""
 
+import contextlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import traceback
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,6 +130,8 @@ class Judged:
         folder = self.folder / f"{names}-{ranks}"
         folder.mkdir()
         outs = [folder / f"{rank}.json" for rank in range(ranks)]
+        if {*names.split(",")} <= {*IN_PROCESS}:
+            return self._forks(names, folder, outs)
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path),
                                     "CC": "/nonexistent", "CXX": "/nonexistent", "TORCH_EXTENSIONS_DIR": str(folder / "compiled")}
         begun = []
@@ -141,6 +148,37 @@ class Judged:
         said = [json.loads(out.read_text()) for out in outs]
         also = [{"printed": text, "compiled": str(folder) if (folder / "compiled").exists() else ""} for text in printed]
         return [{name: claims | more for name, claims in each.items()} for each, more in zip(said, also, strict=True)]
+
+    def _forks(self, names, folder, outs):
+        """The same of ranks that are forks of this process, which has imported what they need."""
+        contract, ranks = importlib.import_module("contract"), len(outs)
+        children = [forked(partial(contract.main, names, rank, ranks, folder / "meeting", self.models, out), out.with_suffix(".raised"))
+                    for rank, out in enumerate(outs)]  # fmt: skip
+        try:
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        except BaseException:  # the test's time is over
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            raise
+        assert codes == [0] * ranks, "\n".join(path.read_text() for path in folder.glob("*.raised"))
+        return [json.loads(out.read_text()) for out in outs]
+
+
+def forked(action, raised):
+    """The process id of a child that does this; what it raises goes to a file."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        warnings.simplefilter("ignore")  # which are errors where tests run
+        action()
+        code = 0
+    except BaseException:
+        raised.write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
 
 
 @pytest.fixture(scope="session")

@@ -1,37 +1,21 @@
 """Real processes, real FSDP2 and tensor-parallel shards, each transport."""
 
-import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from rlflow.process import Process
 from rlflow.reshard.segment import create, sweep
 
-WORKER = Path(__file__).with_name("worker.py")
-
-
-def ranks_of(meeting: Path, ranks: int) -> list[dict[str, list[str]]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    started = [subprocess.Popen([sys.executable, WORKER, meeting, str(rank), str(ranks)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                text=True, env=environment) for rank in range(ranks)]  # fmt: skip
-    try:
-        ended = [process.communicate(timeout=500) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * ranks, "\n".join(err[-3000:] for _, err in ended)
-    return [json.loads(out.splitlines()[-1]) for out, _ in ended]
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_layout_moves_exactly_by_every_transport_and_what_is_wrong_is_noticed(tmp_path):
-    found = ranks_of(tmp_path / "meeting", 4)
+def test_every_layout_moves_exactly_by_every_transport_and_what_is_wrong_is_noticed(on_ranks):
+    import worker  # here: of what it needs no other test of this file needs anything, and it takes seconds
+
+    found = on_ranks(4, lambda rank: worker.judged(rank, 4))
     assert len(found[0]) == 7 * 4 + 3 + 11
     assert [{case: problems for case, problems in one.items() if problems} for one in found] == [{}] * 4
 

@@ -1,14 +1,6 @@
-"""One rank of a gloo group that moves weights between real shards: FSDP2, tensor parallel, both, ZeRO-3's flat parts.
+"""What one rank of a gloo group finds that moves weights between real shards: FSDP2, tensor parallel, both, ZeRO-3's flat parts."""
 
-    worker.py MEETING RANK RANKS
-
-Prints a line of JSON: what went wrong in each case, nothing where all is well.
-"""
-
-import json
 import os
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -32,7 +24,7 @@ from rlflow.reshard.segment import ROOT, Segment
 from rlflow.reshard.shards import ShardView, TensorViews, from_dtensor, from_flat, held, pieces_of
 from rlflow.reshard.transport import AllToAll, TransferError
 
-RUN = f"test {os.getppid()}"
+RUN = f"test {os.getpid()}"  # of the process that the ranks are forks of
 WAYS = {"alltoall": AllToAll, "segment": lambda: Segment(RUN), "handles": lambda: Handles("cpu")}
 SHAPES = {"embed.weight": (37, 12), "q_proj.weight": (24, 12), "o_proj.weight": (12, 24), "norm.weight": (12,), "bias": (1,)}
 
@@ -226,17 +218,7 @@ def expect(act, message: str) -> list[str]:
     return ["nothing was noticed"] if message else []
 
 
-def main() -> None:
-    meeting, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
+def judged(rank: int, ranks: int) -> dict[str, list[str]]:
+    """What is wrong by case, nothing where all is well; in a group of all ranks."""
     torch.multiprocessing.set_sharing_strategy("file_system")  # what a CPU's memory is shared by, in the place of CUDA's handles
-    store = dist.FileStore(meeting, ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    found = all_layouts(rank, ranks) | hurried(rank, ranks) | lies(rank, ranks)
-    dist.barrier()
-    print(json.dumps(found), flush=True)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return all_layouts(rank, ranks) | hurried(rank, ranks) | lies(rank, ranks)
