@@ -105,7 +105,7 @@ def test_an_empty_prompt_is_refused(folders):
 
 
 def test_a_model_is_asked_only_for_what_its_head_gives(folders):
-    with pytest.raises(ValueError, match="'values' from a model with the head 'logprobs'"):
+    with pytest.raises(ValueError, match="asked for 'values', but this model's head gives logprobs, entropy"):
         Trainer(ModelSpec(folders["gpt2"])).forward(batch(), ("values",))
 
 
