@@ -31,9 +31,9 @@ def digits(completion: str, answer: str = "") -> float:
 def long_prompt(draw: random.Random, tokenizer: Any) -> str:
     """A sum with so many numbers that it has about LONG tokens."""
     numbers, wanted = [f"{draw.randrange(1000)}"], draw.randint(LONG - 20, LONG + 20)
-    while len(tokenizer(f"Add {', '.join(numbers)} =").input_ids) < wanted:
+    while len(text := f"Add {', '.join(numbers)} =") < wanted or len(tokenizer(text).input_ids) < wanted:  # a token has a letter or more
         numbers.append(f"{draw.randrange(1000)}")
-    return f"Add {', '.join(numbers)} ="
+    return text
 
 
 def make(folder: Path) -> None:

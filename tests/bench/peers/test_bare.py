@@ -1,18 +1,15 @@
 """The floor of bare calls, on the small model that the suites make."""
 
-import subprocess
-import sys
-
 import pytest
 
 from rlflow.bench.cells import PEERS
 from rlflow.bench.child import load_system
-from rlflow.bench.suite import SHIPPED
+from rlflow.bench.suites.fixed_shape import make
 
 
 @pytest.mark.slow
 def test_bare_calls_sample_as_many_tokens_as_the_list_says_and_train(tmp_path):
-    subprocess.run([sys.executable, str(SHIPPED / "fixed_shape.py"), str(tmp_path)], check=True)
+    make(tmp_path)
     flags = {"model": str(tmp_path / "model"), "data": str(tmp_path / "data.jsonl"), "prompts": 2, "samples": 2, "lr": 1e-3,
              "lengths": str(tmp_path / "own.json"), "iterations": 3}
     (tmp_path / "own.json").write_text('{"lengths": [5, 1, 9, 2, 3, 4]}')

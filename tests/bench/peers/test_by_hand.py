@@ -1,13 +1,11 @@
 """The hand-written loop of PPO: it samples what the list says, and trains both models with the functions of `ppo`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from rlflow.bench.peers.by_hand import System
-from rlflow.bench.suite import SHIPPED
+from rlflow.bench.suites.fixed_shape import make
 
 
 def weights(system, role):
@@ -16,7 +14,7 @@ def weights(system, role):
 
 @pytest.mark.slow
 def test_the_loop_samples_as_many_tokens_as_the_list_says_and_trains_actor_and_critic(tmp_path):
-    subprocess.run([sys.executable, str(SHIPPED / "fixed_shape.py"), str(tmp_path)], check=True)
+    make(tmp_path)
     (tmp_path / "own.json").write_text(json.dumps({"lengths": [5, 1, 9, 2, 3, 4]}))
     flags = {"model": str(tmp_path / "model"), "data": str(tmp_path / "data.jsonl"), "reward": f"{tmp_path}/reward.py:digits", "prompts": 2,
              "iterations": 3, "hp.samples": 2, "hp.max_tokens": 9, "hp.minibatch": 4, "actor.generate.lengths": str(tmp_path / "own.json"),
