@@ -135,7 +135,7 @@ def _data(tracer: Tracer, flow: Flow, axis: int, columns: Mapping[str, Kind | No
     """The node that gives the data's columns."""
     node = Node(0, Op.DATA, flow.parameters.data, axis, outputs=tuple(Output(name, kind, name) for name, kind in columns.items()))
     tracer.recorded.nodes.append(node)
-    return tracer.symbols(node).held
+    return tracer.symbols(node).sources
 
 
 def _data_columns(flow: Flow, options: TraceOptions, numbered: bool) -> dict[str, Kind | None]:
@@ -176,7 +176,7 @@ def _graph(
     results: tuple[Input, ...] = ()
     rows = 0
     if isinstance(result, SymbolicBatch) and result.recorded is tracer.recorded:
-        results, rows = tuple(Input(name, held.column) for name, held in result.held.items()), result.axis
+        results, rows = tuple(Input(name, source.column) for name, source in result.sources.items()), result.axis
     return Graph(flow.name, nodes, tuple(tracer.recorded.axes), settings, uses, slots, results, rows, evaluation)
 
 

@@ -48,7 +48,7 @@ def _traced(tracer: Tracer, flow: Flow, body: Flow, hp: Any, rewards: int, colum
         if not isinstance(result, SymbolicBatch):
             raise FlowError(_no_batch(body, result))
         tracer.mine(result, "evaluate")
-        every = tuple(Input(name, source.column) for name, source in result.held.items())
+        every = tuple(Input(name, source.column) for name, source in result.sources.items())
         graph = Graph(body.name, tuple(tracer.recorded.nodes), tuple(tracer.recorded.axes), results=every, rows=result.axis)
         tracer.report(*_evaluation_problems(graph, flow, body, set(tracer.state)), *rules.never_read(graph, tracer.functions),
                       *rules.replaced_unread(graph, tracer.recorded.replaced))

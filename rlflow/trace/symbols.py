@@ -118,20 +118,20 @@ class SymbolicColumn(Symbol):
 class SymbolicBatch(Symbol):
     """A batch while tracing: its row axis and, per column, the node that gives it."""
 
-    def __init__(self, tracer: Tracer, recorded: RecordedGraph, axis: int, held: Mapping[str, ColumnSource]) -> None:
+    def __init__(self, tracer: Tracer, recorded: RecordedGraph, axis: int, sources: Mapping[str, ColumnSource]) -> None:
         self.tracer = tracer
         self.recorded = recorded
         self.axis = axis
-        self.held = dict(held)
+        self.sources = dict(sources)
 
     @property
     def columns(self) -> dict[str, Kind | None]:
         """The kinds of the columns by name; None where a kind is not known yet."""
-        return {name: held.kind for name, held in self.held.items()}
+        return {name: source.kind for name, source in self.sources.items()}
 
     def __contains__(self, name: object) -> bool:
         self.tracer.reads_prompt_id |= name == PROMPT_ID
-        return name in self.held
+        return name in self.sources
 
     def __getitem__(self, name: str) -> SymbolicColumn:
         if not isinstance(name, str):
@@ -140,13 +140,13 @@ class SymbolicBatch(Symbol):
 
     def select(self, *names: str) -> SymbolicBatch:
         """The batch with these columns alone."""
-        return self._with({name: held for name in names if (held := self.tracer.find(self, name, "select"))})
+        return self._with({name: source for name in names if (source := self.tracer.find(self, name, "select"))})
 
     def drop(self, *names: str) -> SymbolicBatch:
         """The batch without these columns."""
         for name in names:
             self.tracer.find(self, name, "drop")
-        return self._with({name: held for name, held in self.held.items() if name not in names})
+        return self._with({name: source for name, source in self.sources.items() if name not in names})
 
     def rename(self, **names: str) -> SymbolicBatch:
         """``rename(old="new")``."""
@@ -157,8 +157,8 @@ class SymbolicBatch(Symbol):
             refuse("with '|' on something that is not a batch", "merge what a stage gives: batch |= stage(batch)")
         return self.tracer.merge(self, other)
 
-    def _with(self, held: Mapping[str, ColumnSource]) -> SymbolicBatch:
-        return SymbolicBatch(self.tracer, self.recorded, self.axis, held)
+    def _with(self, sources: Mapping[str, ColumnSource]) -> SymbolicBatch:
+        return SymbolicBatch(self.tracer, self.recorded, self.axis, sources)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("rows", "repeat", "chunk", "concat"):

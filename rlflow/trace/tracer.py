@@ -104,9 +104,9 @@ class Tracer:
         """The columns that a node gives, over their axis."""
         return self.batch(node.rows_axis, {o.name: ColumnSource(Column(node.id, o.name), o.kind) for o in node.outputs})
 
-    def batch(self, axis: int, held: Mapping[str, ColumnSource]) -> SymbolicBatch:
+    def batch(self, axis: int, sources: Mapping[str, ColumnSource]) -> SymbolicBatch:
         """A traced batch over an axis, with these columns."""
-        return SymbolicBatch(self, self.recorded, axis, held)
+        return SymbolicBatch(self, self.recorded, axis, sources)
 
     def report(self, *problems: Problem) -> None:
         """Keep problems, each once."""
@@ -125,11 +125,11 @@ class Tracer:
     def find(self, batch: SymbolicBatch, name: str, what: str) -> ColumnSource | None:
         """The column, or None after reporting that it is missing."""
         self.mine(batch, what)
-        held = batch.held.get(name)
-        if held is None:
+        source = batch.sources.get(name)
+        if source is None:
             place, number = call_place(), name in self.state or name in CLOCK
             self._missing(batch, name, what, place, None, rules.state_as_column(what, name, place) if number else None)
-        return held
+        return source
 
     def scalar(self, name: str) -> ColumnSource | None:
         """The scalar of this name that every batch has: a state, or what iteration it is."""
@@ -150,19 +150,19 @@ class Tracer:
 
     def visible(self, batch: SymbolicBatch) -> list[str]:
         """Names of the columns and states that a call on this batch may read."""
-        return [*batch.held, *(name for name in self.state if name not in batch.held)]
+        return [*batch.sources, *(name for name in self.state if name not in batch.sources)]
 
     def inputs(self, batch: SymbolicBatch, parameters: Iterable[ColumnParameter], what: str, definition: Place | None) -> tuple[Input, ...]:
         """The columns of a call, with what is wrong about them reported."""
         found, place = [], call_place()
         for parameter in parameters:
-            held = self.scalar(parameter.name) or batch.held.get(parameter.name)
-            if held is None:
+            source = self.scalar(parameter.name) or batch.sources.get(parameter.name)
+            if source is None:
                 self._absent(batch, parameter, what, place, definition)
                 continue
-            if not fits(held.kind, parameter.kind):
-                self.report(rules.wrong_kind(what, parameter, held.kind, place, definition))
-            found.append(Input(parameter.name, held.column))
+            if not fits(source.kind, parameter.kind):
+                self.report(rules.wrong_kind(what, parameter, source.kind, place, definition))
+            found.append(Input(parameter.name, source.column))
         return tuple(found)
 
     def _absent(self, batch: SymbolicBatch, parameter: ColumnParameter, what: str, place: Place | None, definition: Place | None) -> None:
@@ -194,7 +194,7 @@ class Tracer:
         )
         self.functions[node.name] = stage
         result = self.symbols(node)
-        self.state = self.state | {name: held for name, held in result.held.items() if name in self.state}
+        self.state = self.state | {name: source for name, source in result.sources.items() if name in self.state}
         if self.depth and (changed := [output.name for output in outputs if output.name in self.state]):
             self.report(rules.state_in_body(what, changed, place))
         return result
@@ -274,7 +274,7 @@ class Tracer:
         self.report(*verbs.too_short(bound, self.context.sampling, what, self._unique(what), place))
         if self.recorded.axes[prompts.axis].grouped:
             self.report(rules.not_prompts(what, place))
-        reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.held))
+        reads = ("prompt_tokens", *(name for name in ("prefix_length",) if name in prompts.sources))
         inputs = self.inputs(prompts, [ColumnParameter(name, standard_kind(name), False) for name in reads], what, None)
         environment = self.context.environments.get(role) or self.context.environments.get("")
         if environment is not None:
@@ -293,7 +293,7 @@ class Tracer:
                         settings=call.without_edges(bound), role=role, makes=makes, timeout=seconds, place=place, **more)
         if environment is not None:  # shown with the settings, of which it is none that the generator takes
             self.recorded.nodes[-1] = node = replace(node, settings=(*node.settings, ("environment", str(environment))))
-        return self.batch(makes, prompts.held | self.symbols(node).held)
+        return self.batch(makes, prompts.sources | self.symbols(node).sources)
 
     def _environment_inputs(
         self, environment: EnvironmentSpec, prompts: SymbolicBatch, what: str, place: Place | None
@@ -302,16 +302,16 @@ class Tracer:
         source = environment.source
         names = dict.fromkeys(source.required, True) | dict.fromkeys((*source.optional, *(REST if source.rest else ())), False)
         columns = {column: name for name in names
-                   if (column := name if name in prompts.held else field_column(name)) in prompts.held}  # fmt: skip
+                   if (column := name if name in prompts.sources else field_column(name)) in prompts.sources}  # fmt: skip
         for name, required in names.items():
             if required and name not in columns.values():
                 self._missing(prompts, name, what, place, source.place,
                               rules.environment_missing(environment, name, self.visible(prompts), place, self.context.fields))
         if source.rest:
-            columns |= {name: name for name in prompts.held if name.startswith(field_column(""))}
+            columns |= {name: name for name in prompts.sources if name.startswith(field_column(""))}
         self.report(*(rules.environment_kind(environment, name, kind, place) for name in columns
-                      if (kind := prompts.held[name].kind) is not None and kind.level not in rules.ONE_PER_ROW))
-        return tuple(Input(name, prompts.held[name].column) for name in columns)
+                      if (kind := prompts.sources[name].kind) is not None and kind.level not in rules.ONE_PER_ROW))
+        return tuple(Input(name, prompts.sources[name].column) for name in columns)
 
     def forward(self, role: str, verb: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
         """`logprobs` (a second name asks for the entropy) or `values`."""
@@ -328,7 +328,7 @@ class Tracer:
     def _model_inputs(self, batch: SymbolicBatch, what: str, optional: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[Input, ...]:
         """The columns that a model reads. Optional columns that are absent are left out without a note."""
         needs = [ColumnParameter(name, standard_kind(name), False) for name in (*verbs.MODEL_READS, *more)]
-        needs += [ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.held]
+        needs += [ColumnParameter(name, standard_kind(name), False) for name in optional if name in batch.sources]
         return self.inputs(batch, needs, what, None)
 
     def reward(self, role: str, batch: Any, gives: str | tuple[str, ...]) -> SymbolicBatch:
@@ -336,18 +336,18 @@ class Tracer:
         what, place = role, call_place()
         batch = self.mine(batch, what)
         outputs = self._outputs(what, {"scores": verbs.KINDS["scores"]}, (gives,) if isinstance(gives, str) else tuple(gives), place, None)
-        model = "completion" not in batch.held and "tokens" in batch.held
+        model = "completion" not in batch.sources and "tokens" in batch.sources
         reads = verbs.MODEL_READS if model else self.context.reward_reads
         # a parameter that no column has is a field of the data, where these hold it
-        reads = tuple(field_column(name) if name not in batch.held and field_column(name) in batch.held else name for name in reads)
-        reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.held)  # asked rows have none
+        reads = tuple(field_column(name) if name not in batch.sources and field_column(name) in batch.sources else name for name in reads)
+        reads = tuple(name for name in reads if name != MODEL_PROMPT or name in batch.sources)  # asked rows have none
         for name in reads if not model else ():
-            if name not in batch.held and name not in self.state:
+            if name not in batch.sources and name not in self.state:
                 of = self.context.reward_places.get(name)
                 missing = rules.reward_missing(what, name, self.visible(batch), place, of, self.context.fields)
                 self._missing(batch, name, what, place, of, missing)
         needs = [ColumnParameter(name, standard_kind(name), False) for name in reads]
-        more = [n for n in (*verbs.MODEL_READS, "prompt", "entry", *verbs.OF_EPISODES) if n in batch.held and n not in reads]
+        more = [n for n in (*verbs.MODEL_READS, "prompt", "entry", *verbs.OF_EPISODES) if n in batch.sources and n not in reads]
         inputs = self.inputs(batch, [*needs, *(ColumnParameter(name, None, True) for name in more)], what, None)
         timeout = verbs.DEADLINES["reward"]
         node = self.add(Op.REWARD, role, batch.axis, inputs=inputs, outputs=outputs, role=role, timeout=timeout, place=place)
@@ -389,25 +389,26 @@ class Tracer:
         """The batch with columns under new names."""
         renamed = {}
         for old, new in names.items():
-            held, table = self.find(batch, old, "rename"), standard_kind(new)
-            if held and new in rules.OF_THE_DATA and held.column.name != new:  # a prompt that gets its own name back is the data's
+            source, table = self.find(batch, old, "rename"), standard_kind(new)
+            if source and new in rules.OF_THE_DATA and source.column.name != new:  # a prompt that gets its own name back is the data's
                 self.report(rules.gives_prompt("rename", new, call_place(), None))
                 continue
-            if held and new in rules.OF_THE_RUN:
+            if source and new in rules.OF_THE_RUN:
                 self.report(rules.gives_run("rename", new, call_place(), None))
                 continue
-            if held and not fits(held.kind, table):
-                self.report(rules.table_kind("rename", new, held.kind, table, call_place(), None))
-                held = ColumnSource(held.column, table)
-            if held:
-                renamed[new] = held
-        rest = {name: held for name, held in batch.held.items() if names.get(name) not in renamed}
+            if source and not fits(source.kind, table):
+                self.report(rules.table_kind("rename", new, source.kind, table, call_place(), None))
+                source = ColumnSource(source.column, table)
+            if source:
+                renamed[new] = source
+        rest = {name: source for name, source in batch.sources.items() if names.get(name) not in renamed}
         self._replace(rest, renamed, call_place())
         return batch._with(rest | renamed)
 
-    def _replace(self, held: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None) -> None:
+    def _replace(self, sources: Mapping[str, ColumnSource], by: Mapping[str, ColumnSource], place: Place | None) -> None:
         """Note which columns give way to others of their name."""
-        self.recorded.replaced += [(held[name].column, place) for name in by if name in held and held[name].column != by[name].column]
+        columns = {name: sources[name].column for name in by if name in sources}
+        self.recorded.replaced += [(column, place) for name, column in columns.items() if column != by[name].column]
 
     def merge(self, batch: SymbolicBatch, other: SymbolicBatch) -> SymbolicBatch:
         """The batch with the columns of another whose rows are the same or related."""
@@ -416,26 +417,27 @@ class Tracer:
         problems = self._unrelated(batch.axis, other, place)
         self.report(*problems)
         if any(problem.code == "row-axes" for problem in problems):
-            self._poisoned |= {(batch.axis, name) for name in other.held if name not in batch.held}
+            self._poisoned |= {(batch.axis, name) for name in other.sources if name not in batch.sources}
             return batch
-        self._replace(batch.held, other.held, place)
-        return batch._with(batch.held | self._coming_up(batch.axis, other))
+        self._replace(batch.sources, other.sources, place)
+        return batch._with(batch.sources | self._coming_up(batch.axis, other))
 
     def _coming_up(self, axis: int, other: SymbolicBatch) -> dict[str, ColumnSource]:
         """Columns as rows of ``axis`` read them: those of rows that were asked for single tokens as values per token."""
         return {name: ColumnSource(source.column, Kind(Level.TOKEN, source.kind.dtype))
-                if source.kind and self._way(axis, other, source.kind) is Merge.TOKENS else source for name, source in other.held.items()}
+                if source.kind and self._way(axis, other, source.kind) is Merge.TOKENS else source
+                for name, source in other.sources.items()}  # fmt: skip
 
     def _way(self, axis: int, other: SymbolicBatch, kind: Kind | None) -> Merge:
         return merge(self.recorded.axes, axis, other.axis, kind is not None and kind.level is Level.GROUP)
 
     def _unrelated(self, axis: int, other: SymbolicBatch, place: Place | None) -> list[Problem]:
         """The problems of merging columns of rows that are others, or that do not have one value for each row."""
-        ways = {name: self._way(axis, other, source.kind) for name, source in other.held.items() if not _is_scalar(source.kind)}
-        tokens = [name for name, held in other.held.items() if held.kind and held.kind.level is Level.TOKEN]
+        ways = {name: self._way(axis, other, source.kind) for name, source in other.sources.items() if not _is_scalar(source.kind)}
+        tokens = [name for name, source in other.sources.items() if source.kind and source.kind.level is Level.TOKEN]
         if Merge.NEVER in ways.values() or (tokens and Merge.WHOLE not in ways.values()):
-            return [rules.other_rows(other.held, tokens, place)]
-        some = {name: other.held[name].kind for name, way in ways.items() if way in (Merge.SOME, Merge.TOKENS)}
+            return [rules.other_rows(other.sources, tokens, place)]
+        some = {name: other.sources[name].kind for name, way in ways.items() if way in (Merge.SOME, Merge.TOKENS)}
         return [rules.lacking_rows(name, kind, place) for name, kind in some.items() if kind and kind.family != "float"]
 
     # -- rows of rows --------------------------------------------------------------------------------------------------------
@@ -453,12 +455,12 @@ class Tracer:
         outputs = tuple(Output(name, standard_kind(name), name) for name in ASK_GIVES[way])
         node = self.add(Op.ASK, "ask", batch.axis, inputs=tuple(inputs), outputs=outputs,
                         settings={"roles": self._sampler(batch) if way != "text" else ()}, makes=makes, place=place)
-        along = {name: source for name, source in batch.held.items() if way == "until" and name in ("prompt", MODEL_PROMPT)}
-        return self.batch(makes, asked_columns(batch.held) | along | self.symbols(node).held)
+        along = {name: source for name, source in batch.sources.items() if way == "until" and name in ("prompt", MODEL_PROMPT)}
+        return self.batch(makes, asked_columns(batch.sources) | along | self.symbols(node).sources)
 
     def _sampler(self, batch: SymbolicBatch) -> tuple[str, ...]:
         """The role that sampled the tokens of the rows, where they are of one."""
-        tokens = batch.held.get("tokens")
+        tokens = batch.sources.get("tokens")
         role = self.recorded.nodes[tokens.column.node].role if tokens is not None else None
         return (role,) if role else ()
 
@@ -484,23 +486,24 @@ class Tracer:
         makes = self.axis(RowAxis(batch.axis, axis.samples if whole else 0, axis.grouped, "chosen"))
         self.add(Op.CHOOSE, "choose", batch.axis, inputs=tuple(Input("by", item.column) for item in found), settings=settings, makes=makes,
                  place=place)
-        return self.batch(makes, batch.held)
+        return self.batch(makes, batch.sources)
 
     def concat(self, batches: Sequence[Any]) -> SymbolicBatch:
         """Record a `concat`."""
         place, parts = call_place(), [self.mine(batch, "concat") for batch in batches]
-        names = [name for name in parts[0].held if name != "group" and all(name in part.held for part in parts)]
-        shared = {name: parts[0].held[name] for name in names if _is_scalar(parts[0].held[name].kind)}
+        names = [name for name in parts[0].sources if name != "group" and all(name in part.sources for part in parts)]
+        shared = {name: parts[0].sources[name] for name in names if _is_scalar(parts[0].sources[name].kind)}
         names = [name for name in names if name not in shared]
-        self.report(*(problem for name in names if (problem := rules.joined_kinds(name, [part.held[name].kind for part in parts], place))))
+        kinds = {name: [part.sources[name].kind for part in parts] for name in names}
+        self.report(*(problem for name in names if (problem := rules.joined_kinds(name, kinds[name], place))))
         axes = [self.recorded.axes[part.axis] for part in parts]
         grouped = all(axis.grouped for axis in axes)
         makes = self.axis(RowAxis(None, 0, grouped, "joined", tuple(part.axis for part in parts)))
-        outputs = [Output(name, _per_row(parts[0].held[name].kind), name) for name in names]
+        outputs = [Output(name, _per_row(parts[0].sources[name].kind), name) for name in names]
         outputs += [Output("group", standard_kind("group"), "group")] if grouped else []
-        inputs = tuple(Input(f"{i}.{name}", part.held[name].column) for i, part in enumerate(parts) for name in names)
+        inputs = tuple(Input(f"{i}.{name}", part.sources[name].column) for i, part in enumerate(parts) for name in names)
         node = self.add(Op.CONCAT, "concat", parts[0].axis, inputs=inputs, outputs=tuple(outputs), makes=makes, place=place)
-        return self.batch(makes, shared | self.symbols(node).held)
+        return self.batch(makes, shared | self.symbols(node).sources)
 
     # -- repetition ----------------------------------------------------------------------------------------------------------
 
@@ -509,7 +512,7 @@ class Tracer:
         place = call_place()
         prompts = self.mine(prompts, "repeat")
         bound = self._bound("repeat", verbs.REPEAT, {"groups": groups, "tries": tries}, place)
-        made = [n for n, held in prompts.held.items() if self.recorded.nodes[held.column.node].op is not Op.DATA]
+        made = [n for n, source in prompts.sources.items() if self.recorded.nodes[source.column.node].op is not Op.DATA]
         if made or prompts.axis != 0:
             self.report(rules.repeat_prompts(made, place))
         name, call = getattr(body, "__name__", "body"), self.calls
@@ -519,14 +522,14 @@ class Tracer:
                 raise FlowError(rules.body_result(name, result, place, definition_place(body)))
             self.mine(result, "repeat")
             chosen = rules.chosen_prompts(self.recorded.axes, result.axis)
-            if "keep" not in result.held and not chosen:
-                self.report(rules.no_keep(name, list(result.held), place, definition_place(body)))
+            if "keep" not in result.sources and not chosen:
+                self.report(rules.no_keep(name, list(result.sources), place, definition_place(body)))
             graph = Graph(name, tuple(self.recorded.nodes), tuple(self.recorded.axes),
-                          results=tuple(Input(n, held.column) for n, held in result.held.items()), rows=result.axis)
+                          results=tuple(Input(n, source.column) for n, source in result.sources.items()), rows=result.axis)
             kinds, axis, replaced = result.columns, self.recorded.axes[result.axis], self.recorded.replaced
             self.report(*rules.body_rows(self.recorded.axes, result.axis, place))
         self.report(*rules.body_rules(graph, place), *rules.replaced_unread(graph, replaced), *rules.never_read(graph, self.functions))
-        inputs = tuple(Input(n, held.column) for n, held in (prompts.held | self.state).items())
+        inputs = tuple(Input(n, source.column) for n, source in (prompts.sources | self.state).items())
         makes = self.axis(RowAxis(None, axis.samples, axis.grouped))
         outputs = tuple(Output(n, kind, n) for n, kind in kinds.items())
         node = self.add(Op.REPEAT, f"repeat.{name}", prompts.axis, inputs=inputs, outputs=outputs, settings=bound,
@@ -541,10 +544,10 @@ class Tracer:
         outer, poisoned, state = self.recorded, self._poisoned, self.state
         self.recorded, self._poisoned, self.depth = RecordedGraph(), set(), self.depth + 1
         axis = self.axis(RowAxis())
-        outputs = tuple(Output(name, held.kind, name) for name, held in prompts.held.items())
+        outputs = tuple(Output(name, source.kind, name) for name, source in prompts.sources.items())
         node = Node(0, Op.DATA, "prompts", axis, outputs=outputs, call=self.calls)
         self.recorded.nodes.append(node)
-        self.state = self.held_state({name: held.kind for name, held in state.items()})
+        self.state = self.held_state({name: source.kind for name, source in state.items()})
         try:
             yield self.symbols(node)
         finally:
@@ -559,7 +562,7 @@ class Tracer:
         outputs = tuple(Output(column, kind, column) for column, kind in kinds.items())
         node = Node(len(self.recorded.nodes), Op.STATE, name, 0, outputs=outputs)
         self.recorded.nodes.append(node)
-        return self.symbols(node).held
+        return self.symbols(node).sources
 
 
 def _defaults(specification: Mapping[str, Setting]) -> dict[str, Any]:
@@ -575,9 +578,9 @@ ASK_GIVES: dict[AskWay, tuple[str, ...]] = {
 }
 
 
-def asked_columns(held: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
+def asked_columns(sources: Mapping[str, ColumnSource]) -> dict[str, ColumnSource]:
     """The columns that asked rows take along: those with one value per row."""
-    along = {name: source for name, source in held.items() if name not in LEFT_BEHIND}
+    along = {name: source for name, source in sources.items() if name not in LEFT_BEHIND}
     return {name: ColumnSource(source.column, _per_row(source.kind)) for name, source in along.items()
             if source.kind is None or source.kind.level not in (Level.TOKEN, Level.PROMPT)}  # fmt: skip
 
