@@ -40,7 +40,7 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
 
 
 def joint_losses(node: Node) -> str:
-    """What the objective of an update with several losses is, such as ``policy (tokens) + 0.1 likelihood (tokens, where right)``: of each
+    """The objective of an update with several losses, such as ``policy (tokens) + 0.1 likelihood (tokens, where right)``: of each
     loss its factor, its average and its own rows. Empty for any other node."""
     settings = dict(node.settings)
     losses = settings.get("losses")
