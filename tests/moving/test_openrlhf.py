@@ -43,6 +43,7 @@ def test_the_published_command_is_refused_for_what_has_no_counterpart_and_is_els
     assert all(flag in said for flag in openrlhf.read(COUNTERPARTS, "published.sh"))
 
 
+@pytest.mark.slow
 def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("reward_func.py").write_text(REWARD)

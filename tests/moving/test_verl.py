@@ -47,6 +47,7 @@ def test_a_configuration_becomes_its_golden_file(file, tmp_path, monkeypatch, ca
     assert all(key in said for key in verl.read(file.read_text(), file.name))
 
 
+@pytest.mark.slow
 def test_what_is_written_checks_without_a_word_and_runs(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
