@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from test_docs_runs import normal, pattern, run_command
 
 from rlflow.cli.main import exit_code
 from rlflow.config.options import Options
@@ -94,3 +95,19 @@ def test_data_and_rewards_of_other_projects_run_on_the_packaged_model(folder, ca
     metrics = [json.loads(line) for line in (folder / "runs" / "moved" / "metrics.jsonl").read_text().splitlines()]
     assert all(f"reward/{logged}" in line for line in metrics if "reward/mean" in line)
     assert any(line.get("reward/mean", 0) > 0 for line in metrics)
+
+
+def test_settings_become_a_file_as_the_page_shows(tmp_path, monkeypatch):
+    script = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.name=vllm \\\n"
+    script += "  actor_rollout_ref.rollout.n=5 data.train_batch_size=64 trainer.n_gpus_per_node=8"
+    (tmp_path / "grpo.sh").write_text(script.replace("trainer.n_gpus", "+trainer.n_gpus"))
+    (tmp_path / "entropy.sh").write_text(script + " actor_rollout_ref.actor.entropy_coeff=0.001\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (block,) = re.findall(r"^```console\n(\$ rlflow import.*?)^```$", PAGE, re.M | re.S)
+    for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+        line, _, shown = part.partition("\n")
+        command, _, code = line.partition("  # exits ")
+        exit_code, printed = run_command(command)
+        assert exit_code == int(code or 0), f"$ {command}\n{printed}"
+        assert re.fullmatch(pattern(shown), normal(printed)), f"$ {command}\n{printed}"

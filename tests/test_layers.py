@@ -54,6 +54,7 @@ MAY_IMPORT = {
     "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "environments": "errors extras author messages data rewards watchdog isolation",
+    "moving": "errors",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
@@ -72,7 +73,7 @@ MAY_IMPORT = {
     "bench.peers.dispatch": "axis batch bench.peers columns cluster execution runs",  # calls pools, with no flow around the call
     "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
-           "memory memory.sizes watchdog bench durable algorithms environments",
+           "memory memory.sizes watchdog bench durable algorithms environments moving",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",

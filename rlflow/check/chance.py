@@ -1,4 +1,4 @@
-"""Draws in stages that no seed of the run decides: they break exact resume, and ranks draw alike or not by accident."""
+"""Draws in stages and losses that no seed of the run decides: they break exact resume, and ranks draw alike or not by accident."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from rlflow.author.joint import JointLoss
+from rlflow.author.loss import Loss
 from rlflow.author.stage import Stage
 from rlflow.dispatch import DP_COMPUTE
 from rlflow.errors import Place, Problem
@@ -19,23 +21,29 @@ from rlflow.trace.compile import Program, used_nodes
 
 TORCH = ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "bernoulli", "multinomial", "normal", "poisson")
 IN_PLACE = ("bernoulli_", "uniform_", "normal_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_")
+METHODS = ("bernoulli", "multinomial")  # of tensors, that give another tensor
 SEEDED = ("Random", "default_rng", "Generator", "RandomState", "SeedSequence")  # draw from a seed that is named
 
 
 def chance_problems(program: Program) -> Iterator[Problem]:
-    """Warnings of the stages' own lines, and of functions of the same file that they call."""
+    """Warnings of the own lines of stages and losses, and of functions of the same file that they call."""
     for node in used_nodes(program.graph):
-        stage = program.functions.get(node.name)
-        if isinstance(stage, Stage):
-            for name, place in unseeded(stage.function):
-                yield _problem(node, stage, name, place)
+        called = program.functions.get(node.name)
+        for function in called.losses if isinstance(called, JointLoss) else (called,):
+            if isinstance(function, Stage | Loss):
+                yield from (_problem(node, function, name, place) for name, place in unseeded(function.function))
 
 
-def _problem(node: Node, stage: Stage, name: str, place: Place) -> Problem:
-    one = "`generator`, a tuple of one for each row," if stage.dispatch == DP_COMPUTE else "`generator`"
-    return Problem("unseeded-chance", f"stage '{stage.name}' draws by {name}, which the run's seed does not decide: a resumed run would "
-                   "draw otherwise", node.place, place, found=f"{name} without generator=", expected="a draw from `generator`",
-                   remedy=f"take {one} as a parameter after '*' and pass it on", severity="warning")
+def _problem(node: Node, function: Stage | Loss, name: str, place: Place) -> Problem:
+    if isinstance(function, Loss):
+        what, expected = "loss", "a column of numbers that a stage has drawn"
+        remedy = "draw in a stage, which takes `generator` after '*', and read the column that it gives"
+    else:
+        one = "`generator`, a tuple of one for each row," if function.dispatch == DP_COMPUTE else "`generator`"
+        what, expected, remedy = "stage", "a draw from `generator`", f"take {one} as a parameter after '*' and pass it on"
+    return Problem("unseeded-chance", f"{what} '{function.name}' draws by {name}, which the run's seed does not decide: a resumed run "
+                   "would draw otherwise", node.place, place, found=f"{name} without generator=", expected=expected, remedy=remedy,
+                   severity="warning")
 
 
 def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> Iterator[tuple[str, Place]]:
@@ -63,13 +71,15 @@ def unseeded(function: Callable[..., Any], visited: set[Any] | None = None) -> I
 
 def _draws(called: ast.expr, names: Mapping[str, Any]) -> str | None:
     """The name of a function that draws by the process' own chance, None for any other."""
-    if isinstance(called, ast.Attribute) and called.attr in IN_PLACE:
-        return f".{called.attr}()"
     function = _value(called, names)
+    if isinstance(called, ast.Attribute) and (called.attr in IN_PLACE or called.attr in METHODS and function is None):
+        return f".{called.attr}()"
     module, name = getattr(function, "__module__", None), getattr(function, "__name__", "")
     torch = sys.modules.get("torch")
     if torch is not None and name in TORCH and getattr(torch, name, None) is function:
         return f"torch.{name}"
+    if torch is not None and function is torch.nn.functional.dropout:
+        return "torch.nn.functional.dropout"
     if isinstance(getattr(function, "__self__", None), random.Random) and function.__self__ is getattr(random, "_inst", None):
         return f"random.{name}"
     own = getattr(function, "__self__", None)

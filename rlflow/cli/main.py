@@ -88,6 +88,18 @@ def diff(first: File, second: File) -> None:
     raise typer.Exit(print_diff(first, second))
 
 
+@app.command("import")
+def import_(
+    project: Annotated[str, typer.Argument(help="verl or openrlhf", show_default=False)],
+    file: Annotated[str, typer.Argument(help="a script that starts its trainer, or of verl a .yaml", show_default=False)],
+    out: Annotated[str, typer.Option("--out", "-o", help="the configuration file to write")] = "run.toml",
+) -> None:
+    """Write a configuration file from a script of another project, and say what became of each of its settings."""
+    from rlflow.cli.importing import import_settings
+
+    raise typer.Exit(import_settings(project, Path(file), Path(out)))
+
+
 @app.command()
 def new(
     name: Annotated[str, typer.Argument(help="the file to write, or its name without .py", show_default=False)],

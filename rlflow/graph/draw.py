@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import math
@@ -32,9 +33,34 @@ def _text_nodes(graph: Graph, indent: str) -> Iterator[str]:
         reads = ", ".join(_reads(graph, node))
         gives = ", ".join(f"{output.name}: {output.kind}" if output.kind else output.name for output in node.outputs)
         mode = "" if node.op in (Op.DATA, Op.STATE, Op.REPEAT) else f" [{node.dispatch if node.op is not Op.UPDATE else 'UPDATE'}]"
-        yield f"{indent}{node.name:<{width}}{mode}" + (f"  ({reads})" if reads else "") + (f" -> {gives}" if gives else "")
+        step = f"  of {joint}" if (joint := joint_losses(node)) else ""
+        yield f"{indent}{node.name:<{width}}{mode}" + (f"  ({reads})" if reads else "") + (f" -> {gives}" if gives else "") + step
         if node.body:
             yield from _text_nodes(node.body, indent + "  | ")
+
+
+def joint_losses(node: Node) -> str:
+    """The objective of an update with several losses, such as ``policy (tokens) + 0.1 likelihood (tokens, where right)``: of each
+    loss its factor, its average and its own rows. Empty for any other node."""
+    settings = dict(node.settings)
+    losses = settings.get("losses")
+    if not isinstance(losses, tuple):
+        return ""
+    scale, where, mean = (_each(settings.get(name), len(losses)) for name in ("scale", "where", "mean"))
+    return " + ".join(f"{'' if factor == 1 else f'{factor:g} '}{loss} ({average}{f', where {column}' if column else ''})"
+                      for loss, factor, average, column in zip(losses, scale, mean, where, strict=True))
+
+
+def _each(value: Any, count: int) -> tuple[Any, ...]:
+    """The value of each loss, of one for all or of a tuple, which is text where it is of several types."""
+    if isinstance(value, str) and value.startswith("("):
+        value = ast.literal_eval(value)
+    return tuple(value) if isinstance(value, tuple) else (value,) * count
+
+
+def label(node: Node) -> str:
+    """The text of a node's box: its name, and what an update of several losses is made of."""
+    return f"{node.name}: {joint}" if (joint := joint_losses(node)) else node.name
 
 
 def _reads(graph: Graph, node: Node) -> Iterator[str]:
@@ -65,9 +91,9 @@ def _mermaid_lines(graph: Graph, start: str) -> Iterator[str]:
     """A line for each node and edge. ``start``: of the lines, up to the number of a node."""
     for node in graph.nodes:
         opening, closing = SHAPES.get(node.op, ("[", "]"))
-        yield f'{start}{node.id}{opening}"{_quoted(node.name)}"{closing}'
-    for before, after, label in _reduced(graph):
-        yield f'{start}{before.id} -->|"{_quoted(label)}"| {start.strip()}{after.id}'
+        yield f'{start}{node.id}{opening}"{_quoted(label(node))}"{closing}'
+    for before, after, carried in _reduced(graph):
+        yield f'{start}{before.id} -->|"{_quoted(carried)}"| {start.strip()}{after.id}'
 
 
 def _quoted(label: str) -> str:
@@ -86,8 +112,8 @@ def dot(graph: Graph) -> str:
 
 def _dot_lines(graph: Graph, start: str) -> Iterator[str]:
     """A line for each node and edge. ``start``: of the lines, up to the number of a node."""
-    yield from (f"{start}{node.id} [label={_dotted(node.name)}];" for node in graph.nodes)
-    yield from (f"{start}{a.id} -> {start.strip()}{b.id} [label={_dotted(label)}];" for a, b, label in _reduced(graph))
+    yield from (f"{start}{node.id} [label={_dotted(label(node))}];" for node in graph.nodes)
+    yield from (f"{start}{a.id} -> {start.strip()}{b.id} [label={_dotted(carried)}];" for a, b, carried in _reduced(graph))
 
 
 def _dotted(label: str) -> str:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import networkx as nx
 
 from rlflow.errors import printable
+from rlflow.graph.draw import joint_losses
 from rlflow.graph.model import Graph, Node, Op
 
 LETTER, LINE, PADDING, GAP, APART = 7.0, 17.0, 10.0, 18.0, 46.0  # pixels: of a letter, a line, in a box, between boxes, between layers
@@ -49,6 +50,7 @@ def _titled(title: str, picture: str) -> str:
 def svg(graph: Graph, notes: Notes = MappingProxyType({})) -> str:
     """A drawing of a graph from top to bottom: a box for each node, an arrow for each reason to wait that no other implies. What an arrow
     carries, and where a node is called, show where the mouse rests."""
+    notes = {node.id: joint for node in graph.nodes if (joint := joint_losses(node))} | dict(notes)
     layers = [list(layer) for layer in nx.topological_generations(graph.order)]
     routes = routed(layers, sorted(nx.transitive_reduction(graph.order).edges))
     boxes = placed(graph, layers, list(routes.values()), notes)

@@ -3,14 +3,16 @@ none."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import numbers
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlflow.own_lines import own_place
+from rlflow.own_lines import own_lines, own_place, whole
 from rlflow.rewards.hints import hint
 
 MESSAGE = 2000  # characters of an error that are sent
@@ -20,6 +22,7 @@ LONGEST = 1000  # characters of an answer that are sent
 OTHERS = 32  # most other numbers of a row that are logged
 RETURNED = "the function returned"
 OF_VALUES = ("none", "nan", "type")  # causes that are what was returned, so that no line of the function is in their message
+_PRINTED: set[str] = set()  # the lines of users' files whose tracebacks this process has printed
 KEY = re.compile(r"[\w.@/-]{1,64}")  # keys under which they are; others are left out
 
 
@@ -79,7 +82,13 @@ def _instead(value: Any) -> str:
 
 
 def raised(error: BaseException) -> list[str]:
-    """The cause and message for a row whose function raised: the error's text with its place, cut to a length that can be sent."""
+    """The cause and message for a row whose function raised: the error's text with its place, cut to a length that can be sent. The whole
+    traceback is printed, once for each line of the user's that raises: what a reward prints is kept in the run's folder."""
+    place = own_place(error) if own_lines(error) else ""
+    if place and place not in _PRINTED:
+        _PRINTED.add(place)
+        with contextlib.suppress(Exception):  # an error whose own text cannot be made, or a closed stream
+            print(whole(error), file=sys.stderr, end="", flush=True)
     return ["raised", message(error)]
 
 
@@ -88,6 +97,12 @@ def message(error: BaseException) -> str:
     origin = own_place(error)
     place = f"{origin}: " if origin else ""
     try:
-        return f"{place}{type(error).__name__}: {error}"[:MESSAGE] + hint(error)
+        return f"{place}{type(error).__name__}: {error}"[:MESSAGE] + hint(error) + _callers(error)
     except Exception:  # an error whose own text cannot be made
         return f"{place}{type(error).__name__}"
+
+
+def _callers(error: BaseException) -> str:
+    """The user's lines that led to the one that raised, the nearest first."""
+    lines = own_lines(error)[1:]
+    return f"; called by {', '.join(lines)}" if lines else ""

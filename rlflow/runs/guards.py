@@ -41,16 +41,24 @@ class Guard:
         for cause in causes:
             self._known.add(cause)
             message = " ".join(messages.get(cause, "").split())[:LONGEST]
+            traceback = "; rewards.txt has the whole traceback" if _by_raising(cause) else ""
             yield (f"{counts[cause]} rewards are missing, and their rows are left out: {cause}: {message} "
-                   "(from now on counted alone, as reward/missing_* of the metrics)")
+                   f"(from now on counted alone, as reward/missing_* of the metrics{traceback})")
 
     def _missing(self, iteration: int, metrics: Mapping[str, float], summary: IterationSummary) -> None:
         rate = _rate(metrics)
         if rate <= self.options.max_missing:
             return
-        causes = "; ".join(f"{cause}: {message}" for cause, message in self.reasons().items())
+        reasons = self.reasons()
+        causes = "; ".join(f"{cause}: {message}" for cause, message in reasons.items())
+        traceback = ". The whole traceback is in rewards.txt of the run's folder" if any(map(_by_raising, reasons)) else ""
         raise StageError("reward", iteration, summary.scored, f"{rate:.0%} of the rewards are missing, expected at most "
-                         f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}")
+                         f"{self.options.max_missing:.0%} (--max-missing). {causes or 'the scores are NaN'}{traceback}")
+
+
+def _by_raising(cause: str) -> bool:
+    """Whether rows have no reward since the user's function raised, which prints the traceback."""
+    return cause.rpartition("/")[2] == "raised"
 
 
 def _rate(metrics: Mapping[str, float]) -> float:

@@ -14,12 +14,14 @@ from rlflow import durable
 from rlflow.author.load import load_flow
 from rlflow.checkpoints.load import Loaded, load_latest
 from rlflow.checkpoints.lock import Lock
+from rlflow.config.flags import ROLE_KEYWORDS, RunConfig
+from rlflow.config.names import role_types
 from rlflow.config.options import Options
 from rlflow.data.spec import parse_source
 from rlflow.errors import PlanError, listed, nearest
 from rlflow.graph import wire
 from rlflow.graph.diff import diff
-from rlflow.graph.model import Graph, Node
+from rlflow.graph.model import HALVES, Graph, Node
 from rlflow.rewards.spec import BUILT_IN
 from rlflow.runs import directory, final, state
 from rlflow.runs.api import resolve_config
@@ -140,7 +142,22 @@ def prepare_again(
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
     config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
+    if lost := [flag for flag in _of_former_backends(config, changes) if flag in recorded]:
+        reporter.note(f"left behind, since the backends have no such setting: {listed(f'--{flag} {recorded[flag]}' for flag in lost)}")
+        recorded = {name: value for name, value in recorded.items() if name not in lost}
+        config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
     return prepare(flow, hp, config, reporter.note, judge, begun=True)
+
+
+def _of_former_backends(config: RunConfig, changes: Mapping[str, Any]) -> list[str]:
+    """Where a change is of a backend: the flags, none of them a change, whose settings the backends of their roles do not have."""
+    if not any(flag.rpartition(".")[2] in ("backend", *HALVES) for flag in changes):
+        return []
+    roles = [config.role(name) for name in (*config.roles, "")]  # the last one: what is said for all roles, on their usual backends
+    unknown = [{name for name in role.values if name not in {*role_types(role.backends), *ROLE_KEYWORDS}} for role in roles]
+    own = [role.flag(name) for role, names in zip(roles, unknown, strict=True) for name in sorted(names - role.shared)]
+    shared = [name for name in config.every_role if all(name in names for names in unknown)]
+    return [flag for flag in (*own, *shared) if flag not in changes]
 
 
 def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:

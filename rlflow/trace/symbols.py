@@ -166,8 +166,12 @@ class SymbolicBatch(Symbol):
         if name.startswith("__"):
             raise AttributeError(name)
         options = ("select", "drop", "rename", "columns")
-        raise FlowError(Problem("unknown-attribute", f"a batch has no '{name}'", call_place(), found=name, expected=", ".join(options),
-                                nearest=nearest(name, options), remedy="read columns inside a @stage"))
+        there = name in self.tracer.visible(self)
+        one = self.tracer.scalar(name) is not None
+        raise FlowError(Problem("unknown-attribute", f"a batch has no attribute '{name}'" + (", it has a column of that name" * there),
+                                call_place(), found=name, expected=", ".join(options), nearest=nearest(name, options),
+                                remedy=f'pass batch["{name}"] as a setting, or read it inside a @stage' if there and one
+                                else "read columns inside a @stage"))
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{name}: {kind or 'own'}" for name, kind in self.columns.items())

@@ -7,6 +7,7 @@ import rlflow
 from rlflow import FlowError, flow, loss, row, stage
 from rlflow.author.joint import JointLoss, terms
 from rlflow.check.check import check
+from rlflow.graph import draw, picture
 from rlflow.graph.diff import diff
 from rlflow.graph.model import Op
 from rlflow.trace.compile import compile_flow
@@ -159,3 +160,16 @@ def of_a_row_column(new, bonus: row("float32")):
 def test_the_kind_of_a_column_is_that_of_whichever_loss_declares_it(losses):
     joint = JointLoss(losses, (1, 1), (None, None))
     assert [column.kind for column in joint.signature.columns if column.name == "bonus"] == [row("float32")]
+
+
+@pytest.mark.parametrize(("settings", "says"), [
+    ({}, "policy (tokens) + likelihood (tokens)"),
+    ({"scale": (1.0, 0.25), "mean": ("tokens", 7), "where": (None, "right")}, "policy (tokens) + 0.25 likelihood (7, where right)"),
+])  # fmt: skip
+def test_every_drawing_says_what_the_step_is_made_of(settings, says):
+    graph = compile_flow(made(**settings)).graph
+    assert draw.text(graph).splitlines()[-1].endswith(f")  of {says}")
+    assert f'[["actor.update: {says}"]]' in draw.mermaid(graph)
+    assert f'[label="actor.update: {says}"];' in draw.dot(graph)
+    assert f">{says}</text>" in picture.svg(graph)
+    assert " of " not in draw.text(compile_flow(made(policy)).graph)

@@ -15,6 +15,7 @@ import random
 import numpy
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import randn
 from torch import rand as draw
 from rlflow import RANK0, flow, loss, stage
@@ -28,7 +29,7 @@ def spread(scores, mask{more}):
 
 @loss
 def gain(new, advantages):
-    return -new.logprobs * advantages, {{}}
+    return -new.logprobs * advantages * {factor}, {{}}
 
 @flow
 def chancy(prompts, actor, reward):
@@ -39,10 +40,10 @@ def chancy(prompts, actor, reward):
 '''
 
 
-def warned(tmp_path, expression, more="", dispatch=""):
+def warned(tmp_path, expression, more="", dispatch="", factor="1"):
     path = tmp_path / str(next(NUMBERS)) / "chancy.py"  # a file is loaded once
     path.parent.mkdir()
-    path.write_text(FLOW.format(expression=expression, more=more, dispatch=dispatch))
+    path.write_text(FLOW.format(expression=expression, more=more, dispatch=dispatch, factor=factor))
     report = check(load_flow(str(path)), with_variants=False)
     assert report.ok
     lines = path.read_text().splitlines()
@@ -53,6 +54,7 @@ def warned(tmp_path, expression, more="", dispatch=""):
     ("torch.rand(mask.shape)", "torch.rand"), ("torch.randn_like(mask.float())", "torch.randn_like"),
     ("torch.randint(0, 2, mask.shape)", "torch.randint"), ("torch.bernoulli(torch.ones(mask.shape))", "torch.bernoulli"),
     ("torch.multinomial(torch.ones(mask.shape[1]), 1)", "torch.multinomial"), ("torch.randperm(3)[0]", "torch.randperm"),
+    ("torch.full(mask.shape, 0.5).bernoulli()", ".bernoulli()"), ("F.dropout(mask.float())", "torch.nn.functional.dropout"),
     ("draw(mask.shape)", "torch.rand"), ("randn(mask.shape)", "torch.randn"), ("torch.empty(mask.shape).uniform_()", ".uniform_()"),
     ("random.random()", "random.random"), ("np.random.rand()", "numpy.random.rand"), ("numpy.random.normal()", "numpy.random.normal"),
 ])  # fmt: skip
@@ -76,6 +78,12 @@ def test_what_is_seeded_or_draws_nothing_is_left_in_peace(tmp_path, expression):
 def test_the_remedy_says_how_many_generators_the_stage_gets(tmp_path):
     assert "a tuple of one for each row" in warned(tmp_path, "torch.rand(mask.shape)")[0][2]
     assert "tuple" not in warned(tmp_path, "torch.rand(mask.shape)", dispatch=", dispatch=RANK0")[0][2]
+
+
+def test_a_loss_that_draws_is_warned_of_too_and_gets_its_numbers_from_a_stage(tmp_path):
+    found, line, remedy = warned(tmp_path, "scores[:, None]", factor="helper(advantages)")[0]
+    assert (found, line) == ("torch.randn", "return x + torch.randn(x.shape)")
+    assert remedy == "draw in a stage, which takes `generator` after '*', and read the column that it gives"
 
 
 def test_functions_that_call_each_other_are_read_once(tmp_path):

@@ -8,6 +8,7 @@ import networkx as nx
 import pytest
 
 from rlflow.author.load import algorithms_folder, load_flow
+from rlflow.graph.draw import joint_losses
 from rlflow.graph.picture import html, placed, routed, svg
 
 SHIPPED = sorted(path.stem for path in algorithms_folder().glob("[!_]*.py"))
@@ -29,7 +30,8 @@ def test_every_node_has_a_box_beside_the_others_and_every_arrow_goes_down_betwee
             assert boxes[below].y > boxes[above].y + boxes[above].height
     tree = ElementTree.fromstring(svg(graph))
     assert len(tree.findall(f".//{SVG}rect")) == len(graph.nodes)
-    assert sorted(text.text for text in tree.findall(f".//{SVG}text")) == sorted(node.name for node in graph.nodes)
+    words = [word for node in graph.nodes for word in (node.name, joint_losses(node)) if word]
+    assert sorted(text.text for text in tree.findall(f".//{SVG}text")) == sorted(words)
     width = float(tree.attrib["width"])
     assert all(box.x - box.width / 2 > 0 and box.x + box.width / 2 < width for box in boxes.values())
 

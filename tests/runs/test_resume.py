@@ -201,6 +201,20 @@ def test_other_settings_are_refused_by_resume_and_taken_by_fork(sums):
     assert resume.fork(first, {"iterations": 3, "hp.clip": "0.1", "name": "other"}, Quiet()).folder.name == "other"
 
 
+def test_a_fork_to_other_backends_leaves_behind_the_settings_that_they_do_not_have(sums):
+    tried = {**sums, "generator": "null", "iterations": 1, "tensor_parallel": 2, "actor.max_num_seqs": 8, "actor.batch_tokens": 6400}
+    first, said = run("grpo", tried, "tried").folder, []
+
+    class Heard(Quiet):
+        def note(self, text):
+            said.append(text)
+
+    with pytest.raises(PlanError, match="role 'actor' has no setting 'max_num_seqs'"):  # a flag that is given is meant
+        resume.fork(first, {"iterations": 2, "generator": "local", "actor.max_num_seqs": 8}, Quiet())
+    assert resume.fork(first, {"iterations": 2, "generator": "local", "name": "meant"}, Heard()).folder.name == "meant"
+    assert said[0] == "left behind, since the backends have no such setting: --actor.max_num_seqs 8, --tensor_parallel 2"
+
+
 def test_a_run_that_is_held_is_not_resumed(sums):
     first = run("grpo", {**sums, "iterations": 2}, "first").folder
     with Lock(first), pytest.raises(RunHeld, match=str(os.getpid())):

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlflow import flow
 from rlflow.author.signature import REQUIRED
+from rlflow.check.check import check
 from rlflow.columns import row, scalar
 from rlflow.errors import FlowError
 from rlflow.graph.model import Column, Input, Node, Op
@@ -49,3 +51,16 @@ def test_a_column_that_the_batch_has_not_is_reported_once_by_who_asked_for_it():
 def test_a_column_of_another_trace_does_not_belong_here():
     with pytest.raises(FlowError, match="another trace"):
         settings(beta=column(scalar("float32"), recorded=SimpleNamespace()))
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("heat", 'pass batch["heat"] as a setting, or read it inside a @stage'),
+                                              ("scores", "read columns inside a @stage")])  # fmt: skip
+def test_a_column_that_is_asked_for_as_an_attribute_is_not_called_missing(name, remedy):
+    @flow(state=lambda hp: {"heat": 1.0})
+    def asking(prompts, actor, reward):
+        batch = actor.generate(prompts, max_tokens=4)
+        batch |= reward(batch)
+        getattr(batch, name)
+
+    (problem,) = check(asking, with_variants=False).problems
+    assert (problem.message, problem.remedy) == (f"a batch has no attribute '{name}', it has a column of that name", remedy)
