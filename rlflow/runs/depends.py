@@ -191,7 +191,7 @@ def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, 
     packages += ["peft"] if any(role.config.values.get("lora") for role in sources.roles.values()) else []
     packages += sorted({half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"})
     known = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
-    known |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in known and (version := _of_module(name))}
+    known |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in known and (version := module_version(name))}
     threads = options.threads or (os.cpu_count() if options.pools else torch.get_num_threads())
     return {"python": platform.python_version(), "rlflow": rlflow.__version__, **known, "device": _device(device_of(options.device)),
             "machine": platform.machine(), "threads": str(threads)}
@@ -208,7 +208,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _of_module(name: str) -> str | None:
+def module_version(name: str) -> str | None:
     """The version of the package that a module is of; looking through all packages takes a fifth of a second."""
     if version := _version(name):
         return version
