@@ -164,6 +164,8 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
         yield f"environment {environment.name}", f"sha256 {meaning(file)}"
         if not environment.module:  # those that ship are of rlflow's version
             yield from _imported(f"environment {environment.name}", file, "", modules)
+        elif environment.library:
+            modules.outside.add(environment.library)
     for backend in sorted({half.backend for role in sources.roles.values() for half in role.halves} - set(SHIPPED)):
         yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend))
 
