@@ -44,7 +44,7 @@ def test_the_tables_list_what_there_is() -> None:
         assert named(settings) == list(parse_environment(named(name)[0], {"corpus": "x"} if "search" in name else {}).source.settings)
     assert {named(row[0])[0] for row in rows("name")} == set(SHIPPED)
     adapters = PAGE[PAGE.index("**Of other libraries**") :]
-    listed = re.findall(r"^\| `(\w+):\w+` \| (.*?) \|", adapters, re.M)
+    listed = re.findall(r"^\| `(\w+):\w+` \|(.*?)\|", adapters, re.M)
     known = {library: set(parse_environment(f"{library}:x", {}).source.settings) - {"id"} for library in ADAPTERS}
     assert {library: set(named(settings)) for library, settings in listed} == known
 

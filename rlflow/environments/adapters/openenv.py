@@ -57,7 +57,7 @@ class Session:
         return result
 
     def _read(self, observation: dict[str, Any]) -> Any:
-        """What the model reads of an observation."""
+        """The text of an observation that the model reads, or its message."""
         texts = [value for name, value in observation.items() if isinstance(value, str) and name != "metadata"]
         whole = texts[0] if len(texts) == 1 else json.dumps(observation)
         text = str(observation[self.observation]) if self.observation else whole

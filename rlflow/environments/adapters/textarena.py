@@ -48,7 +48,7 @@ class Game:
         return Turn(reward=float((rewards or {}).get(OWN, 0.0)), done=True, log={name: float(value) for name, value in log.items()})
 
     def _heard(self) -> Any:
-        """What the game has said since it was last asked, without the player's own words."""
+        """The words of the game since it was last asked, without the player's own."""
         _, heard = self.game.get_observation()
         if not isinstance(heard, str):
             heard = "\n".join(words for _, words, kind in heard if kind is not self.own_words)
