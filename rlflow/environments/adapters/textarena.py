@@ -27,7 +27,8 @@ class Game:
             raise PlanError.of("env-unknown", f"TextArena has no game '{id}'", found=id, expected=f"one of its {len(known)} games",
                                nearest=nearest(id, known), remedy="textarena.pprint_registry_detailed() lists them")
         raw = f"{id}-raw"  # without wrappers, which would say again what was said before
-        self.game, self.chat, self.chance = arena.make(raw if raw in known else id), chat, None
+        self.game, self.chat = arena.make(raw if raw in known else id), chat
+        self.chance: Any = None  # the state of its generator
         self.own_words = arena.ObservationType.PLAYER_ACTION
 
     def reset(self, *, seed: int) -> Any:
@@ -63,5 +64,5 @@ class Game:
         try:
             yield
         finally:
-            self.chance: Any = random.getstate()
+            self.chance = random.getstate()
             random.setstate(outer)
