@@ -118,9 +118,10 @@ def _named(written: str, flag: str) -> tuple[str, str, str]:
     if not path.endswith(".py") or not cls.isidentifier():
         bare = os.path.expanduser(written).removesuffix(":")
         names = [f"{bare}:{name}" for name in class_names(bare)] if bare.endswith(".py") else []
+        near = nearest(written, [*SHIPPED, *names, *(f"{library}:{cls}" for library in ADAPTERS)])
         raise PlanError.of("env-unknown", f"--{flag} names no environment: '{written}'", found=written,
                            expected=f"FILE.py:Class, {listed(f'{library}:ID' for library in ADAPTERS)}, or one of {listed(SHIPPED)}",
-                           nearest=nearest(written, [*SHIPPED, *names]), remedy=f"name one of: {listed(names)}" if names else "")
+                           nearest=near, remedy=f"name one of: {listed(names)}" if names else "")
     return os.path.abspath(path), cls, ""
 
 

@@ -25,11 +25,11 @@ class Gym:
         """Begin with a record of the data."""
         extras = {"reward_spec": {"method": "rule", "ground_truth": answer}, **fields, **self.turns}
         self.episode = self.gym.make(self.id, env_config=self.config, extras=extras)
-        given = [{"role": "user", "content": prompt}]
-        begun, _ = self.episode.init(list(given))
-        if list(begun[:1]) != given:
+        whole = [{"role": "user", "content": prompt}]
+        begun, _ = self.episode.init(list(whole))
+        if list(begun[:1]) != whole:
             raise ValueError(f"{self.id} words prompts anew, which are encoded before an episode begins: found {begun[:1]}, expected "
-                             f"{given}")
+                             f"{whole}")
         return self._says(begun[1:])
 
     def step(self, text: str) -> Turn:
@@ -44,5 +44,5 @@ class Gym:
         self.episode.close()
 
     def _says(self, messages: list[dict[str, str]]) -> Any:
-        said = [{"role": message["role"], "content": message["content"]} for message in messages]
-        return said if self.chat else "".join(message["content"] for message in said)
+        plain = [{"role": message["role"], "content": message["content"]} for message in messages]
+        return plain if self.chat else "".join(message["content"] for message in plain)

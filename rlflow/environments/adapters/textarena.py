@@ -50,10 +50,10 @@ class Game:
 
     def _heard(self) -> Any:
         """The words of the game since it was last asked, without the player's own."""
-        _, heard = self.game.get_observation()
-        if not isinstance(heard, str):
-            heard = "\n".join(words for _, words, kind in heard if kind is not self.own_words)
-        return [{"role": "user", "content": heard}] if self.chat else f"\n{heard}\n"
+        _, text = self.game.get_observation()
+        if not isinstance(text, str):
+            text = "\n".join(words for _, words, kind in text if kind is not self.own_words)
+        return [{"role": "user", "content": text}] if self.chat else f"\n{text}\n"
 
     @contextmanager
     def _own_chance(self) -> Iterator[None]:
