@@ -15,7 +15,7 @@ from rlflow.author.verbs import EPISODE_GIVES
 from rlflow.columns import TABLE
 from rlflow.environments.pool import CAUSES, EnvironmentPool
 from rlflow.environments.source import OWN, read_class
-from rlflow.environments.spec import SHIPPED, Bounds, parse_environment
+from rlflow.environments.spec import ADAPTERS, SHIPPED, Bounds, parse_environment
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "environments.md").read_text()
@@ -43,6 +43,10 @@ def test_the_tables_list_what_there_is() -> None:
     for name, settings, _ in rows("name"):
         assert named(settings) == list(parse_environment(named(name)[0], {"corpus": "x"} if "search" in name else {}).source.settings)
     assert {named(row[0])[0] for row in rows("name")} == set(SHIPPED)
+    adapters = PAGE[PAGE.index("**Of other libraries**") :]
+    listed = re.findall(r"^\| `(\w+):\w+` \|(.*?)\|", adapters, re.M)
+    known = {library: set(parse_environment(f"{library}:x", {}).source.settings) - {"id"} for library in ADAPTERS}
+    assert {library: set(named(settings)) for library, settings in listed} == known
 
 
 @pytest.fixture

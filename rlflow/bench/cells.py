@@ -21,11 +21,14 @@ from typing import Any
 import psutil
 
 from rlflow.author.load import load_flow
-from rlflow.bench.suite import RLFLOW, Cell, Suite
+from rlflow.bench.suite import RLFLOW, Cell, Settings, Suite
 from rlflow.config.flags import RunConfig
+from rlflow.config.names import source_files
 from rlflow.errors import FlowError, PlanError, Problem, listed, nearest
 from rlflow.graph.wire import identity
 from rlflow.runs.api import resolve_config
+from rlflow.runs.depends import module_version
+from rlflow.runs.modules import imports
 from rlflow.runs.preview import preview
 from rlflow.trace.compile import TraceOptions
 
@@ -52,7 +55,7 @@ def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
     compiled, problems = [], []
     for cell in suite.cells:
         try:
-            compiled.append(compile_cell(cell, shape))
+            compiled.append(compile_cell(cell, shape, suite.settings))
         except (FlowError, PlanError) as error:
             problems += [Problem(one.code, f"cell '{cell.name}': {one.message}", one.place, one.definition, one.found, one.expected,
                                  one.nearest, one.remedy, one.variant, one.severity) for one in error.problems]
@@ -67,17 +70,19 @@ def compile_cells(suite: Suite, shape: Shape) -> tuple[Compiled, ...]:
     return tuple(compiled)
 
 
-def compile_cell(cell: Cell, shape: Shape) -> Compiled:
-    """Compile a cell. Raises FlowError and PlanError."""
-    file = system_file(cell.system)
+def compile_cell(cell: Cell, shape: Shape, settings: Settings | None = None) -> Compiled:
+    """Compile a cell. ``settings``: of its suite, of which those that say what of a turn is timed are part of the key. Raises FlowError and
+    PlanError."""
+    file, turns = system_file(cell.system), settings or Settings()
     parts: dict[str, Any] = {"system": cell.system, "flags": texts(cell.flags), "code": code_digest(), "file": digest_of(file),
-                             "versions": versions(), "machine": machine(), "threads": threads()}
+                             "versions": versions(), "machine": machine(), "threads": threads(),
+                             "turns": {"block": turns.block, "settle": turns.settle, "warms up": turns.rounds is not None}}
     iterations = None
     if cell.system == RLFLOW:
         own, iterations = plan_of(cell, shape)
         parts |= own
     else:
-        parts["files"] = {name: digest_of(path) for name, path in named_paths(cell.flags)}
+        parts |= files_of({**cell.flags, "system": file})
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     return Compiled(cell, file, digest.hexdigest()[:16], parts, iterations)
 
@@ -101,8 +106,7 @@ def plan_of(cell: Cell, shape: Shape) -> tuple[dict[str, Any], int]:
     config, hp = resolve_config(flow, None, dict(cell.flags))
     explanation = preview(flow, hp, config, shape(config))
     parts = {"graph": identity(explanation.graph), "flow": flow.name, "hp": texts(vars(hp) if hp is not None else {}),
-             "values": texts(config.values), "algorithm": digest_of(Path(flow.place.path)),
-             "files": {name: digest_of(path) for name, path in named_paths(config.values)}}
+             "values": texts(config.values), **files_of({**config.values, "algorithm": Path(flow.place.path)})}
     return parts, config.options.iterations
 
 
@@ -111,13 +115,43 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: repr(value) for name, value in sorted(values.items())}
 
 
+def files_of(values: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Digests of the files and folders that settings name, of what Python files among them import from their own folders, and the versions
+    of what these import from elsewhere."""
+    files, modules = {}, set[str]()
+    for name, path in named_paths(values):
+        files[name] = digest_of(path)
+        if path.suffix == ".py":
+            closure = imports(path.resolve())
+            modules |= closure.outside
+            files |= {f"{name}: {os.path.relpath(each, path.resolve().parent)}": digest_of(each) for each in sorted(closure.files)}
+    for backend in backends_of(values):
+        files |= {f"{backend}: {each.name}": digest_of(each) for each in source_files(backend)}
+    known = {module: version for module in sorted(modules) if (version := module_version(module))}
+    return {"files": files, "modules": known}
+
+
+def backends_of(values: Mapping[str, Any]) -> list[str]:
+    """The backends that settings name by a dotted module, which are not rlflow's own."""
+    halves = ("backend", "trainer", "generator")
+    return sorted({str(value) for name, value in values.items() if name.rpartition(".")[2] in halves and "." in str(value)})
+
+
 def named_paths(values: Mapping[str, Any]) -> Iterable[tuple[str, Path]]:
-    """The files and folders that settings name."""
+    """The files and folders that settings name, also in forms such as NAME=FILE, FILE:0.7 and FILE.py:function."""
     for name, value in sorted(values.items()):
         for number, each in enumerate(value if isinstance(value, list | tuple) else [value]):
-            text = str(each).partition(".py:")[0] + ".py" if ".py:" in str(each) else str(each)
-            if isinstance(each, str | Path) and text and os.path.exists(path := os.path.expanduser(text)):
-                yield f"{name} {number}", Path(path)
+            if isinstance(each, str | Path) and (path := _named_path(str(each))) is not None:
+                yield f"{name} {number}", path
+
+
+def _named_path(text: str) -> Path | None:
+    """The file or folder that a text names; None where there is none."""
+    for start in (text, text.partition("=")[2]):
+        for named in (start, start.rpartition(":")[0]):
+            if named and os.path.exists(path := os.path.expanduser(named)):
+                return Path(path)
+    return None
 
 
 def digest_of(path: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from rlflow import durable
 from rlflow.bench.cells import machine
 from rlflow.bench.gates import Better, Gated, gated
+from rlflow.bench.journal import FILE as OBSERVATIONS
 from rlflow.bench.journal import Measured
 from rlflow.bench.results import Row, curves
 from rlflow.bench.suite import Gate, Goal, Suite
@@ -46,7 +47,9 @@ def _value(gate: Gate, row: Row, measured: Measured) -> float | None:
 
 def write_result(suite: Suite, folder: Path, values: dict[str, float | None], whole: bool) -> None:
     """Leave the numbers of a comparison's gates in its folder. ``whole``: whether all of it was done."""
-    result = {"suite": suite.name, "machine": kind(), "whole": whole, "values": values}
+    measured = folder / OBSERVATIONS
+    digest = hashlib.sha256(measured.read_bytes() if measured.is_file() else json.dumps([str(folder), values]).encode()).hexdigest()
+    result = {"suite": suite.name, "machine": kind(), "whole": whole, "id": digest[:16], "values": values}
     durable.replace(folder / LAST, f"{json.dumps(result, indent=1)}\n".encode())
 
 
@@ -65,6 +68,8 @@ def trust(folder: Path) -> str:
                            "[[gate]] tables of the suite say which numbers are kept")
     path = folder.parent / FILE
     known = trusted(path)
+    if any(one.get("id") == result["id"] for one in known):
+        return f"{folder} is trusted already: what was measured counts once"
     log = Log(path, _refuse)
     log.add(json.dumps({**result, "folder": str(folder)}) + "\n")
     log.flush()
@@ -84,9 +89,11 @@ def trusted(path: Path) -> list[dict[str, Any]]:
 
 
 def judge_gates(suite: Suite, folder: Path, values: dict[str, float | None]) -> Gated:
-    """Hold the numbers of a comparison against the history beside its folder. It is not compared with itself."""
+    """Hold the numbers of a comparison against the history beside its folder. It is not compared with itself, but with what was measured
+    in the same folder before it."""
+    own = json.loads(durable.read(folder / LAST))["id"]
     runs = [run["values"] for run in trusted(folder.parent / FILE)
-            if (run["suite"], run["machine"]) == (suite.name, kind()) and run["folder"] != str(folder)]  # fmt: skip
+            if (run["suite"], run["machine"]) == (suite.name, kind()) and run.get("id") != own]  # fmt: skip
     better: dict[str, Better] = {}
     for gate in suite.gates:
         for cell in suite.cells:

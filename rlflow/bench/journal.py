@@ -46,7 +46,7 @@ class Turn:
     iterations: list[dict[str, Any]]  # of each its number, wall seconds, tokens and metrics
     evaluations: list[dict[str, Any]]
     processor: float  # seconds of processor time of the turn
-    memory: int  # bytes at its end
+    memory: int  # the most bytes until its end
     load: float  # of the machine when it began, in running processes
     timed: list[int]  # the numbers of the iterations whose seconds count
 

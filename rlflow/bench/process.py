@@ -29,7 +29,7 @@ class Use(NamedTuple):
     """The use of a cell's processes, of those that it started too."""
 
     processor: float  # seconds of processor time since they began
-    memory: int  # bytes of memory that are theirs alone, with their share of what they have in common
+    memory: int  # the most bytes so far: those that are theirs alone, with their share of what they have in common
 
 
 class CellProcess:
@@ -63,14 +63,16 @@ class CellProcess:
         return reply["value"]
 
     def use(self) -> Use:
-        """Measure what its processes use now. Those that came and went between two calls are counted where a parent waited for them."""
+        """Measure what its processes have used. Those that came and went between two calls are counted where a parent waited for them, in
+        processor time alone. Memory is what they have now, and what each had more when it had most: of several processes these times may
+        differ, so that it is then an upper bound."""
         processor, memory = 0.0, 0
         self._below = kin.descendants(self.process.pid)
         for pid in [self.process.pid, *(pid for pid, _ in self._below)]:
             with contextlib.suppress(psutil.Error):
                 one = psutil.Process(pid)
                 processor += sum(one.cpu_times()[:4])  # user and system time, its own and its ended children's
-                memory += one.memory_full_info().pss
+                memory += one.memory_full_info().pss + given_back(pid)
         return Use(processor, memory)
 
     def close(self) -> None:
@@ -94,6 +96,15 @@ class CellProcess:
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-LAST_LINES:])
         return ""
+
+
+def given_back(pid: int) -> int:
+    """The bytes by which a process's memory is smaller than it once was (Linux); 0 where that is not known."""
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        sizes = {words[0]: int(words[1]) << 10 for words in lines if words and words[0] in ("VmHWM:", "VmRSS:")}
+        return max(sizes["VmHWM:"] - sizes["VmRSS:"], 0)
+    return 0
 
 
 def environment(python: str) -> dict[str, str]:

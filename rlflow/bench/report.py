@@ -52,7 +52,8 @@ def printed(suite: Suite, rows: Sequence[Row], verdicts: Sequence[Verdict], note
 def lines(rows: Sequence[Row], verdicts: Sequence[Verdict], notes: Iterable[str]) -> Iterator[str]:
     """The sentences beneath the table."""
     for verdict in verdicts:
-        yield f"{verdict.cell} beside {verdict.base}, {verdict.what}: {verdict.text}"
+        pair = f"{verdict.cell} beside {verdict.base}"
+        yield f"{pair}, {verdict.what}: {verdict.text.removeprefix(f'{pair}: ')}"
     for row in rows:
         yield from (f"{row.name}, seed {seed} failed: {cause}" for seed, cause in row.failed.items())
         if not row.closes:

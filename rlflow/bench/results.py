@@ -23,7 +23,7 @@ class Row:
     processor: float | None  # seconds of processor time of an iteration, of all its processes: the median of turns
     tokens: float | None  # that an iteration sampled, the mean of those that are timed
     rate: float | None  # tokens sampled per second of those iterations
-    memory: int | None  # the most bytes at the end of a turn
+    memory: int | None  # the most bytes of its processes together
     load: float | None  # of the machine at the beginning of its turns, the median
     last: float | None  # the last value of the goal's metric, the mean over seeds
     fates: str  # of everything that was sampled, in words

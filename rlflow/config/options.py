@@ -17,7 +17,7 @@ class Options:
     data: tuple[str, ...] = ()  # .jsonl, .parquet, a Hugging Face dataset folder, or a reasoning-gym task; [NAME=]FILE[:weight], repeat
     bad_records: Literal["stop", "skip"] = "stop"  # records of the data that no model can be given: stop before the run, or leave them out
     reward: tuple[str, ...] = ()  # task, math, file.py:function, a model folder or a URL, each with an optional @source, :weight
-    env: str | None = None  # environment of the role that samples: FILE.py:Class; its settings and bounds: --env.NAME
+    env: str | None = None  # environment of the role that samples: FILE.py:Class or LIBRARY:ID; its settings and bounds: --env.NAME
     prompts: Annotated[int, Ge(1)] = 64  # prompts per iteration
     iterations: Annotated[int, Ge(1)] = 100  # iterations of the algorithm
     held_out: Annotated[int, Ge(0)] = 512  # prompts kept out of training for evaluation

@@ -26,6 +26,14 @@ SHIPPED: Mapping[str, tuple[str, str]] = {  # name → (module, class) of the en
 }
 
 
+ADAPTERS: Mapping[str, tuple[str, str]] = {  # library → (module, class) of what speaks for its environments, as LIBRARY:ID
+    "openenv": ("rlflow.environments.adapters.openenv", "Session"),
+    "openrlhf": ("rlflow.environments.adapters.openrlhf", "Agent"),
+    "skyrl_gym": ("rlflow.environments.adapters.skyrl_gym", "Gym"),
+    "textarena": ("rlflow.environments.adapters.textarena", "Game"),
+}
+
+
 @dataclass(frozen=True)
 class Bounds:
     """The bounds of episodes, which every environment has as ``--env.NAME``."""
@@ -59,6 +67,11 @@ class EnvironmentSpec:
         """The tools that a model may call; none of an environment with ``step``."""
         return self.source.tools
 
+    @property
+    def library(self) -> str:
+        """The library whose environment it is; empty where it is the user's own, or ships with rlflow."""
+        return self.name.partition(":")[0] if self.module and ":" in self.name else ""
+
     @cached_property
     def packed(self) -> dict[str, Any]:
         """Plain values from which a worker process loads the class."""
@@ -81,6 +94,9 @@ def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env"
     """The environment that a flag names. values: those of ``--env.NAME``; flag: the one that names it, such as actor.env. The file is
     read, not imported. Raises PlanError where there is no such environment, and for settings that it does not have or take."""
     path, cls, module = _named(written, flag)
+    library, _, named = written.partition(":")
+    if library in ADAPTERS:
+        values = {**values, "id": named}
     source = read_class(path, cls)
     bounds = {field.name for field in dataclasses.fields(Bounds)}
     if reserved := [name for name in source.settings if name in bounds]:
@@ -94,16 +110,18 @@ def parse_environment(written: str, values: Mapping[str, Any], flag: str = "env"
 
 def _named(written: str, flag: str) -> tuple[str, str, str]:
     """(file, class, module) of an environment. Raises PlanError."""
-    if written in SHIPPED:
-        module, cls = SHIPPED[written]
+    own = SHIPPED.get(written) or ADAPTERS.get(written.partition(":")[0] if ":" in written else "")
+    if own is not None:
+        module, cls = own
         return str(Path(__file__).parents[2] / Path(*module.split(".")).with_suffix(".py")), cls, module
     path, _, cls = os.path.expanduser(written).rpartition(":")
     if not path.endswith(".py") or not cls.isidentifier():
         bare = os.path.expanduser(written).removesuffix(":")
         names = [f"{bare}:{name}" for name in class_names(bare)] if bare.endswith(".py") else []
+        near = nearest(written, [*SHIPPED, *names, *(f"{library}:{cls}" for library in ADAPTERS)])
         raise PlanError.of("env-unknown", f"--{flag} names no environment: '{written}'", found=written,
-                           expected=f"FILE.py:Class{f', or one of {listed(SHIPPED)}' if SHIPPED else ''}",
-                           nearest=nearest(written, [*SHIPPED, *names]), remedy=f"name one of: {listed(names)}" if names else "")
+                           expected=f"FILE.py:Class, {listed(f'{library}:ID' for library in ADAPTERS)}, or one of {listed(SHIPPED)}",
+                           nearest=near, remedy=f"name one of: {listed(names)}" if names else "")
     return os.path.abspath(path), cls, ""
 
 

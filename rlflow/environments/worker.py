@@ -91,7 +91,15 @@ class EnvironmentWorker:
         try:
             return checked(call, self._called(call))
         except BaseException as error:  # as above
+            self._failed(call[1])
             return failed(error)
+
+    def _failed(self, number: int) -> Any:
+        """Drop an episode that has failed, and call its ``close``. Gives an awaitable where that is async."""
+        episode = self._episodes.pop(number, None)
+        with contextlib.suppress(Exception):  # why the episode failed is what counts
+            return _close(episode)
+        return None
 
     def _side_by_side(self, calls: Sequence[Call], seconds: float) -> Iterator[Any]:
         """Calls of async methods wait side by side; each has its own deadline."""
@@ -114,7 +122,13 @@ class EnvironmentWorker:
                 answer = self._called(call)
                 return checked(call, await answer if inspect.isawaitable(answer) else answer)
         except BaseException as error:  # as above
-            return ["timeout", f"no answer after {seconds:g} s"] if limit.expired() else failed(error)
+            if limit.expired():  # it is not asked for anything more
+                self._episodes.pop(call[1], None)
+                return ["timeout", f"no answer after {seconds:g} s"]
+            with contextlib.suppress(Exception):
+                if inspect.isawaitable(closing := self._failed(call[1])):
+                    await asyncio.wait_for(closing, seconds)
+            return failed(error)
 
     def _called(self, call: Call) -> Any:
         """Call the method of a call. Gives its value, or an awaitable of it for an async one."""
@@ -140,15 +154,12 @@ class EnvironmentWorker:
         return self._used_later(episode, calls) if self._later else [_use(episode, name, arguments) for name, arguments in calls]
 
     def _ended(self, episode: Any) -> Any:
-        """The episode's own score, where it has one; its ``close`` is called."""
-        if hasattr(episode, "score"):
-            score = episode.score()
-            if inspect.isawaitable(score):
-                return _scored_later(score, episode)
-            _close(episode)
-            return score
+        """The episode's own score, where it has one, or an awaitable of it; its ``close`` is called."""
+        if self._later:
+            return _ended_later(episode)
+        score = episode.score() if hasattr(episode, "score") else None
         _close(episode)
-        return None
+        return score
 
     def _reply(self, message: Any) -> None:
         unsent = memoryview(frames.packed(message))
@@ -156,12 +167,12 @@ class EnvironmentWorker:
             unsent = unsent[os.write(self._replies, unsent) :]
 
 
-async def _scored_later(score: Awaitable[Any], episode: Any) -> Any:
-    value = await score
-    closing = _close(episode)
-    if inspect.isawaitable(closing):
+async def _ended_later(episode: Any) -> Any:
+    score = episode.score() if hasattr(episode, "score") else None
+    score = await score if inspect.isawaitable(score) else score
+    if inspect.isawaitable(closing := _close(episode)):
         await closing
-    return value
+    return score
 
 
 def _close(episode: Any) -> Any:

@@ -37,6 +37,7 @@ BY_KEY = ("config.json", "generation_config.json", "tokenizer_config.json", "spe
 NO_MATTER = {"transformers_version", "_name_or_path"}  # keys of a config that say who wrote it
 DATA = "data"  # whose tokenizer is read, and nothing else, where no model is in that folder
 LONG = 2000  # letters of a group of values that are told apart
+LARGE = 1 << 30  # bytes of a file of which the size alone is looked at
 SHORT = 200  # letters of a value that is kept as it is; of a longer one the digest
 
 
@@ -162,10 +163,24 @@ def _code(sources: Sources, modules: Imports) -> Iterator[tuple[str, str]]:
     for environment in sources.environments:
         file = Path(environment.path)
         yield f"environment {environment.name}", f"sha256 {meaning(file)}"
+        for name in environment.paths:
+            yield f"environment {environment.name}: {name}", _held(Path(environment.settings[name]))
         if not environment.module:  # those that ship are of rlflow's version
             yield from _imported(f"environment {environment.name}", file, "", modules)
+        elif environment.library:
+            modules.outside.add(environment.library)
     for backend in sorted({half.backend for role in sources.roles.values() for half in role.halves} - set(SHIPPED)):
         yield from ((f"backend {backend}: {path.name}", f"sha256 {meaning(path)}") for path in _files_of(backend))
+
+
+def _held(path: Path) -> str:
+    """The digest of a file that a setting names, of a very large one its size; of a folder only that it is one."""
+    if not path.is_file():
+        return "a folder" if path.is_dir() else "nothing"
+    if path.stat().st_size > LARGE:
+        return f"{path.stat().st_size} bytes"
+    with path.open("rb") as opened:
+        return f"sha256 {hashlib.file_digest(opened, 'sha256').hexdigest()}"
 
 
 def _files_of(backend: str) -> list[Path]:
@@ -191,7 +206,7 @@ def versions(sources: Sources, options: Options, modules: Imports) -> dict[str, 
     packages += ["peft"] if any(role.config.values.get("lora") for role in sources.roles.values()) else []
     packages += sorted({half.backend for role in sources.roles.values() for half in role.halves} & {"vllm", "deepspeed"})
     known = {name: version for name in dict.fromkeys(packages) if (version := _version(name))}
-    known |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in known and (version := _of_module(name))}
+    known |= {name: version for name in sorted(modules.outside - {"rlflow"}) if name not in known and (version := module_version(name))}
     threads = options.threads or (os.cpu_count() if options.pools else torch.get_num_threads())
     return {"python": platform.python_version(), "rlflow": rlflow.__version__, **known, "device": _device(device_of(options.device)),
             "machine": platform.machine(), "threads": str(threads)}
@@ -208,7 +223,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _of_module(name: str) -> str | None:
+def module_version(name: str) -> str | None:
     """The version of the package that a module is of; looking through all packages takes a fifth of a second."""
     if version := _version(name):
         return version

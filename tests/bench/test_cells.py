@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rlflow.bench import cells
-from rlflow.bench.cells import compile_cell, compile_cells, digest_of, named_paths
-from rlflow.bench.suite import Cell
+from rlflow.bench.cells import backends_of, compile_cell, compile_cells, digest_of, files_of, named_paths
+from rlflow.bench.suite import Cell, Settings
 from rlflow.cli.plan import options_of
 from rlflow.errors import PlanError
 
@@ -58,6 +58,33 @@ def test_files_that_flags_name_count_by_their_bytes(tmp_path):
     before = digest_of(tmp_path / "model")
     (tmp_path / "model" / "weights").write_bytes(b"2")
     assert digest_of(tmp_path / "model") != before
+
+
+@pytest.mark.parametrize("form", ["{}", "math={}", "{}:0.7", "math={}:0.3"])
+def test_files_count_in_every_form_in_which_a_flag_names_them(tmp_path, form):
+    (tmp_path / "data.jsonl").write_text("{}")
+    assert list(named_paths({"data": (form.format(tmp_path / "data.jsonl"),)})) == [("data 0", tmp_path / "data.jsonl")]
+    assert not list(named_paths({"prompt": "x" * 5000, "reward": "math", "pools": "train=1,rollout=1"}))
+
+
+def test_what_a_python_file_imports_from_its_folder_counts_too(tmp_path):
+    (tmp_path / "judge.py").write_text("import torch\nfrom helper import score")
+    (tmp_path / "helper.py").write_text("def score(completion): return 1.0")
+    before = files_of({"reward": f"{tmp_path}/judge.py:score"})
+    assert "torch" in before["modules"]
+    (tmp_path / "helper.py").write_text("def score(completion): return 0.0")
+    assert files_of({"reward": f"{tmp_path}/judge.py:score"})["files"] != before["files"]
+
+
+def test_a_backend_of_the_users_own_counts_by_its_files():
+    assert backends_of({"actor.generator": "rlflow.backends.null", "backend": "local", "model": "a.b"}) == ["rlflow.backends.null"]
+    assert any(name.startswith("rlflow.backends.null: ") for name in files_of({"actor.generator": "rlflow.backends.null"})["files"])
+
+
+@pytest.mark.parametrize("changed", [{"block": 5}, {"settle": 2}, {"rounds": 9}])
+def test_what_of_a_turn_is_timed_makes_another_key(changed):
+    keys = {compile_cell(Cell("one", "rlflow", "grpo", NULL), options_of, Settings(**values)).key for values in ({}, changed)}
+    assert len(keys) == 2
 
 
 def test_every_cell_that_cannot_run_is_named_before_any_starts(suite):

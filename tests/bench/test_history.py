@@ -6,6 +6,7 @@ import pytest
 
 from rlflow.bench import history
 from rlflow.bench.history import FILE, gate_values, judge_gates, trust, write_result
+from rlflow.bench.journal import FILE as OBSERVATIONS
 from rlflow.bench.journal import Measured, Turn
 from rlflow.bench.results import row
 from rlflow.bench.suite import Cell, Gate, Goal, Settings, Suite
@@ -45,7 +46,21 @@ def test_a_trusted_comparison_is_not_held_against_itself_nor_against_another_mac
     values = json.loads((place / "result.json").read_text())["values"]
     assert {gate.runs for gate in judge_gates(SUITE, place, values).gates} == {4}
     monkeypatch.setattr(history, "kind", lambda: "another machine")
-    assert {gate.runs for gate in judge_gates(SUITE, tmp_path / "new", values).gates} == {0}
+    assert {gate.runs for gate in judge_gates(SUITE, place, values).gates} == {0}
+
+
+def test_what_was_measured_in_one_folder_at_other_times_is_its_history_and_counts_once(tmp_path):
+    """A comparison of the same name goes to the same folder, where the cells of other code are measured anew."""
+    place = tmp_path / "mine"
+    place.mkdir()
+    for number in range(6):
+        with (place / OBSERVATIONS).open("a") as log:
+            log.write(f"{number}\n")
+        write_result(SUITE, place, values := {"one: seconds": 1.0 + number / 100, "two: seconds": 2.0, "one: reward/mean": 0.5}, True)
+        assert {gate.runs for gate in judge_gates(SUITE, place, values).gates} == {number}
+        assert f"{number + 1} comparison" in trust(place)
+        assert "trusted already" in trust(place)
+    assert len((tmp_path / FILE).read_text().splitlines()) == 6
 
 
 @pytest.mark.parametrize(("values", "whole", "found"), [

@@ -115,3 +115,16 @@ def test_a_process_that_ends_by_itself_is_a_failure_with_its_last_lines(tmp_path
     with pytest.raises(CellFailed, match=r"(?s)ended with code 3.*on its way out"):
         cell.ask("prepare", cell={}, folder=str(tmp_path), seed=0)
     cell.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_memory_that_was_given_back_within_a_turn_counts(tmp_path):
+    file = tmp_path / "swells.py"
+    file.write_text("class System:\n    def prepare(self, **_):\n        return 0\n    def iterate(self, count):\n"
+                    "        return len(bytearray(b'1') * 200_000_000)\n    def close(self):\n        pass\n")
+    cell = CellProcess(sys.executable, file, tmp_path / "log", 20)
+    cell.ask("prepare")
+    before = cell.use().memory
+    cell.ask("iterate", count=1)
+    assert 190e6 < cell.use().memory - before < 260e6
+    cell.close()

@@ -65,6 +65,27 @@ class Drifting(Scripted):
         return Turn(says=f"{os.getpid()}") if not self.script.get("turns") else super().step(said)
 
 
+class Closing:
+    """Says how many of its kind were closed in this process."""
+
+    closed = 0
+
+    def step(self, said):
+        if said == "fail":
+            raise ValueError(said)
+        return said if said == "lie" else Turn(says=f"{type(self).closed} closed")
+
+    def close(self):
+        type(self).closed += 1
+
+
+class ClosingLater(Closing):
+    closed = 0
+
+    async def close(self):
+        super().close()
+
+
 class Silent:
     """Never says anything."""
 

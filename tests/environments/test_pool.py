@@ -172,3 +172,14 @@ def test_a_closed_pool_says_so(pooled):
     assert all(not os.path.exists(f"/proc/{process}") for process in processes)
     with pytest.raises(RuntimeError, match="are closed"):
         pool.step(episodes, ["a"])
+
+
+@pytest.mark.parametrize("name", ["Closing", "ClosingLater"])
+def test_an_episode_that_fails_is_closed_too(pooled, name):
+    pool = pooled(name)
+    episodes, _ = pool.open([{}] * 3, [0] * 3)
+    failed = pool.step(episodes[:2], ["fail", "lie"])
+    assert [answer.cause for answer in failed] == ["raised", "type"]
+    assert pool.step(episodes[2:], ["and now?"])[0]["says"] == "2 closed"
+    pool.end(episodes[2:])
+    assert pool.step(pool.open([{}], [0])[0], ["and now?"])[0]["says"] == "3 closed"

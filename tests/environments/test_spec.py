@@ -53,6 +53,7 @@ def test_the_digest_changes_with_what_shapes_episodes_and_with_nothing_else(own)
     [
         ("own.py", {}, r"--env names no environment: 'own.py'(?s:.*)name one of: own.py:Own, own.py:Bad"),
         ("own", {}, r"--env names no environment: 'own'(?s:.*)expected: FILE.py:Class"),
+        ("texarena:Nim-v0", {}, r"openrlhf:ID, skyrl_gym:ID, textarena:ID, or one of(?s:.*)nearest:  textarena:Nim-v0"),
         ("own.py:Own", {}, r"own.py:4: the environment 'Own' needs the setting 'corpus'(?s:.*)--env.corpus VALUE"),
         ("own.py:Own", {"corpus": "a", "topj": "1"}, r"has no setting 'topj'(?s:.*)nearest:  topk"),
         ("own.py:Own", {"corpus": "a", "turn": "1"}, r"has no setting 'turn'(?s:.*)nearest:  turns"),

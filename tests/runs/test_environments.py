@@ -144,6 +144,19 @@ def test_a_changed_environment_is_refused_when_a_run_goes_on(again, tmp_path):
         resume(result.folder, {"iterations": 2}, make_reporter(True))
 
 
+def test_a_changed_file_that_a_setting_names_is_refused_when_a_run_goes_on(task, tmp_path):
+    own, corpus = tmp_path / "own.py", tmp_path / "corpus.txt"
+    own.write_text("from pathlib import Path\nfrom rlflow import Turn\nclass Own:\n    def __init__(self, *, corpus: Path): pass\n"
+                   "    def step(self, said): return Turn(reward=1.0)\n")
+    corpus.write_text("Lund lies in Sweden.")
+    keywords = {name: value for name, value in task.items() if name not in ("model", "lr")} | HP | {"backend": "null", "held_out": 0}
+    result = rlflow.run("grpo", **keywords | {"env": f"{own}:Own", "env.corpus": str(corpus), "iterations": 1})
+    corpus.write_text("Lund lies in Norway.")
+    with pytest.raises(PlanError, match="depends on has changed") as refused:
+        resume(result.folder, {"iterations": 2}, make_reporter(True))
+    assert "environment own.py:Own: corpus" in str(refused.value)
+
+
 def test_what_an_environment_reads_of_the_data_is_carried(task, tmp_path):
     own = tmp_path / "own.py"
     own.write_text("from rlflow import Turn\nclass Own:\n    def reset(self, hint, *, seed): self.hint = hint\n"

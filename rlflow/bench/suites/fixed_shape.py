@@ -3,7 +3,7 @@
     python fixed_shape.py FOLDER
 
 The model is Qwen3-shaped with 0.8M random parameters. There are short prompts, and long ones of about 190 tokens; lengths.json is the
-recorded list of this folder.
+recorded list of this folder, and fixed.json says of each response that it is as long as the longest.
 """
 
 import inspect
@@ -20,6 +20,7 @@ import rlflow.tasks
 
 PROMPTS = 960  # enough for 120 iterations of 8
 LONG = 190  # tokens of a long prompt, about
+FIXED = 64  # tokens of each response of fixed.json
 LENGTHS = Path(__file__).with_name("lengths.json")
 
 
@@ -37,7 +38,7 @@ def long_prompt(draw: random.Random, tokenizer: Any) -> str:
 
 
 def make(folder: Path) -> None:
-    """Write model, data.jsonl, long.jsonl, lengths.json and reward.py."""
+    """Write model, data.jsonl, long.jsonl, lengths.json, fixed.json and reward.py."""
     packaged = Path(next(iter(rlflow.tasks.__path__))) / "arithmetic_model"
     tokenizer = AutoTokenizer.from_pretrained(packaged, local_files_only=True, trust_remote_code=False)
     config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
@@ -52,6 +53,7 @@ def make(folder: Path) -> None:
     long = [{"prompt": long_prompt(draw, tokenizer)} for _ in range(PROMPTS)]
     (folder / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in long))
     (folder / LENGTHS.name).write_bytes(LENGTHS.read_bytes())
+    (folder / "fixed.json").write_text(json.dumps({"source": "every response as long as the longest", "lengths": [FIXED]}))
     (folder / "reward.py").write_text(inspect.getsource(digits))
 
 

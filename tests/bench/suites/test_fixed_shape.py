@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import rlflow
-from rlflow.bench.suites.fixed_shape import LENGTHS, LONG, PROMPTS, make
+from rlflow.bench.suites.fixed_shape import FIXED, LENGTHS, LONG, PROMPTS, make
 from rlflow.checkpoints.models import weight_files
 
 
@@ -21,6 +21,7 @@ def test_every_response_of_the_model_has_all_its_tokens(tmp_path):
                      prompts=4, iterations=1, held_out=0, save_every=0, out=str(tmp_path),
                      **{"hp.samples": 2, "hp.max_tokens": 9, "actor.generate.min_tokens": 9})  # fmt: skip
     assert run.last["response/length"] == 9.0
+    assert json.loads((tmp_path / "fixed.json").read_text())["lengths"] == [FIXED]
     assert len((tmp_path / "data.jsonl").read_text().splitlines()) == PROMPTS
     assert json.loads((tmp_path / "data.jsonl").read_text().splitlines()[0])["prompt"].startswith("Add ")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True, trust_remote_code=False)

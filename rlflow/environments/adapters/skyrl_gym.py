@@ -1,0 +1,48 @@
+"""`--env skyrl_gym:ID`: an environment of SkyRL-Gym, the library of SkyRL (NovaSky 2025)."""
+
+from __future__ import annotations
+
+import json
+import numbers
+from typing import Any
+
+from rlflow.author.turn import Turn
+from rlflow.extras import require
+
+
+class Gym:
+    """One episode. The fields of a record are the environment's ``extras``; those without ``reward_spec`` get one of ``answer``."""
+
+    def __init__(self, *, id: str, config: str = "{}", max_turns: int | None = None, chat: bool = False) -> None:
+        """id: as `skyrl_gym.make` takes it, such as gsm8k. config: its settings, as JSON. max_turns: those that it is told of. chat:
+        whether its messages go through the chat template, or are put behind the model's words as text."""
+        self.gym: Any = require("skyrl_gym", extra="environments")
+        omegaconf: Any = require("omegaconf", extra="environments")
+        self.id, self.config, self.chat = id, omegaconf.OmegaConf.create(json.loads(config)), chat
+        self.turns = {} if max_turns is None else {"max_turns": max_turns}
+
+    def reset(self, prompt: str, answer: str = "", *, seed: int, **fields: Any) -> Any:
+        """Begin with a record of the data."""
+        extras = {"reward_spec": {"method": "rule", "ground_truth": answer}, **fields, **self.turns}
+        self.episode = self.gym.make(self.id, env_config=self.config, extras=extras)
+        whole = [{"role": "user", "content": prompt}]
+        begun, _ = self.episode.init(list(whole))
+        if list(begun[:1]) != whole:
+            raise ValueError(f"{self.id} words prompts anew, which are encoded before an episode begins: found {begun[:1]}, expected "
+                             f"{whole}")
+        return self._says(begun[1:])
+
+    def step(self, text: str) -> Turn:
+        """Act."""
+        output = self.episode.step(text)
+        measured = self.episode.get_metrics() if output["done"] else {}
+        log = {name: float(value) for name, value in measured.items() if isinstance(value, numbers.Real)}
+        return Turn(says=self._says(output["observations"]), reward=float(output["reward"]), done=bool(output["done"]), log=log)
+
+    def close(self) -> None:
+        """End the episode."""
+        self.episode.close()
+
+    def _says(self, messages: list[dict[str, str]]) -> Any:
+        plain = [{"role": message["role"], "content": message["content"]} for message in messages]
+        return plain if self.chat else "".join(message["content"] for message in plain)
