@@ -54,6 +54,8 @@ MAY_IMPORT = {
     "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "environments": "errors extras author messages data rewards watchdog isolation",
+    "services.declare": "errors author",
+    "services": "services.declare",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
