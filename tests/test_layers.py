@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "environments": "errors extras author messages data rewards watchdog isolation",
     "services.declare": "errors author",
-    "services": "services.declare",
+    "services": "errors deadline services.declare watch watchdog",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph",
