@@ -55,17 +55,18 @@ MAY_IMPORT = {
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "environments": "errors extras author messages data rewards watchdog isolation",
     "services.declare": "errors author",
-    "services": "errors deadline services.declare watch watchdog",
+    "services.addresses": "errors services.declare",
+    "services": "errors deadline services.declare services.addresses watch watchdog",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
-    "config": "errors author graph",
+    "config": "errors author graph services.declare services.addresses",
     "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
     "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards environments tasks "
-            "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
+            "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines services services.declare services.addresses",
     "bench": "errors author graph trace execution config runs watch durable logs watchdog checkpoints",
     "bench.child": "",
     "bench.peers": "",

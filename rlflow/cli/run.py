@@ -55,7 +55,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
 
     if uses_packaged(values):
         reporter.note(packaged_note(flow.name, config.values, values))
-    context = prepare(flow, hp, config, reporter.note)
+    context = prepare(flow, hp, config, reporter.note, folder=Path(config.options.out))
     if context.prompts.data.worded:
         reporter.note(context.prompts.data.worded)
     result = start_run(context, reporter)

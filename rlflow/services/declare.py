@@ -8,6 +8,7 @@ services itself, and a job on a cluster, where each is a task of its own.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,7 @@ HEAD = "service"  # begins the flags: --service.NAME, --service.NAME.wait
 VARIABLE = "RLFLOW_SERVICE_"  # begins the variables in which rewards and environments find URLs
 PORT = "PORT"  # the variable in which a service finds its port, beside {port} in its command
 NAME = re.compile(r"[A-Za-z]\w*")
+URLS = ("http://", "https://")  # begin the URL of a service that others run
 RESERVED = ("port", "prompt")  # what {port} and --data.template's {prompt} mean elsewhere
 BRACED = re.compile(r"\{(\w+)\}")
 BEGINS_BRACED = re.compile(r"\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
@@ -51,7 +53,7 @@ class Service(ServiceSettings):
     @property
     def external(self) -> bool:
         """Whether others run it: its ``run`` is a URL."""
-        return self.run.startswith(("http://", "https://"))
+        return self.run.startswith(URLS)
 
     @property
     def variable(self) -> str:
@@ -100,6 +102,31 @@ def in_place(value: Any, urls: Mapping[str, str]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(in_place(each, urls) for each in value)
     return value
+
+
+def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
+    """Whether a flag may be given to a run that goes on: of its services what does not decide on their answers, the same command again, and
+    another URL in place of a URL. ``recorded``: the flags with which the run was started."""
+    head, _, rest = flag.partition(".")
+    name, _, setting = rest.partition(".")
+    before = next((recorded[each] for each in (f"{HEAD}.{name}", f"{HEAD}.{name}.run") if each in recorded), None)
+    if head != HEAD or before is None:
+        return False
+    return setting not in ("", "run") or value == before or all(str(each).startswith(URLS) for each in (value, before))
+
+
+def anchored(value: Any, start: str) -> Any:
+    """A service's command in which relative paths that lead nowhere from here, but do from the folder ``start``, lead from there."""
+    words = shlex.split(value) if isinstance(value, str) and not value.startswith(URLS) else []
+    moved = [_moved(word, start) for word in words]
+    return shlex.join(moved) if moved != words else value
+
+
+def _moved(word: str, start: str) -> str:
+    path, function, rest = word.partition(".py:")  # as --reward FILE.py:function has it
+    whole = path + ".py" if function else path
+    lost = not os.path.isabs(whole) and not os.path.exists(whole) and os.path.exists(os.path.join(start, whole))
+    return os.path.join(start, word) if lost else word
 
 
 def nowhere(services: Iterable[Service]) -> dict[str, str]:

@@ -63,7 +63,8 @@ class Member:
     def move_log(self, folder: Path) -> None:
         """Move what it prints, now and from now on, into a folder of the same file system. Raises OSError."""
         with self._lock:
-            places = (folder / f"{self.recipe.name}{number}.log" for number in ("", *(f".{again}" for again in itertools.count(2))))
+            endings = itertools.chain([""], (f".{again}" for again in itertools.count(2)))
+            places = (folder / f"{self.recipe.name}{last}.log" for last in endings)
             place = next(each for each in places if not each.exists())  # those of earlier processes of the run stay
             os.rename(self.log, place)
             self.log = place
