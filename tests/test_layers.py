@@ -53,10 +53,11 @@ MAY_IMPORT = {
                "memory copy_on_write process watch deadline watchdog interfaces own_lines messages",
     "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
-    "environments": "errors extras author messages data rewards watchdog isolation",
+    "environments": "errors extras author messages data rewards watchdog isolation services.declare",
     "services.declare": "errors author",
     "services.addresses": "errors services.declare",
     "services": "errors deadline services.declare services.addresses watch watchdog",
+    "serving": "errors extras pretrained batch columns data rewards environments isolation training binding services.declare",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
     "config": "errors author graph services.declare services.addresses",
@@ -75,7 +76,7 @@ MAY_IMPORT = {
     "bench.peers.dispatch": "axis batch bench.peers columns cluster execution runs",  # calls pools, with no flow around the call
     "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
-           "memory memory.sizes watchdog bench durable algorithms environments",
+           "memory memory.sizes watchdog bench durable algorithms environments services serving",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",

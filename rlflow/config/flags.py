@@ -184,15 +184,15 @@ def sort_values(
     values: Mapping[str, Any], roles: Iterable[str], settings: Any = None, urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere
 ) -> RunConfig:
     """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults; ``urls``: gives the URLs of
-    services by name. Raises PlanError for names that belong to nothing; names of backends' settings are judged where their backends are
+    services by name, which settings of environments get in their own processes (``from_environment``). Raises PlanError for names that belong to nothing; names of backends' settings are judged where their backends are
     known (``setting_problems``)."""
     written = values
+    roles = list(roles)
     services, values = split_services(values)
     if services:
         there = urls(services)
-        values = {name: in_place(value, there) for name, value in values.items()}
+        values = {name: value if _of_environment(name, roles) else in_place(value, there) for name, value in values.items()}
     own = {f.name for f in fields(Options)}
-    roles = list(roles)
     options: dict[str, Any] = {}
     hp, data, every = {}, {}, {}
     by_role: dict[str, dict[str, Any]] = {}
@@ -229,7 +229,8 @@ def sort_values(
     if judges:
         options["reward"] = rewards
     names = tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ()
-    return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), names, sampling, judges, environments, services)
+    return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), names, sampling, judges, environments,
+                     services)  # fmt: skip
 
 
 def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:

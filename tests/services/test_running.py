@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -20,7 +21,6 @@ from rlflow.watch import served
 from rlflow.watchdog import kin
 
 LITTLE = f"{sys.executable} {Path(__file__).parent / 'little.py'}"
-RUN = "test-of-services"
 
 
 def asked(url, path="/health"):
@@ -47,15 +47,16 @@ class Notes(list):
 @contextlib.contextmanager
 def running(tmp_path, **flags):
     services, _ = split_services({f"service.{name.replace('__', '.')}": value for name, value in flags.items()})
-    places, notes = addresses(services), Notes()
-    run = Services(services, places, {}, tmp_path / "aside", RUN, notes)
+    places, notes, name = addresses(services), Notes(), secrets.token_hex(8)
+    run = Services(services, places, {}, tmp_path / "aside", name, notes)
+    run.name = name
     try:
         run.start()
         run.ready()
         yield run, {name: place.url for name, place in places.items()}, notes
     finally:
         run.close()
-        assert kin.marked(RUN) == []
+        assert kin.marked(name) == []
         assert not (tmp_path / "aside").exists()
 
 
@@ -122,6 +123,7 @@ def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
     with running(tmp_path, search=LITTLE) as (run, urls, notes):
         run.settle(tmp_path)
@@ -139,12 +141,13 @@ def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
     assert (tmp_path / "services" / "search.log").read_text().count("the little service begins") == 4
 
 
+@pytest.mark.slow
 def test_a_service_that_is_silent_and_idle_is_killed_and_started_anew(tmp_path):
     with running(tmp_path, search=LITTLE, search__wait=1) as (_, urls, notes):
         first = asked(urls["search"])
         os.kill(first, signal.SIGSTOP)
         notes.awaited("was silent and idle for 1 s")
-        until(lambda: contextlib.suppress(OSError) and _answers(urls["search"]))
+        until(lambda: _answers(urls["search"]))
         assert asked(urls["search"]) != first
 
 
@@ -157,7 +160,7 @@ def _answers(url):
 
 def test_what_a_service_has_started_ends_with_it(tmp_path):
     with running(tmp_path, search=f"{LITTLE} --child --stubborn") as (run, _, _):
-        assert len(kin.marked(RUN)) == 2
+        assert len(kin.marked(run.name)) == 2
         run.members[0].process.signal(signal.SIGKILL)  # running() sees that nothing is left
 
 
