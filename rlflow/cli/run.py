@@ -48,7 +48,7 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     config, hp = resolve_config(flow, None, values)
     check_free(Path(config.options.out), config.options.name)
     check_model_folders(values)
-    reporter = make_reporter(quiet, as_json, config.options.track)
+    reporter = make_reporter(quiet, as_json, config.options.track, metrics_port=config.options.metrics_port)
 
     from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
     from rlflow.runs.session import start_run

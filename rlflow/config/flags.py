@@ -184,8 +184,8 @@ def sort_values(
     values: Mapping[str, Any], roles: Iterable[str], settings: Any = None, urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere
 ) -> RunConfig:
     """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults; ``urls``: gives the URLs of
-    services by name, which settings of environments get in their own processes (``from_environment``). Raises PlanError for names that belong to nothing; names of backends' settings are judged where their backends are
-    known (``setting_problems``)."""
+    services by name, which settings of environments get in their own processes (``from_environment``). Raises PlanError for names that
+    belong to nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
     written = values
     roles = list(roles)
     services, values = split_services(values)

@@ -76,7 +76,8 @@ class EnvironmentWorker:
     def _load(self, packed: Mapping[str, Any]) -> dict[str, Any]:
         try:
             kind = getattr(user_module(packed["file"], packed["source"], packed["module"]), packed["class"])
-            settings = {name: Path(value) if name in packed["paths"] else from_environment(value) for name, value in packed["settings"].items()}
+            settings = {name: Path(value) if name in packed["paths"] else from_environment(value)
+                        for name, value in packed["settings"].items()}  # fmt: skip
             self._make, self._later = lambda: kind(**settings), packed["later"]
         except BaseException as error:  # a user's file may raise anything, SystemExit included
             return {"failed": values.message(error), "line": line_of(error, packed["file"])}

@@ -38,7 +38,7 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
     check_free(Path(config.options.out), config.options.name)
-    reporter = make_reporter(quiet, track=config.options.track)
+    reporter = make_reporter(quiet, track=config.options.track, metrics_port=config.options.metrics_port)
     return start_run(prepare(flow, hp, config, reporter.note, folder=Path(config.options.out)), reporter)
 
 

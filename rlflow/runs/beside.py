@@ -29,8 +29,8 @@ def reserved_gpus(config: RunConfig) -> Gpus:
                            remedy=f"start it elsewhere, and name its URL: --service.{wanting[0]} http://HOST:PORT")
     shares, left = share(config.services, visible(torch.cuda.device_count()))
     if not left and config.options.device == "cuda":
-        raise PlanError.of("service-gpus", "services take all GPUs, and none is left for the run",
-                           found=f"{sum(map(len, shares.values()))} processes with GPUs", expected="a GPU for the run", remedy="fewer for services, or --device cpu")
+        raise PlanError.of("service-gpus", "services take all GPUs, and none is left for the run", expected="a GPU for the run",
+                           found=f"{len(shares)} services", remedy="fewer GPUs for services, or --device cpu")
     os.environ[VISIBLE] = ",".join(left)
     return shares
 

@@ -89,7 +89,8 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
             services.append(_service(name, settings))
         except PlanError as error:
             problems += error.problems
-    problems += [*_alike(written), *_unknown(others, written), *_of_flow(others, written), *(problem for each in services for problem in _commands(each, written))]
+    problems += [*_alike(written), *_unknown(others, written), *_of_flow(others, written)]
+    problems += [problem for each in services for problem in _commands(each, written)]
     if problems:
         raise PlanError(*problems)
     return tuple(services), others

@@ -53,8 +53,8 @@ def runner(parallel: int, unsafe: bool = False) -> Any:
     lacks = probe.missing()
     if lacks and not unsafe:
         raise PlanError.of("serve-unsafe", "code of strangers cannot be isolated here", found=f"no wall around {listed(lacks)}",
-                           expected="all that rlflow doctor lists under isolation", remedy="a newer Linux, or --unsafe: in a container that "
-                           "holds nothing else")
+                           expected="all that rlflow doctor lists under isolation",
+                           remedy="a newer Linux, or --unsafe: in a container that holds nothing else")
     turns = threading.BoundedSemaphore(parallel)
     isolation = {name: name not in lacks for name in probe.WALLS}
     app = application("code", lambda: {"isolation": isolation, "languages": list(LANGUAGES), "parallel": parallel})

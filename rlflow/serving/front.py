@@ -6,8 +6,9 @@ replicas must give a question that comes twice the same answer.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rlflow.extras import require
@@ -42,11 +43,21 @@ class Front:
                 self._under_way[url] -= 1
         return None
 
+    async def close(self) -> None:
+        """End all connections."""
+        await self._client.aclose()
+
 
 def application(urls: Sequence[str]) -> Any:
     """The application that hands requests on."""
     fastapi, front = require("fastapi", EXTRA), Front(urls)
-    app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @contextlib.asynccontextmanager
+    async def living(app: Any) -> AsyncIterator[None]:
+        yield
+        await front.close()
+
+    app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=living)
 
     async def passed(request: fastapi.Request) -> Any:
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")

@@ -41,7 +41,8 @@ class Question(BaseModel):
         """Its rows, with the columns that rewards read. Raises ValueError where lists differ in length."""
         labels = self.labels or [None] * len(self.query)
         if not len(self.query) == len(self.prompts) == len(labels):
-            raise ValueError(f"query has {len(self.query)} rows, prompts {len(self.prompts)}, labels {len(labels)}; expected as many of each")
+            counts = f"query {len(self.query)}, prompts {len(self.prompts)}, labels {len(labels)}"
+            raise ValueError(f"expected as many rows in each list, found {counts}")
         texts = ["" if label is None else label if isinstance(label, str) else str(label) for label in labels]
         return [{"prompt": prompt, "completion": query.removeprefix(prompt), "answer": text, "label": text}
                 for query, prompt, text in zip(self.query, self.prompts, texts, strict=True)]  # fmt: skip
