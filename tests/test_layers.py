@@ -67,7 +67,8 @@ MAY_IMPORT = {
     "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards environments tasks "
-            "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines services services.declare services.addresses",
+            "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines "
+            "services services.declare services.addresses",
     "bench": "errors author graph trace execution config runs watch durable logs watchdog checkpoints",
     "bench.child": "",
     "bench.peers": "",

@@ -1,4 +1,4 @@
-"""A search agent: what the model says first is looked up together with its question; it answers when it has read what was found."""
+"""An agent that looks up what it says: where no passage that is found has its answer, it is told so and answers again."""
 
 import json
 import urllib.request
@@ -8,16 +8,18 @@ from rlflow import Turn
 
 class Lookup:
     def __init__(self, *, retriever: str, topk: int = 1):
-        self.retriever, self.topk, self.question, self.found = retriever, topk, "", None
+        self.retriever, self.topk, self.question = retriever, topk, ""
 
     def reset(self, prompt, *, seed):
         self.question = prompt
 
-    def step(self, said):
-        if self.found is not None:
-            return Turn(done=True)
-        body = json.dumps({"query": f"{self.question} {said}", "topk": self.topk, "return_scores": True}).encode()
+    def found(self, query):
+        body = json.dumps({"query": query, "topk": self.topk, "return_scores": True}).encode()
         request = urllib.request.Request(self.retriever, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=10) as answer:
-            self.found = [each["document"]["contents"] for each in json.load(answer)["result"][0]]
-        return Turn(says=f" {' '.join(self.found)} . {self.question}", log={"passages": len(self.found)})
+            return [each["document"]["contents"] for each in json.load(answer)["result"][0]]
+
+    def step(self, said):
+        passages = self.found(f"{self.question} {said}")
+        right = any(said.strip() == passage.rpartition("= ")[2] for passage in passages)
+        return Turn(done=True, log={"found": 1}) if right else Turn(says=" no. ", log={"found": 0})

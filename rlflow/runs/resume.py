@@ -30,7 +30,7 @@ from rlflow.runs.inputs import other_inputs, same_inputs
 from rlflow.runs.prepare import Judge, prepare
 from rlflow.runs.session import continue_run, new_folder
 from rlflow.runs.trust import check_trusted
-from rlflow.services.declare import HEAD, anchored, may_change
+from rlflow.services.declare import HEAD, command_from, may_change
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
@@ -150,7 +150,7 @@ def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
     """The settings, of which relative paths that lead nowhere from here lead from where the run was started."""
     if not isinstance(start, str):
         return dict(recorded)
-    recorded = {name: anchored(value, start) if name.startswith(f"{HEAD}.") else value for name, value in recorded.items()}
+    recorded = {name: command_from(value, start) if name.startswith(f"{HEAD}.") else value for name, value in recorded.items()}
     paths = {name for name in recorded if not name.startswith(("hp.", "data."))
              and (name.rpartition(".")[2] in PATHS or "env" in name.split(".")[:-1])}  # an environment's settings may be paths
     anchored = {name: _anchored_data if name in ("data", "eval") else _anchored for name in paths}

@@ -130,7 +130,7 @@ def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
     return setting not in ("", "run") or value == before or all(str(each).startswith(URLS) for each in (value, before))
 
 
-def anchored(value: Any, start: str) -> Any:
+def command_from(value: Any, start: str) -> Any:
     """A service's command in which relative paths that lead nowhere from here, but do from the folder ``start``, lead from there."""
     words = shlex.split(value) if isinstance(value, str) and not value.startswith(URLS) else []
     moved = [_moved(word, start) for word in words]

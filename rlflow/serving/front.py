@@ -59,7 +59,7 @@ def application(urls: Sequence[str]) -> Any:
 
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=living)
 
-    async def passed(request: fastapi.Request) -> Any:
+    async def passed(request: Any) -> Any:
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         headers = [(name, value) for name, value in request.headers.items() if name not in OWN]
         answer = await front.answer(request.method, path, headers, await request.body())

@@ -47,10 +47,10 @@ def retriever(corpus: Path, encoder: Path | None, topk: int) -> Any:
     index = _index(passages, encoder)
     app = application("retrieve", lambda: {"passages": len(passages.texts), "index": "bm25" if encoder is None else "vectors"})
 
-    @app.post("/retrieve")
     def retrieve(asked: Query) -> dict[str, Any]:
         return {"result": [_documents(passages, index.ranked(query, asked.topk or topk), asked.return_scores) for query in asked.all]}
 
+    app.add_api_route("/retrieve", retrieve, methods=["POST"])
     return app
 
 

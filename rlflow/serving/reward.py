@@ -129,7 +129,6 @@ def judge(judges: Judges, names: Sequence[str]) -> Any:
 
     app = application("reward", lambda: {"rewards": list(names)})
 
-    @app.post("/get_reward")
     def get_reward(question: Question) -> dict[str, Any]:
         try:
             rows = question.rows()
@@ -137,4 +136,5 @@ def judge(judges: Judges, names: Sequence[str]) -> Any:
             raise HTTPException(422, str(error)) from None
         return judges.rewards(rows)
 
+    app.add_api_route("/get_reward", get_reward, methods=["POST"])
     return app

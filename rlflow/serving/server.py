@@ -30,7 +30,6 @@ def application(name: str, health: Callable[[], Mapping[str, Any]]) -> Any:
     seconds = prometheus.Histogram("rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry)
     token = os.environ.get(TOKEN, "")
 
-    @app.middleware("http")
     async def counted(request: Any, go_on: Callable[[Any], Awaitable[Any]]) -> Any:
         began, path = time.perf_counter(), request.url.path
         if path in OPEN or allowed(request.headers.get("authorization", ""), token):
@@ -42,14 +41,15 @@ def application(name: str, health: Callable[[], Mapping[str, Any]]) -> Any:
         seconds.labels(known).observe(time.perf_counter() - began)
         return answer
 
-    @app.get("/health")
     def healthy() -> dict[str, Any]:
         return {"status": "ok", "server": name, **health()}
 
-    @app.get("/metrics")
     def metrics() -> Any:
         return fastapi.Response(prometheus.generate_latest(registry), media_type=prometheus.CONTENT_TYPE_LATEST)
 
+    app.middleware("http")(counted)
+    app.add_api_route("/health", healthy, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
     paths = _Paths(app)
     return app
 
