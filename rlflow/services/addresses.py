@@ -28,27 +28,27 @@ class Address:
 
 def addresses(services: Iterable[Service]) -> dict[str, Address]:
     """The address of each service, by name. Ports that are free now are chosen; nothing keeps them. Raises PlanError where none is."""
-    taken: set[int] = set()
-    return {each.name: _address(each, taken) for each in services}
+    used: set[int] = set()
+    return {each.name: _address(each, used) for each in services}
 
 
-def _address(service: Service, taken: set[int]) -> Address:
+def _address(service: Service, used: set[int]) -> Address:
     if service.external:
         return Address(service.run.rstrip("/"))
-    ports = tuple(_free(taken) for _ in range(service.replicas))
-    front = _free(taken) if service.replicas > 1 else None
+    ports = tuple(_free(used) for _ in range(service.replicas))
+    front = _free(used) if service.replicas > 1 else None
     return Address(f"http://{LOOPBACK}:{front or ports[0]}", ports, front)
 
 
-def _free(taken: set[int]) -> int:
-    """A port that nothing listens at and that is not in ``taken``, to which it is added. It is below those of outgoing connections, so that
+def _free(used: set[int]) -> int:
+    """A port that nothing listens at and that is not in ``used``, to which it is added. It is below those of outgoing connections, so that
     a service which is started anew finds it free."""
     for _ in range(TRIES):
         port = random.randrange(LOWEST, _highest())
-        if port not in taken and _binds(port):
-            taken.add(port)
+        if port not in used and _binds(port):
+            used.add(port)
             return port
-    raise PlanError.of("service-port", "no port is free for a service", found=f"{TRIES} that are taken",
+    raise PlanError.of("service-port", "no port is free for a service", found=f"{TRIES} that are used",
                        expected=f"a free port of {LOOPBACK}", remedy="end what listens there, or name a service that runs by its URL")
 
 

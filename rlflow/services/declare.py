@@ -33,7 +33,7 @@ BEGINS_BRACED = re.compile(r"\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """What is said of a service. Every field is a flag, --service.NAME.FIELD, and a key of [service.NAME]; its comment is its help."""
+    """The settings of a service. Every field is a flag, --service.NAME.FIELD, and a key of [service.NAME]; its comment is its help."""
 
     run: str = ""  # its command, in which {port} is its port; or the URL of a service that others run, which is waited for only
     health: str = "/health"  # path that answers with status 200 once it serves; empty: it serves once it takes connections
@@ -166,7 +166,7 @@ def _service(name: str, settings: Mapping[str, Any]) -> Service:
 
 def _check_run(service: Service) -> None:
     """Raises PlanError for a service without a command, one whose quotes do not end, and a URL that cannot be asked."""
-    flag, given = f"--{HEAD}.{service.name}", [entry.name for entry in dataclasses.fields(ServiceSettings) if entry.name != "run"]
+    flag, others = f"--{HEAD}.{service.name}", [entry.name for entry in dataclasses.fields(ServiceSettings) if entry.name != "run"]
     try:
         words = service.words
     except ValueError as error:
@@ -174,7 +174,7 @@ def _check_run(service: Service) -> None:
                            expected=f"words as a shell reads them ({error})", remedy="close the quotes") from None
     if not words:
         raise PlanError.of("service-run", f"service '{service.name}' has no command", found=f"no {flag}", nearest=None,
-                           expected=f"a command or a URL; {listed(given)} say more of it",
+                           expected=f"a command or a URL; {listed(others)} say more of it",
                            remedy=f'{flag} "rlflow serve retrieve corpus.jsonl", or run = "…" in [{HEAD}.{service.name}]')
     if service.external and (len(words) > 1 or not _askable(service.run)):
         raise PlanError.of("service-url", f"the URL of service '{service.name}' cannot be asked", expected="http://HOST:PORT, without a "

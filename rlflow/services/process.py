@@ -39,7 +39,7 @@ class ServiceProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self.child.pid
 
     def ended_within(self, seconds: float) -> int | None:
@@ -107,5 +107,5 @@ def last_lines(log: Path) -> str:
             lines = printable(file.read().decode(errors="replace")).splitlines()
     except OSError:
         return ""
-    said = [line for line in lines if line.strip() and not line.startswith(BEGUN)]
-    return "\n".join(said[-LINES:])
+    printed = [line for line in lines if line.strip() and not line.startswith(BEGUN)]
+    return "\n".join(printed[-LINES:])

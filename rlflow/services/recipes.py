@@ -16,7 +16,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # vari
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a process of a service is started from."""
+    """The command, address and environment from which a process of a service is started."""
 
     service: str
     name: str  # of the process: the service's, and of one of several replicas its number, as search-2

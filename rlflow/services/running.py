@@ -138,15 +138,15 @@ def _unready(member: Member) -> Problem | None:
         return None
     recipe = member.recipe
     printed = last_lines(member.log)
-    said = "; it printed last:\n" + "\n".join(f"    {line}" for line in masked(printed).splitlines()) if printed else "; it printed nothing"
-    return Problem("service-wait", f"service '{recipe.name}' does not serve: {masked(shlex.join(recipe.command))}", found=f"{why}{said}",
+    output = "; it printed last:\n" + "\n".join(f"    {line}" for line in masked(printed).splitlines()) if printed else "; it printed nothing"
+    return Problem("service-wait", f"service '{recipe.name}' does not serve: {masked(shlex.join(recipe.command))}", found=f"{why}{output}",
                    expected=f"within {recipe.wait:g} s {_sign(recipe.url, recipe.health)}",
                    remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; --{HEAD}.{recipe.service}.health PATH "
                           f"and --{HEAD}.{recipe.service}.wait SECONDS say how it is awaited")  # fmt: skip
 
 
 def _sign(url: str, health: str) -> str:
-    """What shows that a service serves, in words."""
+    """The sign that a service serves, in words."""
     return f"status 200 from {url}{health}" if health else f"a connection at {url}"
 
 

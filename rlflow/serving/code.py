@@ -83,7 +83,7 @@ def answered(asked: Code) -> dict[str, Any]:
 
 
 def unsupported(asked: Code) -> str:
-    """What of a request is not done here; empty where all is."""
+    """The part of a request that is not done here, in words; empty where all is."""
     if asked.language not in LANGUAGES:
         return f"language: found {asked.language}, expected one of {listed(LANGUAGES)}"
     return "fetch_files: code may not write files, so there are none to fetch" if asked.fetch_files else ""
@@ -144,6 +144,6 @@ class _Stream:
                 self._kept += data[: OUTPUT - len(self._kept)]
 
     def text(self) -> str:
-        """What was kept, once the stream has ended."""
+        """The text that was kept, once the stream has ended."""
         self._thread.join()
         return self._kept.decode(errors="replace")

@@ -65,8 +65,8 @@ def application(urls: Sequence[str]) -> Any:
         answer = await front.answer(request.method, path, headers, await request.body())
         if answer is None:
             return fastapi.Response("no replica answers", 502)
-        kept = {name: value for name, value in answer.headers.items() if name not in (*OWN, "content-encoding")}
-        return fastapi.Response(answer.content, answer.status_code, kept)
+        received = {name: value for name, value in answer.headers.items() if name not in (*OWN, "content-encoding")}
+        return fastapi.Response(answer.content, answer.status_code, received)
 
     app.add_route("/{path:path}", passed, methods=METHODS)
     return app

@@ -36,7 +36,7 @@ class Query(BaseModel):
 
     @property
     def all(self) -> list[str]:
-        """Its queries."""
+        """All queries of the request."""
         return [*self.queries, *([self.query] if self.query is not None else [])]
 
 

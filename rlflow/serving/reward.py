@@ -38,7 +38,7 @@ class Question(BaseModel):
     labels: list[Any] = []
 
     def rows(self) -> list[dict[str, Any]]:
-        """Its rows, with the columns that rewards read. Raises ValueError where lists differ in length."""
+        """The rows of the request, with the columns that rewards read. Raises ValueError where lists differ in length."""
         labels = self.labels or [None] * len(self.query)
         if not len(self.query) == len(self.prompts) == len(labels):
             counts = f"query {len(self.query)}, prompts {len(self.prompts)}, labels {len(labels)}"
@@ -85,7 +85,7 @@ class _Text:
         self.weight, self._reward = reward.weight, reward
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """As of ``Judge``."""
+        """See ``Judge``."""
         names = [name for name in (*self._reward.reads, *self._reward.optional) if name in GIVEN]
         values = [[row[name] for name in names] for row in rows]
         results = self._reward.judged(self._reward.pool.submit(self._reward.scorer, names, values, self._reward.timeout))
@@ -101,14 +101,14 @@ class _Model:
         self._trainer = kind(ModelSpec(Path(spec.path), "scores", device=device), kind.Settings())
 
     def scores(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], Mapping[str, int]]:
-        """As of ``Judge``."""
+        """See ``Judge``."""
         prompts = self._encoder.prompts([row["prompt"] for row in rows])
-        said = [self._encoder.tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows]
-        usable = [number for number in range(len(rows)) if prompts[number] and said[number]]
+        completions = [self._encoder.tokenizer(row["completion"], add_special_tokens=False)["input_ids"] for row in rows]
+        usable = [number for number in range(len(rows)) if prompts[number] and completions[number]]
         scores = [math.nan] * len(rows)
         for start in range(0, len(usable), ROWS):
             part = usable[start : start + ROWS]
-            batch = Batch.of(prompt_tokens=[prompts[number] for number in part], tokens=[said[number] for number in part])
+            batch = Batch.of(prompt_tokens=[prompts[number] for number in part], tokens=[completions[number] for number in part])
             for number, score in zip(part, torch.as_tensor(self._trainer.forward(batch, ("scores",))["scores"]).tolist(), strict=True):
                 scores[number] = score
         lacking = len(rows) - len(usable)

@@ -33,13 +33,13 @@ def write(folder: Path, processes: Iterable[ServedProcess]) -> None:
 
 
 def read(folder: Path) -> list[ServedProcess]:
-    """What services.json of a run's folder says; nothing where there is none that can be read."""
+    """The processes of services.json of a run's folder; nothing where there is none that can be read."""
     try:
-        found = json.loads(durable.read(folder / FILE))
+        content = json.loads(durable.read(folder / FILE))
     except (OSError, ValueError, RecursionError):
         return []
     kinds = {entry.name: int if entry.type == "int" else str for entry in fields(ServedProcess)}
-    fits = (each for each in (found if isinstance(found, list) else ()) if isinstance(each, dict)
+    fits = (each for each in (content if isinstance(content, list) else ()) if isinstance(each, dict)
             and all(isinstance(each.get(name), kind) for name, kind in kinds.items()))  # fmt: skip
     return [ServedProcess(**{name: each[name] for name in kinds}) for each in fits]
 

@@ -41,8 +41,8 @@ def _passage(record: dict[str, Any]) -> str:
     return f"{title}: {text}" if title else text
 
 
-def _unread(file: Path, found: str) -> PlanError:
-    return PlanError.of("corpus", f"the corpus '{file}' cannot be read", found=found,
+def _unread(file: Path, content: str) -> PlanError:
+    return PlanError.of("corpus", f"the corpus '{file}' cannot be read", found=content,
                         expected='a JSON Lines file: {"text": "…"} in each line, with "title" and "id" if wanted, or {"contents": "…"}',
                         remedy="name another file, or write it so")
 

@@ -45,8 +45,8 @@ class Retriever:
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         asked = json.dumps({"queries": [query], "topk": count, "return_scores": True}).encode()
         with urllib.request.urlopen(urllib.request.Request(self.url, asked, headers)) as answer:
-            (found,) = json.load(answer)["result"]
-        return [str(each["document"]["contents"]) for each in found]
+            (documents,) = json.load(answer)["result"]
+        return [str(each["document"]["contents"]) for each in documents]
 
 
 @functools.lru_cache(maxsize=4)
