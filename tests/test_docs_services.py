@@ -25,9 +25,9 @@ def rows(header: str) -> list[list[str]]:
 def test_the_tables_list_what_there_is() -> None:
     settings = {field.name: field.default for field in dataclasses.fields(ServiceSettings)}
     shown = {row[0].strip("`"): row[1].strip("`") for row in rows("setting | default")}
-    assert shown == {name: "" if value in ("", None) else f"{value:g}" if isinstance(value, float) else str(value)
+    assert shown == {name: "none" if value in ("", None) else f"{value:g}" if isinstance(value, float) else str(value)
                      for name, value in settings.items()}  # fmt: skip
-    assert [row[0].split()[2] for row in rows("command | asked by")] == [command.callback.__name__ for command in app.registered_commands]
+    assert [row[0].strip("`").split()[2] for row in rows("command | asked by")] == [command.callback.__name__ for command in app.registered_commands]
 
 
 def test_the_example_is_the_one_that_ships() -> None:

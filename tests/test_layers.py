@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "bench.peers.dispatch": "axis batch bench.peers columns cluster execution runs",  # calls pools, with no flow around the call
     "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
-           "memory memory.sizes watchdog bench durable algorithms environments services serving",
+           "memory memory.sizes watchdog bench durable algorithms environments services services.declare serving",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",

@@ -19,7 +19,6 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/data/records rlflow/data/rendering", "tests/data", "parts of a data set, which is judged whole"),
     ("rlflow/execution/surplus", "tests/runs/test_repeats.py", "what a repeat keeps for the next iteration"),
     ("rlflow/explain/layouts rlflow/explain/waves", "tests/explain/test_explanation.py", "parts of one explanation"),
-    ("rlflow/cli/serve", "tests/test_docs_services.py", "hands its flags to the servers, each of which is judged"),
     ("rlflow/services/health rlflow/services/process rlflow/services/recipes", "tests/services/test_running.py", "what real services need"),
     ("rlflow/serving/vectors", "tests/serving/test_retrieve.py", "ranks what the server answers"),
     ("rlflow/reshard/mailbox", "tests/cluster/weights/test_endpoints.py", "messages between the two ends of a transfer"),

@@ -9,7 +9,7 @@ import pytest
 import rlflow
 from rlflow.cli.main import exit_code
 from rlflow.errors import PlanError
-from rlflow.runs import resume
+from rlflow.runs import resume, trust
 from rlflow.watch.reporter import Quiet
 
 LITTLE = f"{sys.executable} {Path(__file__).parents[1] / 'services' / 'little.py'} {{port}}"
@@ -57,3 +57,30 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path, 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(PlanError, match="service 'judge' wants 1 GPU"):
         rlflow.run("grpo", out=str(tmp_path), **FLAGS, **{"service.judge": LITTLE, "service.judge.gpus": 1})
+
+
+@pytest.mark.slow
+def test_workers_of_pools_find_services_too(tmp_path):
+    (tmp_path / "mine.py").write_text(REWARD)
+    flags = {**FLAGS, "reward": f"{tmp_path / 'mine.py'}:asks", "reward_network": True, "pools": "all=1"}
+    result = rlflow.run("grpo", out=str(tmp_path), **flags, **{"service.judge": LITTLE})
+    assert [line["reward/mean"] for line in lines(result.folder)] == [1.0] * 2
+
+
+REWARD = """
+import json, os, urllib.request
+
+def asks(prompt, completion):
+    body = json.dumps({"query": [completion]}).encode()
+    with urllib.request.urlopen(urllib.request.Request(os.environ["RLFLOW_SERVICE_JUDGE"] + "/get_reward", body)) as answer:
+        return json.load(answer)["rewards"][0]
+"""
+
+
+def test_what_a_service_of_a_strangers_run_would_execute_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text(REWARD)
+    saved = {"file": str(Path(rlflow.__file__).parents[1] / "algorithms" / "grpo.py"), "flow": "grpo"}
+    values = {"service.own": "python judge.py", "service.far.run": "http://far", "service.bm25": "rlflow serve retrieve corpus.jsonl",
+              "service.judge": f"rlflow serve reward --reward {tmp_path}/mine.py:asks", "service.own.wait": 3}
+    assert list(trust.commands(values)) == ["python judge.py"]
+    assert (tmp_path / "mine.py").resolve() in list(trust.named_files(saved, values))
