@@ -57,7 +57,9 @@ class Judge(BaseHTTPRequestHandler):
 
 ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Judge).serve_forever()
 '''
-MODES = {"kill": ("connection",), "stop": ("connection", "timeout"), "500": ("status",), "truncated": ("reply",), "slow": ()}  # how → causes it may have
+MODES: dict[str, tuple[str, ...]] = {  # how a service fails → the causes for which its rows may be missing
+    "kill": ("connection",), "stop": ("connection", "timeout"), "500": ("status",), "truncated": ("reply",), "slow": (),
+}  # fmt: skip
 ROWS, ITERATIONS = 16, 6
 
 

@@ -137,8 +137,8 @@ def _unready(member: Member) -> Problem | None:
     if not why:
         return None
     recipe = member.recipe
-    printed = last_lines(member.log)
-    output = "; it printed last:\n" + "\n".join(f"    {line}" for line in masked(printed).splitlines()) if printed else "; it printed nothing"
+    printed = "".join(f"\n    {line}" for line in masked(last_lines(member.log)).splitlines())
+    output = f"; it printed last:{printed}" if printed else "; it printed nothing"
     return Problem("service-wait", f"service '{recipe.name}' does not serve: {masked(shlex.join(recipe.command))}", found=f"{why}{output}",
                    expected=f"within {recipe.wait:g} s {_sign(recipe.url, recipe.health)}",
                    remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; --{HEAD}.{recipe.service}.health PATH "

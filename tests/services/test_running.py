@@ -180,9 +180,10 @@ def test_replicas_have_one_url_and_one_of_them_may_die(tmp_path):
         run.settle(tmp_path)
         pids = {asked(urls["judge"]) for _ in range(4)}
         assert pids == {member.process.pid for member in run.members[:2]}
+        died = "judge-1" if run.members[0].process.pid == min(pids) else "judge-2"
         os.kill(min(pids), signal.SIGKILL)
         assert all(asked(urls["judge"]) for _ in range(4))
-        notes.awaited("service 'judge-1'" if run.members[0].process.pid == min(pids) else "service 'judge-2'")
+        notes.awaited(f"service '{died}'")
     assert sorted(path.name for path in (tmp_path / "services").iterdir()) == ["judge-1.log", "judge-2.log", "judge.log"]
 
 
