@@ -8,12 +8,13 @@ from served import asking
 from rlflow.serving.front import application
 
 
-def replica(name, held=None):
+def replica(name, held=None, entered=None):
     app = fastapi.FastAPI()
 
     @app.post("/who/{number}")
     def who(number: int, question: dict, kind: str = ""):
         if held is not None:
+            entered.set()
             held.wait(20)
         return {"name": name, "number": number, "question": question, "kind": kind}
 
@@ -28,15 +29,16 @@ def test_replicas_take_turns_and_requests_come_as_they_were():
 
 
 def test_a_replica_that_is_not_there_or_busy_costs_no_request():
-    held = threading.Event()
-    with asking(replica("busy", held)) as busy, asking(replica("free")) as free, \
+    held, entered = threading.Event(), threading.Event()
+    with asking(replica("busy", held, entered)) as busy, asking(replica("free")) as free, \
          asking(application([busy.url, "http://127.0.0.1:9", free.url])) as front:  # fmt: skip
         waiting = threading.Thread(target=front.post, args=("/who/1", {}))
         waiting.start()
+        assert entered.wait(20)
         answers = [front.post("/who/2", {})[1]["name"] for _ in range(3)]
         held.set()
         waiting.join()
-    assert answers.count("free") >= 2
+    assert answers == ["free"] * 3
 
 
 def test_where_no_replica_answers_that_is_said():

@@ -4,7 +4,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from served import asking
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import rlflow
 from rlflow.errors import PlanError
@@ -46,8 +48,15 @@ def test_a_reward_that_reads_what_requests_have_not_is_refused(judges):
 
 
 @pytest.mark.slow
-def test_a_model_folder_scores_rows_but_for_empty_ones(judges):
-    answer = judges(str(MODEL)).rewards([{"prompt": "1 + 1 =", "completion": said, "answer": ""} for said in (" 2", "", " 2")])
-    first, empty, again = answer["rewards"]
-    assert isinstance(first, float)
-    assert (empty, again, answer["missing"]) == (None, first, {"empty": 1})
+def test_a_model_folder_scores_what_its_tokens_say_and_no_empty_row(judges, tmp_path):
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=1).eval()
+    model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path / "judge")
+    answer = judges(f"{tmp_path / 'judge'}:2").rewards([{"prompt": "1 + 1 =", "completion": said} for said in (" 2", "", " 11")])
+    expected = [2 * float(model(torch.tensor([tokenizer(text)["input_ids"]])).logits) for text in ("1 + 1 = 2", "1 + 1 = 11")]
+    first, empty, last = answer["rewards"]
+    assert [first, last] == pytest.approx(expected, abs=1e-4)
+    assert (empty, answer["missing"]) == (None, {"empty": 1})
