@@ -239,7 +239,11 @@ def _assemble(
 
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
     executor = Executor(runtime.engine, runtime.lanes)
-    services.ready()
+    try:
+        services.ready()
+    except BaseException:
+        stop()
+        raise
     return RunContext(runtime.plan, runtime.engine, executor, prompts, options,
                       _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, inputs,
                       reasons, stop, watchdog, runtime.ahead, runtime.workers,

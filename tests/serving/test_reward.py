@@ -56,7 +56,8 @@ def test_a_model_folder_scores_what_its_tokens_say_and_no_empty_row(judges, tmp_
     for each in (model, tokenizer):
         each.save_pretrained(tmp_path / "judge")
     answer = judges(f"{tmp_path / 'judge'}:2").rewards([{"prompt": "1 + 1 =", "completion": said} for said in (" 2", "", " 11")])
-    expected = [2 * float(model(torch.tensor([tokenizer(text)["input_ids"]])).logits) for text in ("1 + 1 = 2", "1 + 1 = 11")]
+    with torch.inference_mode():
+        expected = [2 * float(model(torch.tensor([tokenizer(text)["input_ids"]])).logits) for text in ("1 + 1 = 2", "1 + 1 = 11")]
     first, empty, last = answer["rewards"]
     assert [first, last] == pytest.approx(expected, abs=1e-4)
     assert (empty, answer["missing"]) == (None, {"empty": 1})
