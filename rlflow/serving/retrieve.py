@@ -1,8 +1,8 @@
 """`rlflow serve retrieve CORPUS`: passages that fit queries, as verl's and SkyRL-gym's clients of search ask for them.
 
-``POST /retrieve`` with ``{"queries": […]}`` (verl) or ``{"query": "…"}`` (SkyRL-gym), and if wanted ``topk`` and ``return_scores``, gives
-``{"result": [[…], …]}``, a list of documents for each query, the best one first: ``{"id": …, "contents": "…"}``, with ``return_scores``
-within ``{"document": …, "score": …}``.
+``POST /retrieve`` with ``{"queries": […]}``, or ``{"query": "…"}`` for one, and if wanted ``topk`` and ``return_scores``, gives
+``{"result": [[…], …]}``, a list of documents for each query, the best one first: ``{"id": …, "contents": "…", "text": "…"}``, in whose
+``contents`` a title has a line of its own; with ``return_scores`` within ``{"document": …, "score": …}``.
 """
 
 from __future__ import annotations
@@ -65,5 +65,6 @@ def _index(passages: Passages, encoder: Path | None) -> Index:
 
 
 def _documents(passages: Passages, ranked: list[tuple[int, float]], scores: bool) -> list[dict[str, Any]]:
-    documents = [({"id": passages.ids[number], "contents": passages.texts[number]}, score) for number, score in ranked]
+    documents = [({"id": passages.ids[number], "contents": passages.contents[number], "text": passages.texts[number]}, score)
+                 for number, score in ranked]  # fmt: skip
     return [{"document": document, "score": score} if scores else document for document, score in documents]

@@ -12,6 +12,8 @@ from rlflow.environments.shipped.search import Search
 from rlflow.errors import PlanError
 from rlflow.serving.retrieve import retriever
 
+RAIN = {"id": "1", "contents": "Rain falls in Bergen.", "text": "Rain falls in Bergen."}
+LUND = {"id": "7", "contents": "Lund\nLund lies in Sweden.", "text": "Lund: Lund lies in Sweden."}
 MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
 ROWS = [{"id": "7", "title": "Lund", "text": "Lund lies in Sweden."}, {"contents": "Rain falls in Bergen."}]
 
@@ -27,12 +29,14 @@ def test_both_clients_are_answered_and_the_search_environment_is_one(corpus):
         status, answer = client.post("/retrieve", {"queries": ["rain", "Lund in Sweden"], "topk": 1, "return_scores": True})
         assert status == 200
         assert [[each["document"] for each in row] for row in answer["result"]] == [
-            [{"id": "1", "contents": "Rain falls in Bergen."}], [{"id": "7", "contents": "Lund: Lund lies in Sweden."}]]
+            [RAIN], [LUND]]
         assert all(row[0]["score"] > 0 for row in answer["result"])
-        assert client.post("/retrieve", {"query": "rain"}) == (200, {"result": [[{"id": "1", "contents": "Rain falls in Bergen."}]]})
+        assert client.post("/retrieve", {"query": "rain"}) == (200, {"result": [[RAIN]]})
         assert client.post("/retrieve", {"query": "zebra"}) == (200, {"result": [[]]})
         assert client.post("/retrieve", {"queries": ["rain"], "topk": 0})[0] == 422
         assert client.get("/health")[1]["passages"] == 2
+        episode = Search(retriever=f"{client.url}/retrieve", topk=1)
+        assert episode.step("<search>Lund</search>").says == " <information>Lund: Lund lies in Sweden.</information> "
         episode = Search(retriever=f"{client.url}/retrieve", topk=1)
         assert episode.step("<search>rain</search>").says == " <information>Rain falls in Bergen.</information> "
 

@@ -16,7 +16,8 @@ from rlflow.extras import require
 class Passages:
     """The passages of a file, in its order."""
 
-    texts: list[str]
+    texts: list[str]  # a title before its text, with a colon between them
+    contents: list[str]  # a title on a line of its own before its text, as verl's clients read it
     ids: list[str]  # the field ``id``, or the number of the line from 0
 
     @staticmethod
@@ -33,12 +34,14 @@ class Passages:
         for number, record in enumerate(records, 1):
             if not isinstance(record, dict) or not {"text", "contents"} & record.keys():
                 raise _unread(file, f"line {number}: {lines[number - 1][:80]}")
-        return Passages([_passage(record) for record in records], [str(each.get("id", number)) for number, each in enumerate(records)])
+        ids = [str(record.get("id", number)) for number, record in enumerate(records)]
+        return Passages([_joined(record, ": ") for record in records], [_joined(record, "\n") for record in records], ids)
 
 
-def _passage(record: dict[str, Any]) -> str:
+def _joined(record: dict[str, Any], between: str) -> str:
+    """A title, what stands between, and the text; the text alone where there is no title."""
     title, text = str(record.get("title") or ""), str(record["text"] if "text" in record else record["contents"])
-    return f"{title}: {text}" if title else text
+    return f"{title}{between}{text}" if title else text
 
 
 def _unread(file: Path, content: str) -> PlanError:

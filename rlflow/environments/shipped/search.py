@@ -46,7 +46,7 @@ class Retriever:
         asked = json.dumps({"queries": [query], "topk": count, "return_scores": True}).encode()
         with urllib.request.urlopen(urllib.request.Request(self.url, asked, headers)) as answer:
             (documents,) = json.load(answer)["result"]
-        return [str(each["document"]["contents"]) for each in documents]
+        return [str(document.get("text") or document["contents"]) for document in (each["document"] for each in documents)]
 
 
 @functools.lru_cache(maxsize=4)
