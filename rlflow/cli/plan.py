@@ -41,6 +41,7 @@ def plan_file(file: str, arguments: Sequence[str]) -> int:
         print(json.dumps(explanation.as_json()))
     else:
         output(printed(explanation))
+        output(section("services", [plain(f"  {line}") for line in services(config)]))
     return 0
 
 
@@ -70,6 +71,14 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)])
     yield from section("assumed", [plain(f"  {line}") for line in assumptions(explanation)])
     yield from (plain(f"\n{warning}") for warning in explanation.warnings)
+
+
+def services(config: RunConfig) -> Iterator[str]:
+    """A line for each service of the run."""
+    for each in config.services:
+        several = f", {each.replicas} processes behind one URL" if each.replicas > 1 else ""
+        gpus = f", {each.gpus} GPU{'s' * (each.gpus > 1)} each" if each.gpus else ""
+        yield f"{each.name}: {each.run}" + (", run by others" if each.external else f"{several}{gpus}")
 
 
 def environments(explanation: Explanation) -> Iterator[str]:
