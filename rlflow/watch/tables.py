@@ -16,6 +16,7 @@ from rlflow.errors import listed, printable
 from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
 from rlflow.watch.frame import OWN, Frame, figures, spoken
+from rlflow.watch.funnel import funnel_lines
 from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
 from rlflow.watch.names import SCORE, accuracies, change, evaluation_sets, own_metrics, reward_roles, share
 from rlflow.watch.played import last_episode
@@ -164,6 +165,7 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
     numbers = figures(Frame(metrics=summary.metrics))
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
+    lines += funnel_lines(summary.metrics)
     lines += ["slowest nodes: " + "  ".join(f"{name} {spoken(seconds)}" for name, seconds in stages)] if stages else []
     return plain("\n".join(lines)) if lines else None
 
