@@ -10,8 +10,9 @@ trained roles sample, the executor has them measured for each, and puts the role
     reward/missing_rate      share of rows without a score
     scores/NAME              mean score of the rows of a source of data, where there are several
     reward/flat_groups       share of groups whose scores are all equal: they carry no signal
-    reward/flat_lowest, reward/flat_highest  share of groups all of whose scores are the lowest, or the highest, of the iteration
-    reward/mixed_mean        mean score of the groups whose scores differ; absent where none do
+    reward/even_groups       share of groups whose scores lie within a tenth of the width of all: what a charge on scores leaves flat
+    reward/even_lowest, reward/even_highest  share of those groups within a tenth of the width from the lowest, or the highest, score
+    reward/uneven_mean       mean score of the other groups; absent where there are none
     reward/lowest, reward/highest  of all scores
     funnel/rows_…            rows that are scored, in groups that differ, not truncated: `rlflow/runs/funnel.py` has the whole funnel
     response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
@@ -32,6 +33,7 @@ from rlflow.columns import SOURCE
 from rlflow.maths import kl
 
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
+EVEN = 0.1  # of the width of all scores: groups with no more than that between their scores count as even
 READ = (*TOKENS, "tokens", "scores", "finish", SOURCE)
 
 
@@ -96,14 +98,19 @@ def _extremes(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _groups(batch: Batch, present: Tensor) -> dict[str, float]:
-    """Shares of groups without any difference, in all and at either end of the scores, and the mean of the others."""
+    """Shares of groups without any difference, and of those with hardly one, in all and at either end of the scores; the mean score of
+    the rest."""
     low, high = _extremes(batch)
     metrics = {"reward/flat_groups": _mean((high <= low).double())}
-    if len(present):
-        metrics |= {"reward/flat_lowest": _mean((high == present.min()).double()),
-                    "reward/flat_highest": _mean((low == present.max()).double())}  # fmt: skip
-    mixed = batch["scores"].double()[(high > low)[batch.axis.slots]]
-    return metrics | ({"reward/mixed_mean": _mean(mixed)} if len(mixed) else {})
+    if not len(present):
+        return metrics
+    lowest, highest = float(present.min()), float(present.max())
+    near = EVEN * (highest - lowest)
+    even = high - low <= near
+    metrics |= {"reward/even_groups": _mean(even.double()), "reward/even_lowest": _mean((even & (low <= lowest + near)).double()),
+                "reward/even_highest": _mean((even & (high >= highest - near)).double())}  # fmt: skip
+    others = batch["scores"].double()[~even[batch.axis.slots]]
+    return metrics | ({"reward/uneven_mean": _mean(others)} if len(others) else {})
 
 
 def _funnel(records: Mapping[str, Batch]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from rlflow import durable
 from rlflow.errors import listed, printable
 from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
+from rlflow.watch.explained import pointer
 from rlflow.watch.frame import OWN, Frame, figures, spoken
 from rlflow.watch.funnel import funnel_lines
 from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
@@ -90,6 +91,7 @@ def story(folder: Path) -> list[RenderableType]:
     problems = [f"error: {summary.error}"] if summary.error else []
     problems += [summary.problem] if summary.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
+    problems += [line] if (line := pointer(folder)) else []
     parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), *curves(run), last(summary, folder),
              last_episode(folder)]
     return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), files(folder)] if part is not None]
