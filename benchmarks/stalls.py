@@ -58,7 +58,7 @@ STALLS = (
     Stall("clip-tight", ("grpo", "ppo"), ("--hp.clip 1e-5 --hp.epochs 4", "--hp.clip 1e-4 --hp.epochs 4")),
     Stall("length-cap", ("grpo", "ppo"), ("--hp.max_tokens 2", "--hp.max_tokens 3")),
     Stall("kl-strong", ("grpo", "ppo"), ("--hp.beta 20", "--hp.beta 5")),
-    Stall("critic-cold", ("ppo", "vapo"), ("--critic.lr 0", "--critic.lr 1e-6")),
+    Stall("critic-cold", ("ppo", "vapo"), ("--critic.lr 1e-1", "--critic.lr 2e-2")),
     Stall("stale", ("grpo", "rloo"), ("--staleness 8 --actor.lr 1e-3", "--staleness 5 --actor.lr 1e-3")),
     Stall("half-constant", ("grpo", "rloo"), (reward("most"), reward("half"))),
     Stall("entropy-low", ("grpo", "rloo"), ("--actor.generate.temperature 0.05", "--actor.generate.temperature 0.15")),
@@ -202,9 +202,9 @@ def fixtures(planted: Iterator[Cell], out: Path, folder: Path) -> None:
             (folder / f"{cell.name}.json").write_text(json.dumps(kept) + "\n")
 
 
-READ = ("staleness", "hp.beta", "actor.lr")
+READ = ("staleness", "hp.beta")
 HEADS = ("policy/", "reward/", "critic/", "response/truncated", "funnel/", "actor.update/funnel/", "actor.update/steps",
-         "actor.update/skipped_steps")  # fmt: skip
+         "actor.update/skipped_steps", "actor.update/lr")  # fmt: skip
 
 
 def relevant(name: str) -> bool:

@@ -146,6 +146,11 @@ def moved(run: Evidence) -> float | None:
     return mean(run.policy("funnel/moved")) if steps is not None and steps > 1 else None
 
 
+def moved_most(run: Evidence) -> float | None:
+    """``moved`` in the iteration in which it is largest: a policy that has collapsed moves no more."""
+    return max(value for _, value in run.policy("funnel/moved")) if moved(run) is not None else None
+
+
 def moving(run: Evidence) -> float | None:
     """The share of tokens with a gradient, of the update of the policy or else of the first that counts them, over the second half."""
     tokens, those = (mean(late(run.policy(name) or run.series(name))) for name in (TOKENS, f"{TOKENS}_with_gradient"))
@@ -157,6 +162,11 @@ def odds(run: Evidence) -> float | None:
     than the reference."""
     beta, width = run.setting("hp.beta"), span(run)
     return math.exp(min(width / beta, 50.0)) if beta and width is not None else None
+
+
+def rate(run: Evidence) -> float | None:
+    """The learning rate of the policy's update, in the mean."""
+    return mean(run.policy("lr"))
 
 
 def skipped(run: Evidence) -> float | None:
@@ -178,14 +188,15 @@ def drift(run: Evidence) -> float | None:
 
 
 MEASURES: Mapping[str, Measure] = {
-    "staleness": setting("staleness"), "beta": setting("hp.beta"), "lr": setting("actor.lr"),
+    "staleness": setting("staleness"), "beta": setting("hp.beta"), "lr": rate,
     "mismatch": in_the_end("policy/mismatch_mean"), "mismatch_first": initially("policy/mismatch_mean"), "drift": drift,
     "factor_first": initially("policy/mismatch_factor"), "kl_sampler": in_the_end("policy/kl_sampler"),
     "missing": in_the_end("reward/missing_rate"), "moving": moving, "used": used, "skipped": skipped,
-    "moved": moved, "clipped": clipped, "entropy_early": at_first("policy/entropy"), "entropy": in_the_end("policy/entropy"),
+    "moved": moved, "moved_most": moved_most, "clipped": clipped,
+    "entropy_early": at_first("policy/entropy"), "entropy": in_the_end("policy/entropy"),
     "flat": in_the_end("reward/even_groups"), "flat_early": at_first("reward/even_groups"),
     "flat_lowest": at_first("reward/even_lowest"), "flat_highest": at_first("reward/even_highest"), "mixed_place": mixed_place,
-
-    "place": place, "place_now": place_now, "improvement": improvement, "truncated": in_the_end("response/truncated"), "kl": in_the_end("policy/kl_reference"),
+    "place": place, "place_now": place_now, "improvement": improvement,
+    "truncated": in_the_end("response/truncated"), "kl": in_the_end("policy/kl_reference"),
     "explained": in_the_end("critic/explained_variance"), "odds": odds,
 }  # fmt: skip

@@ -35,8 +35,9 @@ class Finding:
 
 
 def findings(run: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """The findings on a run, alarms first, each kind in the order of the table; none on a run of less than LEAST iterations."""
-    if len(run.iterations) < LEAST:
+    """The findings on a run, alarms first, each kind in the order of the table; none on a run of less than LEAST iterations, nor on one of
+    the null backend, which learns nothing on purpose."""
+    if len(run.iterations) < LEAST or run.settings.get("backend") == "null":
         return []
     values = {name: measure(run) for name, measure in MEASURES.items()}
     holding = [rule for rule in rules if all(condition.holds(values[condition.measure]) for condition in rule.conditions)]

@@ -54,8 +54,13 @@ def _last_funnel(run: Recorded) -> list[str]:
 
 
 def _time(folder: Path) -> list[str]:
+    lines = bound_lines(folder)
+    return ["time:", *(f"  {line}" for line in lines)] if lines else ["time: what bounded it is known when the run has ended"]
+
+
+def bound_lines(folder: Path) -> list[str]:
+    """The last lines of bounds.txt, which say what bounded the run; none where it has not ended."""
     try:
-        lines = durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
+        return durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
     except OSError:
-        return ["time: what bounded it is known when the run has ended"]
-    return ["time:", *(f"  {line}" for line in lines)]
+        return []

@@ -15,7 +15,7 @@ from rlflow import durable
 from rlflow.errors import listed, printable
 from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
-from rlflow.watch.explained import pointer
+from rlflow.watch.explained import bound_lines, pointer
 from rlflow.watch.frame import OWN, Frame, figures, spoken
 from rlflow.watch.funnel import funnel_lines
 from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
@@ -33,7 +33,6 @@ WIDE = 160  # columns of what is printed where there is no terminal
 CURVE = 60  # characters of a curve
 LINES = 6  # lines of the learning curve
 PARTS = 4  # most files of a model folder that are listed
-WORDS = 3  # last lines of bounds.txt, which say in words what bounded the run
 FILES = {
     "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
     "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print",
@@ -174,10 +173,7 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
 
 def bounds(folder: Path) -> RenderableType | None:
     """The last lines of bounds.txt, which say what bounded the run."""
-    try:
-        lines = durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
-    except OSError:
-        return None
+    lines = bound_lines(folder)
     return plain("\n".join(lines)) if lines else None
 
 

@@ -57,9 +57,11 @@ def test_alarms_come_before_advice_and_each_says_since_when_with_evidence_and_th
     assert found[0].as_json() == {
         "name": "missing", "alarm": True, "words": "47% are missing", "remedy": "mend it", "since": 3,
         "evidence": {"missing": pytest.approx(1.4 / 3)}, "thresholds": {"missing": "above 0.3: by hand"}}  # fmt: skip
-    assert str(findings(Evidence(RUN, {"actor.lr": "3e-4"}), [MISSING])[0]).endswith("mend it (now 0.0003)")
+    known = [(number, values | {"actor.update/funnel/moved": 0.1, "actor.update/lr": 3e-4}) for number, values in RUN]
+    assert str(findings(Evidence(known), [MISSING])[0]).endswith("mend it (now 0.0003)")
 
 
 def test_of_a_run_that_has_hardly_begun_nothing_is_said():
     assert findings(Evidence(RUN[: LEAST - 1])) == []
     assert [finding.name for finding in alarms(Evidence(RUN))] == ["missing"]
+    assert findings(Evidence(RUN, {"backend": "null"})) == []

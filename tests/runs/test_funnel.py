@@ -1,7 +1,10 @@
 """The funnel of rows is the account's, with what was measured of rows between."""
 
+import json
+
 import pytest
 
+import rlflow
 from rlflow.execution.account import Account, Count, End, Fate
 from rlflow.runs.funnel import funnel_metrics, without_funnel
 
@@ -52,3 +55,14 @@ def test_of_several_trained_roles_each_has_its_own():
     found = funnel_metrics(whole, {"solver/funnel/rows_scored": 8.0, "judge/funnel/rows_scored": 5.0})
     assert found == {"solver/funnel/rows_sampled": 8, "solver/funnel/rows_scored": 8, "solver/funnel/rows_used": 8,
                      "judge/funnel/rows_sampled": 6, "judge/funnel/rows_scored": 5, "judge/funnel/rows_used": 6}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_what_has_no_meaning_for_an_algorithm_is_absent(tmp_path, name):
+    folder = rlflow.run(name, out=str(tmp_path), prompts=8, iterations=1, held_out=0, save_every=0, threads=1).folder
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    funnel = {key.rpartition("funnel/")[2]: value for key, value in line.items() if "funnel/" in key}
+    assert set(funnel) == {"rows_used", "tokens", "tokens_with_gradient", "tokens_effective"}
+    assert funnel["rows_used"] == 8 * (2 if name == "dpo" else 1)
+    assert 0 < funnel["tokens_effective"] <= funnel["tokens_with_gradient"] <= funnel["tokens"]
