@@ -34,6 +34,7 @@ sys.path.insert(0, str(HERE))  # the planted backend is named as a module
 KEPT = ("metrics.jsonl", "settings.json", "bounds.json", "bounds.txt", "status.json")
 SMALL = "--iterations 10 --held-out 256 --save-every 0 --quiet"
 ROWS = {"grpo": "--prompts 32", "rloo": "--prompts 32", "ppo": "--prompts 128", "vapo": "--prompts 128 --hp.warmup 1"}
+POOLS = "--pools train=1,rollout=1"  # in one process nothing is sampled ahead
 BROKEN = "--actor.generator stalls_planted"
 
 
@@ -59,7 +60,7 @@ STALLS = (
     Stall("length-cap", ("grpo", "ppo"), ("--hp.max_tokens 2", "--hp.max_tokens 3")),
     Stall("kl-strong", ("grpo", "ppo"), ("--hp.beta 20", "--hp.beta 5")),
     Stall("critic-cold", ("ppo", "vapo"), ("--critic.lr 1e-1", "--critic.lr 2e-2")),
-    Stall("stale", ("grpo", "rloo"), ("--staleness 8 --actor.lr 1e-3", "--staleness 5 --actor.lr 1e-3")),
+    Stall("stale", ("grpo", "rloo"), (f"{POOLS} --staleness 9", f"{POOLS} --staleness 6")),
     Stall("half-constant", ("grpo", "rloo"), (reward("most"), reward("half"))),
     Stall("entropy-low", ("grpo", "rloo"), ("--actor.generate.temperature 0.05", "--actor.generate.temperature 0.15")),
     Stall("missing", ("grpo", "ppo"), (f"{reward('missing_90')} --max-missing 0.99", f"{reward('missing_60')} --max-missing 0.99")),

@@ -99,7 +99,7 @@ RULES: Sequence[Rule] = (
     Rule("kl-strong", False, (Condition("odds", "below", 2.0, "exp(width / beta), the most that any policy can gain"), STALLED),
          "the KL charge holds the policy at its reference, since with beta {beta:g} good answers can become at most {odds:.2g} times "
          "likelier over bad ones", "lower --hp.beta"),
-    Rule("critic-cold", False, (Condition("explained", "below", -0.2, "a constant explains 0, and a new head starts near it"), STALLED),
+    Rule("critic-cold", False, (Condition("explained", "below", -0.2, "a constant explains 0, and a new head starts near it"),),
          "the critic explains nothing of the returns (explained variance {explained:.2f}), so advantages are mostly its error",
          "warm it up: --hp.warmup, --critic.lr", "critic/explained_variance"),
     Rule("clip-tight", False, (Condition("clipped", "above", 0.3, "seed 0"), Condition("moved", "below", 0.1, "seed 0"), STALLED),
