@@ -182,7 +182,7 @@ def used(run: Evidence) -> float | None:
 
 
 def drift(run: Evidence) -> float | None:
-    """By how many times trainer and sampler are further apart in the second half of the run than in its first iteration."""
+    """The distance of trainer and sampler in the second half of the run, over that in its first iteration."""
     first, last = initially("policy/mismatch_mean")(run), in_the_end("policy/mismatch_mean")(run)
     return last / max(first, 1e-7) if first is not None and last is not None else None
 

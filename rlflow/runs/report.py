@@ -34,7 +34,7 @@ def summary(result: RunResult) -> str:
         parts.append(fates)
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
-    if line := pointer(result.folder):
+    if line := pointer(result.folder, result.shown):
         parts.append(line)
     many = "s" * (result.iterations != 1)
     parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.shown or result.folder}")

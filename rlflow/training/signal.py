@@ -31,7 +31,7 @@ def watch(new: New, mask: Tensor, columns: Mapping[str, Tensor], meter: Meter) -
     def count(gradient: Tensor) -> None:
         meter.observe(_of_tokens(gradient, computed.detach(), old, columns.get("advantages")), mask)
 
-    computed.register_hook(count)
+    computed.register_hook(count)  # type: ignore[no-untyped-call]
 
 
 def _of_tokens(gradient: Tensor, new: Tensor, old: Tensor | None, advantages: Tensor | None) -> dict[str, Tensor]:

@@ -23,29 +23,29 @@ def evidence_of(run: Recorded) -> Evidence:
 def explanation(folder: Path) -> list[str]:
     """The lines of `rlflow explain`. Never raises for what the folder contains."""
     run = recorded(folder)
-    found = findings(evidence_of(run))
+    reasons = findings(evidence_of(run))
     return [f"{run.name}: {run.summary.flow}, {run.summary.state}, {run.summary.iteration} of {run.summary.iterations} iterations",
-            *_learning(run, found), *_last_funnel(run), *_time(folder)]  # fmt: skip
+            *_learning(run, reasons), *_last_funnel(run), *_time(folder)]  # fmt: skip
 
 
 def as_json(folder: Path) -> dict[str, Any]:
-    """The same as plain values: the findings with their evidence and thresholds, and what is in bounds.json."""
+    """What `rlflow explain --json` prints, as plain values: findings with evidence and thresholds, and what is in bounds.json."""
     run = recorded(folder)
     return {"run": str(run.folder), "flow": run.summary.flow, "state": run.summary.state, "iterations": run.summary.iteration,
             "findings": [finding.as_json() for finding in findings(evidence_of(run))], "bounds": read_object(folder / "bounds.json")}
 
 
-def pointer(folder: Path) -> str | None:
-    """A line that points to `rlflow explain` where there is an alarm; None where there is none."""
+def pointer(folder: Path, shown: str = "") -> str | None:
+    """A line that points to `rlflow explain` where there is an alarm; None where there is none. ``shown``: the folder as users read it."""
     alarm = next((finding for finding in findings(evidence_of(recorded(folder))) if finding.alarm), None)
-    return None if alarm is None else f"alarm: {alarm.words}; rlflow explain {folder} says more"
+    return None if alarm is None else f"alarm: {alarm.words}; rlflow explain {shown or folder} says more"
 
 
-def _learning(run: Recorded, found: list[Finding]) -> list[str]:
-    if not found:
+def _learning(run: Recorded, reasons: list[Finding]) -> list[str]:
+    if not reasons:
         few = len(run.history.iterations) < LEAST
         return [f"learning: {f'nothing is said of less than {LEAST} iterations' if few else 'nothing that these rules know slows it down'}"]
-    return [f"{'alarm' if finding.alarm else 'advice'}: {finding}" for finding in found]
+    return [f"{'alarm' if finding.alarm else 'advice'}: {finding}" for finding in reasons]
 
 
 def _last_funnel(run: Recorded) -> list[str]:
