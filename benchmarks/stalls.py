@@ -35,7 +35,7 @@ KEPT = ("metrics.jsonl", "settings.json", "bounds.json", "bounds.txt", "status.j
 SMALL = "--iterations 10 --held-out 256 --save-every 0 --quiet"
 ROWS = {"grpo": "--prompts 32", "rloo": "--prompts 32", "ppo": "--prompts 128", "vapo": "--prompts 128 --hp.warmup 1"}
 POOLS = "--pools train=1,rollout=1"  # in one process nothing is sampled ahead
-BROKEN = "--actor.generator stalls_planted"
+BROKEN = "--actor.generator planted.sampler"
 
 
 @dataclass(frozen=True)
@@ -198,18 +198,18 @@ def fixtures(planted: Iterator[Cell], out: Path, folder: Path) -> None:
         if (out / cell.name).exists():
             run = evidence_of(recorded(out / cell.name))
             kept = {"settings": {name: value for name, value in run.settings.items() if name in READ},
-                    "iterations": [[number, {name: float(f"{value:.4g}") for name, value in values.items() if relevant(name)}]
+                    "iterations": [[number, {name: float(f"{value:.4g}") for name, value in values.items() if name in NAMES}]
                                    for number, values in run.iterations]}
             (folder / f"{cell.name}.json").write_text(json.dumps(kept) + "\n")
 
 
 READ = ("staleness", "hp.beta")
-HEADS = ("policy/", "reward/", "critic/", "response/truncated", "funnel/", "actor.update/funnel/", "actor.update/steps",
-         "actor.update/skipped_steps", "actor.update/lr")  # fmt: skip
-
-
-def relevant(name: str) -> bool:
-    return name.startswith(HEADS)
+NAMES = ("policy/entropy", "policy/kl_sampler", "policy/kl_reference", "policy/mismatch_mean", "policy/mismatch_factor", "reward/mean",
+         "reward/lowest", "reward/highest", "reward/even_groups", "reward/even_lowest", "reward/even_highest", "reward/uneven_mean",
+         "reward/missing_rate", "critic/explained_variance", "response/truncated", "funnel/rows_sampled", "funnel/rows_used",
+         *(f"actor.update/{name}" for name in ("steps", "skipped_steps", "lr", "funnel/moved", "funnel/tokens",
+                                               "funnel/tokens_with_gradient",
+                                               "funnel/tokens_clipped_above", "funnel/tokens_clipped_below")))  # fmt: skip
 
 
 def main() -> None:

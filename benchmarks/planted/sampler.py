@@ -1,7 +1,4 @@
-"""What `benchmarks/stalls.py` plants: rewards that say little, and samplers that are not what is trained.
-
-The rewards are given to runs as FILE:function, and the module is a backend whose Generator is broken as its settings say.
-"""
+"""A backend for `benchmarks/stalls.py`, whose Generator samples with other weights than those that are trained, as its settings say."""
 
 from __future__ import annotations
 
