@@ -48,8 +48,8 @@ def test_the_commands_print_what_the_page_shows_and_tables_have_what_is_recorded
             code, printed = run_command(shlex.join([*shlex.split(command), *(["--threads", "1"] if " run " in command else [])]))
             assert code == 0, f"$ {command}\n{printed}"
             assert re.fullmatch(pattern(shown), normal(printed)), f"$ {command}\n{printed}"
-    line = json.loads((tmp_path / "runs" / "cold" / "metrics.jsonl").read_text().splitlines()[-1])
+    line = json.loads((tmp_path / "runs" / "short" / "metrics.jsonl").read_text().splitlines()[-1])
     recorded = {re.sub(r"^\w+\.update/", "", name) for name in line if "funnel/" in name}
     assert recorded == {*re.findall(r"funnel/\w+", PAGE), "funnel/tokens_clipped_below"} - {"funnel/rows_kept", "funnel/rows_"}
     assert len(funnel_lines(line)) == 2
-    assert "alarm: the policy hardly varies" in run_command("rlflow show cold")[1]
+    assert "of the responses are cut at max_tokens; rlflow explain runs/short says more" in run_command("rlflow show short")[1]

@@ -171,8 +171,14 @@ def rate(run: Evidence) -> float | None:
 
 def skipped(run: Evidence) -> float | None:
     """The share of optimizer steps that were skipped, their gradient not being finite."""
-    taken, left = mean(run.series("steps")), mean(run.series("skipped_steps"))
-    return left / (taken + left) if taken is not None and left is not None and taken + left else None
+    steps, left = mean(run.series("steps")), mean(run.series("skipped_steps"))
+    return left / (steps + left) if steps is not None and left is not None and steps + left else None
+
+
+def uneven(run: Evidence) -> float | None:
+    """The share of groups with some difference between their scores, over the second half; 1 where there are no groups."""
+    flat = in_the_end("reward/even_groups")(run)
+    return 1 - (flat or 0.0) if run.iterations else None
 
 
 def used(run: Evidence) -> float | None:
@@ -194,7 +200,7 @@ MEASURES: Mapping[str, Measure] = {
     "missing": in_the_end("reward/missing_rate"), "moving": moving, "used": used, "skipped": skipped,
     "moved": moved, "moved_most": moved_most, "clipped": clipped,
     "entropy_early": at_first("policy/entropy"), "entropy": in_the_end("policy/entropy"),
-    "flat": in_the_end("reward/even_groups"), "flat_early": at_first("reward/even_groups"),
+    "uneven": uneven, "flat": in_the_end("reward/even_groups"), "flat_early": at_first("reward/even_groups"),
     "flat_lowest": at_first("reward/even_lowest"), "flat_highest": at_first("reward/even_highest"), "mixed_place": mixed_place,
     "place": place, "place_now": place_now, "improvement": improvement,
     "truncated": in_the_end("response/truncated"), "kl": in_the_end("policy/kl_reference"),

@@ -52,9 +52,12 @@ def alarms(run: Evidence) -> list[Finding]:
 def _finding(rule: Rule, run: Evidence, values: Mapping[str, float | None]) -> Finding:
     known = {name: value for name, value in values.items() if value is not None}
     words, remedy = (_filled(text, known) for text in (rule.words, rule.remedy))
-    of_rule = {condition.measure: condition for condition in rule.conditions}
-    return Finding(rule.name, rule.alarm, words, remedy, _since(rule, run), {name: known[name] for name in of_rule},
-                   {name: f"{each.relation} {each.threshold:g}: {each.source}" for name, each in of_rule.items()})
+    thresholds: dict[str, str] = {}
+    for each in rule.conditions:
+        before = f"{thresholds[each.measure]}; " if each.measure in thresholds else ""
+        thresholds[each.measure] = f"{before}{each.relation} {each.threshold:g}: {each.source}"
+    evidence = {name: known[name] for name in thresholds}
+    return Finding(rule.name, rule.alarm, words, remedy, _since(rule, run), evidence, thresholds)
 
 
 def _filled(text: str, values: Mapping[str, float]) -> str:

@@ -29,7 +29,7 @@ def explanation(folder: Path) -> list[str]:
 
 
 def as_json(folder: Path) -> dict[str, Any]:
-    """What `rlflow explain --json` prints, as plain values: findings with evidence and thresholds, and what is in bounds.json."""
+    """The content of `rlflow explain --json`, as plain values: findings with evidence and thresholds, and what is in bounds.json."""
     run = recorded(folder)
     return {"run": str(run.folder), "flow": run.summary.flow, "state": run.summary.state, "iterations": run.summary.iteration,
             "findings": [finding.as_json() for finding in findings(evidence_of(run))], "bounds": read_object(folder / "bounds.json")}
