@@ -156,6 +156,11 @@ def named(folder: Path) -> list[str]:
     return [finding["name"] for finding in as_json(folder)["findings"]]
 
 
+def stalls(cell: Cell, out: Path) -> bool:
+    """Whether a planted run counts: its twin gains at least twice as much."""
+    return gain(out / cell.twin.name) > 0 and gain(out / cell.twin.name) >= 2 * gain(out / cell.name)
+
+
 def judge(planted: Iterator[Cell], out: Path) -> None:
     """The table, over runs that are in the cache, and the share of those that count of which the planted reason is named first."""
     print("| stall | algorithm | strength | seed | gains | twin gains | counts | named, first one first |")
@@ -165,8 +170,7 @@ def judge(planted: Iterator[Cell], out: Path) -> None:
         folder, twin = out / cell.name, out / cell.twin.name
         if not (folder.exists() and twin.exists()):
             continue
-        own, others, names = gain(folder), gain(twin), named(folder)
-        counts = others > 0 and others >= 2 * own
+        own, others, names, counts = gain(folder), gain(twin), named(folder), stalls(cell, out)
         counted += counts
         first += counts and names[:1] == [cell.stall]
         print(f"| {cell.stall} | {cell.algorithm} | {cell.strength} | {cell.seed} | {own:+.1%} | {others:+.1%} | "
@@ -192,18 +196,19 @@ def healthy(algorithms: list[str], seeds: list[int], out: Path, budget: float) -
 
 
 def fixtures(planted: Iterator[Cell], out: Path, folder: Path) -> None:
-    """What was recorded of runs, as small JSON files for tests of the rules: settings that rules read, and numbers of four digits."""
+    """What was recorded of twins and of planted runs that count, as small JSON files for tests of the rules: settings and metrics that
+    rules read, with four digits."""
     folder.mkdir(parents=True, exist_ok=True)
-    for cell in dict.fromkeys(with_twins(planted)):
-        if (out / cell.name).exists():
-            run = evidence_of(recorded(out / cell.name))
-            kept = {"settings": {name: value for name, value in run.settings.items() if name in READ},
-                    "iterations": [[number, {name: float(f"{value:.4g}") for name, value in values.items() if name in NAMES}]
-                                   for number, values in run.iterations]}
-            (folder / f"{cell.name}.json").write_text(json.dumps(kept) + "\n")
+    for cell in (each for each in planted if (out / each.name).exists() and stalls(each, out)):
+        for each in (cell.twin, cell):
+            run = evidence_of(recorded(out / each.name))
+            iterations = [[number, {name: float(f"{value:.4g}") for name, value in values.items() if name in NAMES}]
+                          for number, values in run.iterations]
+            kept = {"settings": {name: value for name, value in run.settings.items() if name in READ}, "iterations": iterations}
+            (folder / f"{each.name}.json").write_text(json.dumps(kept) + "\n")
 
 
-READ = ("staleness", "hp.beta")
+READ = ("staleness", "hp.beta")  # settings that rules read
 NAMES = ("policy/entropy", "policy/kl_sampler", "policy/kl_reference", "policy/mismatch_mean", "policy/mismatch_factor", "reward/mean",
          "reward/lowest", "reward/highest", "reward/even_groups", "reward/even_lowest", "reward/even_highest", "reward/uneven_mean",
          "reward/missing_rate", "critic/explained_variance", "response/truncated", "funnel/rows_sampled", "funnel/rows_used",
