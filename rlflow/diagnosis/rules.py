@@ -65,7 +65,7 @@ RULES: Sequence[Rule] = (
     Rule("missing", True, (Condition("missing", "above", 0.3, "half of --max-missing and more"),),
          "{missing:.0%} of the rewards are missing, and their rows are left out", "look at missing_* of the metrics for the cause; "
          "--reward-timeout where it is the deadline", "reward/missing_rate"),
-    Rule("stale", True, (Condition("kl_sampler", "above", 0.02, "seed 0"),
+    Rule("stale", True, (Condition("kl_sampler", "above", 0.3, "seed 0: 2.6 and more at a staleness of 9"),
                          Condition("staleness", "above", 0, "rows are of the newest weights otherwise")),
          "rows are sampled with weights that have moved on, so trainer and sampler are {kl_sampler:.2g} nats apart on a token, at a "
          "staleness of {staleness:.0f}", "lower --staleness, or --actor.lr", "policy/kl_sampler"),
