@@ -198,6 +198,17 @@ def show(run: Run) -> None:
 
 
 @app.command()
+def explain(
+    run: Run,
+    as_json: Annotated[bool, typer.Option("--json", help="print a line of JSON: findings with evidence and thresholds, and times")] = False,
+) -> None:
+    """Say why a run learns slowly or not at all, with the evidence and the setting that would change it; then what bounded its time."""
+    from rlflow.cli.explain import explain_run
+
+    raise typer.Exit(explain_run(run, as_json))
+
+
+@app.command()
 def watch(run: Run, once: Annotated[bool, typer.Option("--once", help="print one picture and end")] = False) -> None:
     """Follow a run from another terminal until it ends; exit 1 where it does not end well."""
     from rlflow.cli.watch import watch_run

@@ -10,6 +10,11 @@ trained roles sample, the executor has them measured for each, and puts the role
     reward/missing_rate      share of rows without a score
     scores/NAME              mean score of the rows of a source of data, where there are several
     reward/flat_groups       share of groups whose scores are all equal: they carry no signal
+    reward/even_groups       share of groups whose scores lie within a tenth of the width of all: what a charge on scores leaves flat
+    reward/even_lowest, reward/even_highest  share of those groups within a tenth of the width from the lowest, or the highest, score
+    reward/uneven_mean       mean score of the other groups; absent where there are none
+    reward/lowest, reward/highest  of all scores
+    funnel/rows_…            rows that are scored, in groups that differ, not truncated: `rlflow/runs/funnel.py` has the whole funnel
     response/length, response/truncated  mean tokens; share of rows that ended at max_tokens
     env/turns, env/failed    under an environment, mean turns of an episode; share of episodes that failed
     env/NAME                 mean of the numbers that its turns logged under a name
@@ -28,13 +33,14 @@ from rlflow.columns import SOURCE
 from rlflow.maths import kl
 
 TOKENS = ("mask", "logprobs", "ref_logprobs", "sampled_logprobs", "entropy", "values", "returns")
+EVEN = 0.1  # of the width of all scores: groups with no more than that between their scores count as even
 READ = (*TOKENS, "tokens", "scores", "finish", SOURCE)
 
 
 def health(records: Mapping[str, Batch]) -> dict[str, float]:
     """Metrics of the columns that were recorded; each absent where its columns are."""
     flat = _under_mask(records)
-    return {**_policy(flat), **_critic(flat), **_scores(records), **_responses(records), **_episodes(records)}
+    return {**_policy(flat), **_critic(flat), **_scores(records), **_funnel(records), **_responses(records), **_episodes(records)}
 
 
 def _under_mask(records: Mapping[str, Batch]) -> dict[str, Tensor]:
@@ -72,13 +78,54 @@ def _scores(records: Mapping[str, Batch]) -> dict[str, float]:
     if "scores" not in records or not len(records["scores"]):
         return {}
     batch = records["scores"]
-    scores, slots, groups = batch["scores"].double(), batch.axis.slots, batch.axis.groups
+    scores = batch["scores"].double()
+    present = scores[~scores.isnan()]
     metrics = {**_by_source(records, scores), "reward/missing_rate": float(scores.isnan().double().mean())}
-    if batch.axis.grouped and groups < len(batch):
-        high = torch.full((groups,), -torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(-torch.inf), "amax")
-        low = torch.full((groups,), torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(torch.inf), "amin")
-        metrics["reward/flat_groups"] = float((high <= low).double().mean())
-    return metrics
+    if len(present):
+        metrics |= {"reward/lowest": float(present.min()), "reward/highest": float(present.max())}
+    return metrics | (_groups(batch, present) if _grouped(batch) else {})
+
+
+def _grouped(batch: Batch) -> bool:
+    return batch.axis.grouped and batch.axis.groups < len(batch)
+
+
+def _extremes(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest score of each group, float64 [groups]: infinite, the wrong way round, where all are missing."""
+    scores, slots, shape = batch["scores"].double(), batch.axis.slots, (batch.axis.groups,)
+    low = torch.full(shape, torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(torch.inf), "amin")
+    return low, torch.full(shape, -torch.inf, dtype=torch.float64).scatter_reduce_(0, slots, scores.nan_to_num(-torch.inf), "amax")
+
+
+def _groups(batch: Batch, present: Tensor) -> dict[str, float]:
+    """Shares of groups without any difference, and of those with hardly one, in all and at either end of the scores; the mean score of
+    the rest."""
+    low, high = _extremes(batch)
+    metrics = {"reward/flat_groups": _mean((high <= low).double())}
+    if not len(present):
+        return metrics
+    lowest, highest = float(present.min()), float(present.max())
+    near = EVEN * (highest - lowest)
+    even = high - low <= near
+    metrics |= {"reward/even_groups": _mean(even.double()), "reward/even_lowest": _mean((even & (low <= lowest + near)).double()),
+                "reward/even_highest": _mean((even & (high >= highest - near)).double())}  # fmt: skip
+    others = batch["scores"].double()[~even[batch.axis.slots]]
+    return metrics | ({"reward/uneven_mean": _mean(others)} if len(others) else {})
+
+
+def _funnel(records: Mapping[str, Batch]) -> dict[str, float]:
+    """Rows with a score; of these those in groups that differ; of these those that are not truncated."""
+    if "scores" not in records or not len(records["scores"]):
+        return {}
+    batch = records["scores"]
+    left = ~batch["scores"].isnan()
+    rows = {"scored": left}
+    if _grouped(batch):
+        low, high = _extremes(batch)
+        rows["mixed"] = left = left & (high > low)[batch.axis.slots]
+    if "finish" in records and records["finish"].axis is batch.axis:
+        rows["untruncated"] = left & torch.tensor([reason != "length" for reason in records["finish"]["finish"]])
+    return {f"funnel/rows_{name}": float(where.sum()) for name, where in rows.items()}
 
 
 def _by_source(records: Mapping[str, Batch], scores: Tensor) -> dict[str, float]:

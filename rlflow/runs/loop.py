@@ -21,6 +21,7 @@ from rlflow.runs.canary import canary_warnings
 from rlflow.runs.context import LoopTotals, RunContext, RunResult, RunStart
 from rlflow.runs.evaluate import Accuracy, shown, unvoted
 from rlflow.runs.fates import fate_metrics
+from rlflow.runs.funnel import funnel_metrics, without_funnel
 from rlflow.runs.guards import Guard, mismatch_warnings, short_repeat_warnings
 from rlflow.runs.records import Records
 from rlflow.runs.recovery import DriverState, Recovery
@@ -174,8 +175,9 @@ class Loop:
         self.totals.add(outcome.spans, start, seconds)
         if moved := self.context.engine.moved():
             self.records.weights(moved)
-        self.last = {**outcome.metrics, **outcome.summary.health, **fate_metrics(outcome.account), **canaries, **speed(outcome),
-                     **outcome.state, "seconds": seconds}
+        health = outcome.summary.health
+        self.last = {**outcome.metrics, **without_funnel(health), **fate_metrics(outcome.account),
+                     **funnel_metrics(outcome.account, health), **canaries, **speed(outcome), **outcome.state, "seconds": seconds}
         samples = [{"role": outcome.sampler, **row} if outcome.sampler else row for row in outcome.summary.rows]
         self.records.metrics(iteration, self.last)
         self.records.account(iteration, outcome.account)

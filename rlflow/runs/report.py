@@ -14,6 +14,7 @@ from rlflow.runs.bounds import PATH, RunTotals, TimeBounds
 from rlflow.runs.context import RunResult
 from rlflow.runs.evaluate import shown
 from rlflow.runs.fates import fates_text, run_account
+from rlflow.watch.explained import pointer
 from rlflow.watch.names import accuracies, change, share
 from rlflow.watch.recorded import recorded
 from rlflow.watch.tables import curves
@@ -33,6 +34,8 @@ def summary(result: RunResult) -> str:
         parts.append(fates)
     if result.skipped:
         parts.append(f"{result.skipped} of {result.iterations} iterations were skipped: nothing was kept to train on")
+    if line := pointer(result.folder, result.shown):
+        parts.append(line)
     many = "s" * (result.iterations != 1)
     parts.append(f"{result.iterations} iteration{many} in {result.seconds:.1f} s; everything is in {result.shown or result.folder}")
     return "\n".join(parts)

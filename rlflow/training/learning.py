@@ -18,6 +18,7 @@ from rlflow.training.objective import MinibatchTotals, New, check_mean, row_weig
 from rlflow.training.peers import Peers
 from rlflow.training.protocols import Means
 from rlflow.training.rows import group_of, learnable, mask_counts, own_rows, token_counts
+from rlflow.training.signal import token_funnel, watch, without_funnel
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Learned:
 
 def together(ranks: Sequence[Learned], left_out: int) -> dict[str, float]:
     """The metrics of an update from those of its ranks."""
-    return reported(added(rank.seen for rank in ranks)) | dict(ranks[0].steps) | {"left_out": float(left_out)}
+    totals = added(rank.seen for rank in ranks)
+    return reported(without_funnel(totals)) | token_funnel(totals) | dict(ranks[0].steps) | {"left_out": float(left_out)}
 
 
 def _backward(
@@ -131,6 +133,7 @@ def _backward(
     """Add the gradient of these rows' share; return the share, 0-d float64. counts: int64 [rows], tokens that count."""
     mask = rows["mask"].to(engine.device)
     new = _only_masked(engine.compute(rows, want), mask)
+    watch(new, mask, _token_columns(rows, mask), meter)
     shares = []
     for number, term in enumerate(parts):
         index = None if term.where is None else rows[term.where].bool().nonzero()[:, 0]
@@ -153,6 +156,12 @@ def _share(term: LossTerm, rows: Batch, new: New, mask: Tensor, weights: Tensor,
     groups = int(group_of(rows)[-1]) + 1 if term.loss.rows == "group" else 0
     meter.add({f"{term.prefix}{name}": entry for name, entry in metrics.items()}, mask, groups)
     return share if term.scale == 1 else share * term.scale
+
+
+def _token_columns(rows: Batch, mask: Tensor) -> dict[str, Tensor]:
+    """The columns of a policy's loss that say what clipping did, on the device of the mask and of its shape [rows, T]."""
+    values = {name: rows[name] for name in ("logprobs", "advantages") if name in rows.columns}
+    return {name: value.to(mask.device) for name, value in values.items() if value.shape == mask.shape}
 
 
 def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:

@@ -30,6 +30,12 @@ class Meter:
             new = _totals(entries, weight=mask.shape[0] if entries.dim() == 0 else 1)
             self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
 
+    def observe(self, values: Mapping[str, Tensor], mask: Tensor) -> None:
+        """Take what the trainer itself measures of each token [rows, T], under the mask, bool [rows, T]."""
+        for name, value in values.items():
+            new = _totals(value.detach()[mask].double(), weight=1)
+            self.totals[name] = _joined(self.totals[name], new) if name in self.totals else new
+
     def result(self) -> dict[str, float]:
         """Name → mean or maximum; see ``reported``."""
         return reported(self.taken())

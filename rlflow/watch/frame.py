@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rlflow.errors import printable
 from rlflow.watch.chart import ALONE, chart
+from rlflow.watch.funnel import funnel_lines
 from rlflow.watch.names import accuracies, own_metrics, renamed, reward_roles
 from rlflow.watch.recorded import Curve
 
@@ -44,7 +45,8 @@ class Frame:
 
 def draw(frame: Frame, width: int) -> RenderableType:
     """The drawing of a frame for a terminal of ``width`` columns."""
-    parts = [_head(frame, width), _numbers(frame), _stages(frame, width)]
+    funnel = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in map(printable, funnel_lines(frame.metrics))]
+    parts = [_head(frame, width), _numbers(frame), *funnel, _stages(frame, width)]
     if len(frame.curve) > 1:
         parts += [Text("held-out accuracy", style="dim"), chart({ALONE: frame.curve}, min(width, CHART), LINES)]
     return Group(*parts)

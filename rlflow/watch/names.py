@@ -44,8 +44,8 @@ PROMPTS = "prompts"  # how many prompts a set of --eval has: a figure that every
 FIGURE = re.compile(r"sampled|greedy|(?:mean|pass|maj)@\d+")  # a figure of an evaluation
 OF_SETS = {"sampled": "val/{}/accuracy", "greedy": "val/{}/accuracy_greedy", "mean": "val-core/{}/acc/mean@{}",
            "pass": "val-core/{}/acc/best@{}/mean", "maj": "val-core/{}/acc/maj@{}/mean"}  # fmt: skip
-COMPUTED = ("evaluation", "fates", "policy", "response", "reward", "canary")  # heads of metrics that any run may have
-OF_A_ROLE = re.compile("(?:policy|critic|response|reward|scores)/")  # begins what follows the role's name where several are trained
+COMPUTED = ("evaluation", "fates", "funnel", "policy", "response", "reward", "canary")  # heads of metrics that any run may have
+OF_A_ROLE = re.compile("(?:policy|critic|response|reward|scores|funnel)/")  # begins what follows the role's name where several are trained
 UPDATE = re.compile(r"(?P<role>[^/]+)\.update(?P<line>#\d+)?/(?P<name>.+)")
 POLICY = {"loss": "pg_loss", "clipped": "pg_clipfrac", "kl": "ppo_kl"}
 VALUE = {"loss": "vf_loss", "clipped": "vf_clipfrac"}

@@ -16,7 +16,9 @@ from rlflow.errors import listed, printable
 from rlflow.watch import served
 from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
+from rlflow.watch.explained import bound_lines, pointer
 from rlflow.watch.frame import OWN, Frame, figures, spoken
+from rlflow.watch.funnel import funnel_lines
 from rlflow.watch.history import History, RunSummary, read_object, reward, stage_seconds
 from rlflow.watch.names import SCORE, accuracies, change, evaluation_sets, own_metrics, reward_roles, share
 from rlflow.watch.played import last_episode
@@ -32,7 +34,6 @@ WIDE = 160  # columns of what is printed where there is no terminal
 CURVE = 60  # characters of a curve
 LINES = 6  # lines of the learning curve
 PARTS = 4  # most files of a model folder that are listed
-WORDS = 3  # last lines of bounds.txt, which say in words what bounded the run
 FILES = {
     "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
     "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print", "services": "what services print",
@@ -90,6 +91,7 @@ def story(folder: Path) -> list[RenderableType]:
     problems = [f"error: {summary.error}"] if summary.error else []
     problems += [summary.problem] if summary.problem else []
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
+    problems += [line] if (line := pointer(folder)) else []
     parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), *curves(run), last(summary, folder),
              last_episode(folder)]
     return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), services(folder), files(folder)] if part is not None]
@@ -165,16 +167,14 @@ def last(summary: RunSummary, folder: Path) -> RenderableType | None:
     numbers = figures(Frame(metrics=summary.metrics))
     stages = sorted(stage_seconds(folder).items(), key=lambda item: -item[1])[:4]
     lines = ["last iteration: " + "  ".join(f"{name} {value}" for name, value in numbers)] if numbers else []
+    lines += funnel_lines(summary.metrics)
     lines += ["slowest nodes: " + "  ".join(f"{name} {spoken(seconds)}" for name, seconds in stages)] if stages else []
     return plain("\n".join(lines)) if lines else None
 
 
 def bounds(folder: Path) -> RenderableType | None:
     """The last lines of bounds.txt, which say what bounded the run."""
-    try:
-        lines = durable.read(folder / "bounds.txt").decode(errors="replace").splitlines()[-WORDS:]
-    except OSError:
-        return None
+    lines = bound_lines(folder)
     return plain("\n".join(lines)) if lines else None
 
 

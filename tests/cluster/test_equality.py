@@ -74,6 +74,10 @@ def test_several_ranks_take_the_same_steps(tmp_path, ray_address, alone):
     there, others = run("grpo", tmp_path, pools="all=3", ray_address=ray_address, **STEPS)
     assert steps(there) == steps(here)
     assert 0 < apart(weights["actor"], others["actor"]) <= LIMIT
+    for one, other in zip(here, there, strict=True):
+        funnel = {name: value for name, value in one.items() if "funnel/" in name}
+        assert len(funnel) == 11
+        assert {name: other[name] for name in funnel} == pytest.approx(funnel, rel=1e-6)
 
 
 @pytest.mark.slow

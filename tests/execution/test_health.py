@@ -50,6 +50,22 @@ def test_groups_of_equal_scores_carry_no_signal_and_missing_ones_are_counted():
     found = health(records(scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, math.nan, math.nan]))
     assert found["reward/missing_rate"] == pytest.approx(3 / 8)
     assert found["reward/flat_groups"] == pytest.approx(3 / 4)  # one score alone, or none, compares with nothing
+    assert (found["reward/lowest"], found["reward/highest"]) == (0.0, 1.0)
+
+
+def test_groups_are_even_where_their_scores_differ_by_less_than_a_tenth_of_the_width_of_all():
+    found = health(records(scores=[1.0, 0.98, 0.0, 0.05, 0.0, 1.0, 0.5, 0.52]))
+    assert found["reward/flat_groups"] == 0
+    assert (found["reward/even_groups"], found["reward/even_lowest"], found["reward/even_highest"]) == (3 / 4, 1 / 4, 1 / 4)
+    assert found["reward/uneven_mean"] == 0.5
+    alike = health(records(scores=[0.5] * 8))
+    assert (alike["reward/even_groups"], "reward/uneven_mean" in alike) == (1.0, False)
+
+
+def test_the_funnel_of_rows_goes_from_scores_to_groups_that_differ_to_rows_that_ended():
+    found = health(records(scores=[1.0, 1.0, 0.0, 1.0, math.nan, 0.5, 1.0, 0.0],
+                           finish=["length", "stop", "stop", "length", "stop", "stop", "stop", "stop"]))
+    assert [found[f"funnel/rows_{name}"] for name in ("scored", "mixed", "untruncated")] == [7, 4, 3]
 
 
 def test_lengths_and_truncation():

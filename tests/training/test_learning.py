@@ -60,7 +60,8 @@ def test_every_epoch_sees_every_row_once_in_its_own_order():
     seen = [row for rows in engine.seen for row in rows]
     assert sorted(seen[:6]) == sorted(seen[6:]) == list(range(10, 16))
     assert seen[:6] != seen[6:]
-    assert metrics == {"seven": 7.0, "steps": 6, "skipped_steps": 0, "rows": 12, "lr": 0.1, "loss": 0.0, "grad_norm": 1.0, "left_out": 0}
+    assert metrics == {"seven": 7.0, "steps": 6, "skipped_steps": 0, "rows": 12, "lr": 0.1, "loss": 0.0, "grad_norm": 1.0, "left_out": 0,
+                       "funnel/tokens": 36, "funnel/tokens_with_gradient": 36, "funnel/tokens_effective": 36}
 
 
 def test_a_token_mean_has_gradient_one_however_it_is_cut():

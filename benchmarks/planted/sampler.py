@@ -1,0 +1,50 @@
+"""A backend for `benchmarks/stalls.py`, whose Generator samples with other weights than those that are trained, as its settings say."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlflow.backends.local.generator import Generator as LocalGenerator
+from rlflow.backends.local.settings import GeneratorSettings
+from rlflow.batch import Batch
+from rlflow.training.protocols import ModelSpec, Sampling
+
+
+class Generator(LocalGenerator):
+    """The local Generator, which samples with other weights than those it was sent."""
+
+    @dataclass(frozen=True)
+    class Settings(GeneratorSettings):
+        every: int = 1  # takes the weights of every so manieth update only; 0: never any
+        noise: float = 0.0  # each weight is off by a normal number of this relative size, the same at all times
+
+    settings: Any
+
+    def __init__(self, spec: ModelSpec, settings: Any = None) -> None:
+        super().__init__(spec, settings or self.Settings())
+        self.sampling = copy.deepcopy(self.network)
+        self.taken = -1
+
+    def generate(self, prompts: Batch, sampling: Sampling, seeds: Sequence[int]) -> Batch:
+        every = self.settings.every
+        due = self.taken < 0 or (every > 0 and self.version // every > self.taken // every)
+        if due:
+            self.taken = self.version
+            self.sampling.copy(self._weights())
+        right, self.network = self.network, self.sampling
+        try:
+            return super().generate(prompts, sampling, seeds)
+        finally:
+            self.network = right
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        chance = torch.Generator().manual_seed(0)
+        for name, tensor in self.network.tensors():
+            off = torch.randn(tensor.shape, generator=chance, dtype=torch.float32).to(tensor.dtype)
+            yield name, tensor * (1 + self.settings.noise * off)

@@ -1,0 +1,50 @@
+"""Rewards with which `benchmarks/stalls.py` plants stalls: given to a run as FILE:function."""
+
+from __future__ import annotations
+
+import zlib
+
+
+def right(completion: str, answer: str) -> float:
+    """1 for the right answer."""
+    return float(completion.strip() == str(answer).strip())
+
+
+def close(completion: str, answer: str, within: int) -> float:
+    """1 for any number that is near enough."""
+    try:
+        return float(abs(int(completion.strip()) - int(answer)) <= within)
+    except ValueError:
+        return 0.0
+
+
+def close_200(completion: str, answer: str) -> float:
+    return close(completion, answer, 200)
+
+
+def close_60(completion: str, answer: str) -> float:
+    return close(completion, answer, 60)
+
+
+def number(*parts: str) -> float:
+    """A number from 0 to 1 that texts have."""
+    return zlib.crc32("\n".join(parts).encode()) / 2**32
+
+
+def half(prompt: str, completion: str, answer: str) -> float:
+    """0 whatever is said to half of the prompts."""
+    return 0.0 if number(prompt) < 0.5 else right(completion, answer)
+
+
+def most(prompt: str, completion: str, answer: str) -> float:
+    """0 whatever is said to 80 % of the prompts."""
+    return 0.0 if number(prompt) < 0.8 else right(completion, answer)
+
+
+def missing_60(prompt: str, completion: str, answer: str) -> float | None:
+    """No score for 60 % of what is said."""
+    return None if number(prompt, completion) < 0.6 else right(completion, answer)
+
+
+def missing_90(prompt: str, completion: str, answer: str) -> float | None:
+    return None if number(prompt, completion) < 0.9 else right(completion, answer)

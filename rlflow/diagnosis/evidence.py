@@ -1,0 +1,208 @@
+"""What a run recorded, as measures: functions from its metrics and settings to a number, or to None where the run does not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+Series = Sequence[tuple[int, float]]  # (iteration, value)
+TOKENS = "funnel/tokens"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The recorded iterations of a run, and its settings by the names of their flags, such as hp.clip."""
+
+    iterations: Sequence[tuple[int, Mapping[str, float]]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def series(self, name: str) -> Series:
+        """The values of a metric by iteration; of a metric that several roles or updates have, those of the first one."""
+        names = dict.fromkeys(key for _, values in self.iterations for key in values if key == name or key.endswith(f"/{name}"))
+        own = name if name in names else next(iter(names), name)
+        return [(number, values[own]) for number, values in self.iterations if own in values]
+
+    def setting(self, name: str) -> float | None:
+        """A setting that is a number; None where there is none of that name."""
+        value = self.settings.get(name)
+        try:
+            return float(value) if value is not None and not isinstance(value, bool) else None
+        except (TypeError, ValueError):
+            return None
+
+    def policy(self, name: str) -> Series:
+        """The values of a metric of the first update that has log-probs to move."""
+        names = (key for _, values in self.iterations for key in values if key.endswith("/funnel/moved"))
+        head = next(names, "").removesuffix("funnel/moved")
+        return [(number, values[head + name]) for number, values in self.iterations if head and head + name in values]
+
+
+Measure = Callable[[Evidence], float | None]
+
+
+def mean(series: Series) -> float | None:
+    """The mean of a series; None of nothing."""
+    return fmean(value for _, value in series) if series else None
+
+
+def late(series: Series) -> Series:
+    """The second half of a series."""
+    return series[len(series) // 2 :]
+
+
+def early(series: Series) -> Series:
+    """The first tenth of a series, three values at least."""
+    return series[: max(3, len(series) // 10)]
+
+
+def third(series: Series) -> int:
+    """The length of a third of a series, three values at least."""
+    return max(3, len(series) // 3)
+
+
+def last_third(series: Series) -> Series:
+    """The last third of a series, three values at least."""
+    return series[-third(series) :]
+
+
+def in_the_end(name: str) -> Measure:
+    """The mean of a metric over the second half of the run."""
+    return lambda run: mean(late(run.series(name)))
+
+
+def at_first(name: str) -> Measure:
+    """The mean of a metric in the first tenth of the run."""
+    return lambda run: mean(early(run.series(name)))
+
+
+def initially(name: str) -> Measure:
+    """A metric in the first iteration that has it."""
+    return lambda run: series[0][1] if (series := run.series(name)) else None
+
+
+def setting(name: str) -> Measure:
+    """A setting that is a number."""
+    return lambda run: run.setting(name)
+
+
+def reward(run: Evidence) -> Series:
+    """The mean score by iteration."""
+    return run.series("reward/mean")
+
+
+def span(run: Evidence) -> float | None:
+    """The highest score of the run less the lowest."""
+    lows, highs = run.series("reward/lowest"), run.series("reward/highest")
+    return max(value for _, value in highs) - min(value for _, value in lows) if lows and highs else None
+
+
+def place(run: Evidence) -> float | None:
+    """The mean score in the first tenth of the run between the lowest score, 0, and the highest, 1."""
+    return _placed(run, mean(early(reward(run))))
+
+
+def place_now(run: Evidence) -> float | None:
+    """``place`` in the last third of the run."""
+    return _placed(run, mean(last_third(reward(run))))
+
+
+def _placed(run: Evidence, score: float | None) -> float | None:
+    """Where a score lies between the lowest and the highest; in a run with one score alone, where that lies between 0 and 1."""
+    width, lows = span(run), run.series("reward/lowest")
+    if score is None or width is None:
+        return None
+    return (score - min(value for _, value in lows)) / width if width else min(max(score, 0.0), 1.0)
+
+
+def mixed_place(run: Evidence) -> float | None:
+    """``place`` of the groups whose scores differ."""
+    return _placed(run, mean(early(run.series("reward/uneven_mean"))))
+
+
+def improvement(run: Evidence) -> float | None:
+    """How much the mean score rose from the first third to the last, in widths of the scores; 0 where there is one score alone."""
+    series, width = reward(run), span(run)
+    first, last = mean(series[: third(series)]), mean(last_third(series))
+    if first is None or last is None or width is None:
+        return None
+    return (last - first) / width if width else 0.0
+
+
+def clipped(run: Evidence) -> float | None:
+    """The share of tokens with something to learn from whose gradient clipping took away, over the run."""
+    above, below, moving = (mean(run.policy(f"{TOKENS}_{name}")) for name in ("clipped_above", "clipped_below", "with_gradient"))
+    if above is None or below is None or moving is None:
+        return None
+    return (above + below) / (above + below + moving) if above + below + moving else 0.0
+
+
+def moved(run: Evidence) -> float | None:
+    """Nats by which an update moves a token's log-prob, in the mean over its steps; None where updates take one step, which move before
+    nothing is measured."""
+    steps = mean(run.policy("steps"))
+    return mean(run.policy("funnel/moved")) if steps is not None and steps > 1 else None
+
+
+def moved_most(run: Evidence) -> float | None:
+    """``moved`` in the iteration in which it is largest: a policy that has collapsed moves no more."""
+    return max(value for _, value in run.policy("funnel/moved")) if moved(run) is not None else None
+
+
+def moving(run: Evidence) -> float | None:
+    """The share of tokens with a gradient, of the update of the policy or else of the first that counts them, over the second half."""
+    tokens, those = (mean(late(run.policy(name) or run.series(name))) for name in (TOKENS, f"{TOKENS}_with_gradient"))
+    return those / tokens if tokens and those is not None else None
+
+
+def odds(run: Evidence) -> float | None:
+    """exp(width of the scores / beta): by at most this factor the best policy under a KL charge makes good answers likelier over bad ones
+    than the reference."""
+    beta, width = run.setting("hp.beta"), span(run)
+    return math.exp(min(width / beta, 50.0)) if beta and width is not None else None
+
+
+def rate(run: Evidence) -> float | None:
+    """The learning rate of the policy's update, in the mean."""
+    return mean(run.policy("lr"))
+
+
+def skipped(run: Evidence) -> float | None:
+    """The share of optimizer steps that were skipped, their gradient not being finite."""
+    steps, left = mean(run.series("steps")), mean(run.series("skipped_steps"))
+    return left / (steps + left) if steps is not None and left is not None and steps + left else None
+
+
+def uneven(run: Evidence) -> float | None:
+    """The share of groups with some difference between their scores, over the second half; 1 where there are no groups."""
+    flat = in_the_end("reward/even_groups")(run)
+    return 1 - (flat or 0.0) if run.iterations else None
+
+
+def used(run: Evidence) -> float | None:
+    """The share of sampled rows that an update was made of, over the second half."""
+    sampled, trained = (mean(late(run.series(f"funnel/rows_{name}"))) for name in ("sampled", "used"))
+    return trained / sampled if sampled and trained is not None else None
+
+
+def drift(run: Evidence) -> float | None:
+    """The distance of trainer and sampler in the second half of the run, over that in its first iteration."""
+    first, last = initially("policy/mismatch_mean")(run), in_the_end("policy/mismatch_mean")(run)
+    return last / max(first, 1e-7) if first is not None and last is not None else None
+
+
+MEASURES: Mapping[str, Measure] = {
+    "staleness": setting("staleness"), "beta": setting("hp.beta"), "lr": rate,
+    "mismatch": in_the_end("policy/mismatch_mean"), "mismatch_first": initially("policy/mismatch_mean"), "drift": drift,
+    "factor_first": initially("policy/mismatch_factor"), "kl_sampler": in_the_end("policy/kl_sampler"),
+    "missing": in_the_end("reward/missing_rate"), "moving": moving, "used": used, "skipped": skipped,
+    "moved": moved, "moved_most": moved_most, "clipped": clipped,
+    "entropy_early": at_first("policy/entropy"), "entropy": in_the_end("policy/entropy"),
+    "uneven": uneven, "flat": in_the_end("reward/even_groups"), "flat_early": at_first("reward/even_groups"),
+    "flat_lowest": at_first("reward/even_lowest"), "flat_highest": at_first("reward/even_highest"), "mixed_place": mixed_place,
+    "place": place, "place_now": place_now, "improvement": improvement,
+    "truncated": in_the_end("response/truncated"), "kl": in_the_end("policy/kl_reference"),
+    "explained": in_the_end("critic/explained_variance"), "odds": odds,
+}  # fmt: skip
