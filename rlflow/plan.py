@@ -49,7 +49,7 @@ class Piece:
 class Plan:
     """The plan of one iteration. ``live``: ids of nodes that run; ``kept``: the columns that are stored; ``held_to_end``: the columns
     that the run's records read; ``bodies``: plans of repeats by node id; ``ahead``: by forward pass the rows of a step of the update
-    that begins with it; ``shared``: by forward or update the rows that begin with one prompt, where its trainer computes that once.
+    that begins with it; ``prompt_rows``: by forward or update the rows that begin with one prompt, where its trainer computes that once.
 
     ``chunks``: for a node whose rows are streamed the ids of its chunks but the last, which is there when the node is done; ``pieces``:
     by id. A node in pieces joins the results of its pieces. Ids of chunks and pieces follow the ids of nodes.
@@ -68,7 +68,7 @@ class Plan:
     priority: Mapping[int, float] = field(default_factory=dict)
     lane: Mapping[int, str] = field(default_factory=dict)
     ahead: Mapping[int, float] = field(default_factory=dict)
-    shared: Mapping[int, int] = field(default_factory=dict)
+    prompt_rows: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)
     did: tuple[PassNote, ...] = ()
     placement: Placement | None = None

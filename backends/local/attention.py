@@ -56,7 +56,7 @@ class PackedMask:
         if key not in self._made:
             query, keys = (place.to(like.device) for place in places())
             seen = self.visible(0, 0, query[:, None], keys[None])
-            self._made[key] = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill(~seen, torch.finfo(like.dtype).min / 2)
+            self._made[key] = like.new_zeros(seen.shape).masked_fill(~seen, torch.finfo(like.dtype).min / 2)
         return self._made[key]
 
 

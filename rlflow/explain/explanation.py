@@ -104,7 +104,7 @@ def explain(
         sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
         simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
         commits(plan, models, commit_every), tuple(rows_of_rows(sizes)), plan.residency,
-        tuple(steps(plan.evaluation, None)) if plan.evaluation else (), tuple(computed(plan.shared, sizes)))
+        tuple(steps(plan.evaluation, None)) if plan.evaluation else (), tuple(computed(plan.prompt_rows, sizes)))
 
 
 def _resident(course: MemorySchedule) -> dict[str, Any]:

@@ -107,9 +107,9 @@ class ComputedTokens:
     computed: int
 
 
-def computed(shared: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
-    """Of each node of ``shared``, by its id the rows that begin with one prompt: groups are whole in each of its micro-batches."""
-    for i, each in shared.items():
+def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
+    """Of each node of ``prompt_rows``, by its id the rows that begin with one prompt: groups are whole in each of its micro-batches."""
+    for i, each in prompt_rows.items():
         node = sizes.graph.nodes[i]
         rows, prompt = sizes.rows[node.axis], sizes.assumed.prompt_tokens
         responses = rows * sizes.tokens[node.axis]

@@ -124,7 +124,7 @@ def learned(folder, packed_rows, ahead=False, **settings):
     found, clip = {}, trainer._clip
 
     def kept(learning):
-        found.update({name: parameter.grad.clone() for name, parameter in trainer.network.parameters().items() if parameter.grad is not None})
+        found.update({name: each.grad.clone() for name, each in trainer.network.parameters().items() if each.grad is not None})
         return clip(learning)
 
     trainer._clip = kept

@@ -98,7 +98,8 @@ def test_units_are_not_torn_and_one_that_is_too_large_is_alone():
 @pytest.mark.parametrize("tokens", [10, 100])
 def test_every_row_is_in_one_micro_batch(tokens):
     chance = torch.Generator().manual_seed(0)
-    prompts = [[7] * 6 + torch.randint(0, 2, (int(torch.randint(1, 9, (1,), generator=chance)),), generator=chance).tolist() for _ in range(40)]
-    rows = batch(prompts, torch.randint(0, 9, (40,), generator=chance).tolist())
+    draw = lambda below, count: torch.randint(0, below, (count,), generator=chance).tolist()  # noqa: E731
+    prompts = [[7] * 6 + draw(2, 1 + draw(8, 1)[0]) for _ in range(40)]
+    rows = batch(prompts, draw(9, 40))
     cut = taken(packed_microbatches(rows, list(torch.arange(40).split(1)), tokens=tokens))
     assert sorted(itertools.chain(*cut)) == list(range(40))
