@@ -137,7 +137,7 @@ class Subject:
     def reference(self):
         known = local.Trainer.Settings.__dataclass_fields__
         settings = {name: value for name, value in self.settings.items() if name in known} | ({"micro_tokens": 1} if self.long else {})
-        settings["packed"] = False  # each row by itself
+        settings["packed"] = self.settings.get("packed", False)  # each row by itself, where nothing else is asked for
         made = local.Trainer(self.spec, local.Trainer.Settings(**settings))
         made.peers = self.ground.peers()
         return made
