@@ -52,7 +52,7 @@ class Trainer:
         self.spec, self.settings = spec, settings or TrainerSettings()
         self.peers = Peers()
         self.network = self._network()
-        self.packs = self.settings.packed and self._can_pack()
+        self.packs = self.settings.packed and spec.device == "cpu" and self._can_pack()  # elsewhere nobody has measured it yet
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = self._schedule() if spec.trained else Schedule(self.settings.lr)
         self.steps = 0
