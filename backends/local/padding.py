@@ -1,8 +1,7 @@
 """Attention masks that transformers makes without looking at the padding.
 
 Before each pass transformers asks whether a padding mask hides anything at all, so that it can leave it out, and the host waits for the
-answer. A decode loop knows it: it gives a mask where there is padding, and none where there is none. Of a single new token that sees all
-that came before, that mask is all there is to say, and it is made ready for the layers once, where torch would do so in each.
+answer. A decode loop knows it: it gives a mask where there is padding, and none where there is none.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import masking_utils
 
@@ -35,14 +33,10 @@ def _sdpa_mask(
     *args: Any, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, use_vmap: bool = False, **options: Any
 ) -> Tensor | PackedMask | None:
     """transformers' own; outside of ``known``, and where no rows are packed, nothing is different."""
-    visible, local_size = options.get("mask_function", masking_utils.causal_mask_function), options.get("local_size")
-    if (packed := mask_of_packed(local_size, visible, use_vmap)) is not None:
+    visible = options.get("mask_function", masking_utils.causal_mask_function)
+    if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
         return packed
     look = attention_mask is None or not _KNOWN.get()
-    everything = visible is masking_utils.causal_mask_function or (local_size and options["kv_length"] <= local_size)
-    if not look and everything and options["q_length"] == 1 and attention_mask.shape[1] == options["kv_length"]:
-        whole = attention_mask[:, None, None]
-        return torch.zeros(whole.shape, dtype=options["dtype"], device=whole.device).masked_fill_(~whole, -torch.inf)
     return masking_utils.sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip and look,
                                    use_vmap=use_vmap, **options)  # fmt: skip
 
