@@ -57,6 +57,8 @@ class Plan:
     priority: Mapping[int, float] = field(default_factory=dict)  # unit → the higher, the sooner it starts among those that may
     lane: Mapping[int, str] = field(default_factory=dict)  # unit → the lane in which it runs
     ahead: Mapping[int, float] = field(default_factory=dict)  # forward → the most rows that one step of the update reusing its graph takes
+    # forward or update → the rows that begin with one prompt, where its trainer computes that once
+    prompt_rows: Mapping[int, int] = field(default_factory=dict)
     bodies: Mapping[int, Plan] = field(default_factory=dict)  # repeat → the plan of its body
     did: tuple[PassNote, ...] = ()  # what the passes have changed
     placement: Placement | None = None  # of roles on pools; None in one process

@@ -94,6 +94,7 @@ class Trainer(local.Trainer):
         super().__init__(replace(spec, device="cpu"), settings or TrainerSettings())
         package = start(spec.device)  # a folder that is refused leaves no group of ranks behind
         self.spec, self.peers = spec, Peers(lockstep=True)
+        self.packs = self.packs and spec.device == "cpu"
         self.learning = self.network.parameters() if spec.trained else {}
         self.reader = Reader()
         self.engine: Any = None  # a frozen model that is not cut needs none

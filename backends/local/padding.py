@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 from transformers import masking_utils
 
+from rlflow.backends.local.attention import PackedMask, mask_of_packed
+
 _KNOWN = ContextVar("known", default=False)
 
 
@@ -27,10 +29,16 @@ def known() -> Iterator[None]:
         _KNOWN.reset(before)
 
 
-def _sdpa_mask(*args: Any, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, **options: Any) -> Tensor | None:
-    """transformers' own; outside of ``known`` nothing is different."""
+def _sdpa_mask(
+    *args: Any, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, use_vmap: bool = False, **options: Any
+) -> Tensor | PackedMask | None:
+    """transformers' own; outside of ``known``, and where no rows are packed, nothing is different."""
+    visible = options.get("mask_function", masking_utils.causal_mask_function)
+    if (packed := mask_of_packed(options.get("local_size"), visible, use_vmap)) is not None:
+        return packed
     look = attention_mask is None or not _KNOWN.get()
-    return masking_utils.sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip and look, **options)
+    return masking_utils.sdpa_mask(*args, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip and look,
+                                   use_vmap=use_vmap, **options)  # fmt: skip
 
 
 masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _sdpa_mask

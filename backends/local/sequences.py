@@ -30,9 +30,7 @@ def sequences(rows: Batch, device: torch.device) -> Sequences:
     predicted from."""
     prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
     start, lengths = prompt.lengths, response.lengths
-    if len(start) and int(start.min()) == 0:
-        raise ValueError(f"prompt_tokens: found an empty prompt in row {int(start.argmin())}, expected at least one token "
-                         "(for example the tokenizer's BOS token)")
+    check_prompts(start)
     width = int((start + lengths).max()) if len(start) else 0
     place = torch.arange(width)
     ids = torch.zeros(len(start), width, dtype=torch.int64)
@@ -43,3 +41,10 @@ def sequences(rows: Batch, device: torch.device) -> Sequences:
     moved = (tensor.to(device) for tensor in (ids, response.value, before, first + start + lengths - 1))
     ids, targets, before, last = moved
     return Sequences(ids, lengths, targets, before, last)
+
+
+def check_prompts(lengths: Tensor) -> None:
+    """Raises ValueError where one of the prompts, of int64 [rows] tokens, is empty."""
+    if len(lengths) and int(lengths.min()) == 0:
+        raise ValueError(f"prompt_tokens: found an empty prompt in row {int(lengths.argmin())}, expected at least one token "
+                         "(for example the tokenizer's BOS token)")

@@ -20,7 +20,8 @@ class TrainerSettings:
     eps: Annotated[float, Gt(0)] = 1e-8  # floor of the gradient's scale; more slows parameters with tiny gradients
     weight_decay: Annotated[float, Ge(0)] = 0.0  # pulls weight matrices towards 0; biases and norms never decay
     max_grad_norm: Annotated[float, Gt(0)] = 1.0  # longer gradients are cut to this length; inf never cuts
-    micro_tokens: Annotated[int, Ge(1)] = 16384  # padded tokens per forward and backward; more is faster and takes more memory
+    micro_tokens: Annotated[int, Ge(1)] = 16384  # tokens per forward and backward; more is faster and takes more memory
+    packed: bool = True  # on a CPU: no padding, and what prompts begin with alike is computed once; false computes each row by itself
     logit_tokens: Annotated[int, Ge(0)] = 0  # tokens whose logits exist at once; less saves memory; 0: as many as fit in 512 MiB
     gradient_checkpointing: bool = False  # true recomputes layers in the backward pass: a third slower, far less memory
     lora: Annotated[int, Ge(0)] = 0  # rank of low-rank adapters, which learn in place of the weights; 0 trains the weights themselves

@@ -15,6 +15,8 @@ from rlflow.backends.local.logprobs import logprobs_and_entropy, tokens_at_once
 from rlflow.backends.local.lora import digest, is_adapter
 from rlflow.backends.local.network import Network, checkpoint_layers, load_network
 from rlflow.backends.local.offload import Away
+from rlflow.backends.local.packing import packed
+from rlflow.backends.local.passes import can_pack, hidden_states
 from rlflow.backends.local.sequences import Sequences, sequences
 from rlflow.backends.local.settings import TrainerSettings
 from rlflow.backends.local.tokenizer import copy_tokenizer
@@ -26,6 +28,7 @@ from rlflow.training.learning import Learned, OptimizerStep, Passes, RankShare, 
 from rlflow.training.minibatches import microbatches
 from rlflow.training.objective import New
 from rlflow.training.peers import Peers
+from rlflow.training.prefixes import packed_microbatches
 from rlflow.training.protocols import Means, ModelSpec
 from rlflow.training.rows import token_counts
 from rlflow.training.schedule import Schedule
@@ -49,6 +52,7 @@ class Trainer:
         self.spec, self.settings = spec, settings or TrainerSettings()
         self.peers = Peers()
         self.network = self._network()
+        self.packs = self.settings.packed and spec.device == "cpu" and self._can_pack()  # elsewhere nobody has measured it yet
         self.base: Tensor | None = None  # the digest of what adapters belong to, when it was needed
         self.schedule = self._schedule() if spec.trained else Schedule(self.settings.lr)
         self.steps = 0
@@ -73,6 +77,9 @@ class Trainer:
 
     def _network(self) -> Network:
         return load_network(self.spec, self.settings)
+
+    def _can_pack(self) -> bool:
+        return can_pack(self.network)
 
     @property
     def device(self) -> torch.device:
@@ -121,12 +128,12 @@ class Trainer:
         """Minimise ``loss``; see ``rlflow.training.learning`` for order, averaging and metrics."""
         if self.optimizer is None:
             raise ValueError("update: found a frozen model, expected one with ModelSpec(trained=True)")
-        passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens)
+        passes = Passes(epochs, minibatch, mean, seed, self.settings.micro_tokens, self._cut)
         return {"lr": self.schedule.rate(self.steps)} | learn(self, batch, loss, settings, passes)
 
     def update_shares(self, batch: Batch, loss: Loss, shares: Sequence[RankShare], mean: Means, settings: Mapping[str, Any]) -> Learned:
         """One rank's part of an update; see ``rlflow.training.learning``."""
-        return learn_shares(self, batch, loss, settings, Passes(mean=mean, micro_tokens=self.settings.micro_tokens), shares)
+        return learn_shares(self, batch, loss, settings, Passes(mean=mean, cut=self._cut), shares)
 
     def compute(self, rows: Batch, want: tuple[Quantity, ...]) -> New:
         """The quantities of ``want``, differentiable, token columns padded as ``rows["tokens"]``."""
@@ -288,7 +295,12 @@ class Trainer:
 
     def _micros(self, batch: Batch) -> list[Tensor]:
         units = list(torch.arange(len(batch)).split(1)) if len(batch) else []
-        return [torch.cat(micro) for micro in microbatches(units, token_counts(batch), tokens=self.settings.micro_tokens)]
+        return [torch.cat(micro) for micro in self._cut(batch, units)]
+
+    def _cut(self, batch: Batch, units: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """The micro-batches of some units of rows."""
+        tokens = self.settings.micro_tokens
+        return packed_microbatches(batch, units, tokens=tokens) if self.packs else microbatches(units, token_counts(batch), tokens=tokens)
 
     def _forward(self, rows: Batch, want: tuple[str, ...], ahead: bool) -> dict[str, Tensor]:
         with torch.set_grad_enabled(ahead):
@@ -302,9 +314,8 @@ class Trainer:
         unknown = [name for name in want if name not in QUANTITIES[self.spec.head]]
         if unknown:
             raise ValueError(f"asked for {unknown[0]!r}, but this model's head gives {', '.join(QUANTITIES[self.spec.head])}")
-        layout = sequences(rows, self.device)
-        positions = torch.arange(layout.ids.shape[1], device=self.device)[None]
-        hidden = self.network.hidden(layout.ids, positions, use_cache=False).flatten(0, 1)
+        layout = packed(rows, self.device) if self.packs else sequences(rows, self.device)
+        hidden = hidden_states(self.network, layout)
         if self.spec.head == "logprobs":
             return self._logprobs(rows, layout, hidden[layout.before], "entropy" in want, want)
         places = layout.last if self.spec.head == "scores" else layout.before

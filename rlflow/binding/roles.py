@@ -48,6 +48,7 @@ class Capabilities:
     movable: tuple[str, ...] = ()  # parts that ``sleep`` frees
     passing: tuple[str, ...] = ()  # parts that are in memory while they are used, and not otherwise
     forward_ahead: bool = False  # a trainer whose next update may begin with a forward that was made before
+    packs: bool = False  # a trainer that computes once what prompts begin with alike, which is done on a CPU alone
     pieces: bool = False  # a trainer that shows which boxes of its weights a rank holds
     destinations: bool = False  # a generator that shows where in its memory weights belong
 
@@ -181,7 +182,8 @@ def capabilities(kind: Any, chosen: Any, device: str) -> Capabilities:
         batch_tokens=getattr(chosen, "batch_tokens", 0), longest=getattr(chosen, "max_model_len", 0),
         cache_bytes=int(kind.cache_bytes(chosen, device)) if hasattr(kind, "cache_bytes") else 0,
         movable=tuple(kind.movable(chosen, device)) if hasattr(kind, "movable") else (), passing=tuple(getattr(kind, "passing", ())),
-        forward_ahead=hasattr(kind, "forward_ahead"), pieces=hasattr(kind, "pieces"), destinations=hasattr(kind, "destinations"),
+        forward_ahead=hasattr(kind, "forward_ahead"), packs=getattr(chosen, "packed", False) and device == "cpu",
+        pieces=hasattr(kind, "pieces"), destinations=hasattr(kind, "destinations"),
     )  # fmt: skip
 
 

@@ -67,6 +67,7 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     yield from section("memory of each rank, without activations", [memory(explanation.memory)] if explanation.memory else [])
     yield from section("moves of each rank, an iteration", [plain(f"  {line}") for line in moves(explanation)])
     yield from section("copies outside of the workers, for recovery", [plain(f"  {line}") for line in commits(explanation)])
+    yield from section("tokens that are computed", [plain(f"  {line}") for line in packed(explanation)])
     yield from section("passes", [plain(f"  {note}") for note in explanation.did])
     yield from section("time, in units of the default costs", [plain(f"  {line}") for line in times(explanation)])
     yield from section("assumed", [plain(f"  {line}") for line in assumptions(explanation)])
@@ -224,6 +225,12 @@ def total(parts: Sequence[MemoryItem]) -> str:
     """The sum of the sizes that are known, in words."""
     known = [item.bytes for item in parts if item.bytes is not None]
     return (decimal(sum(known)) if known else "not known") + (" and more" if known and len(known) < len(parts) else "")
+
+
+def packed(explanation: Explanation) -> Iterator[str]:
+    """A line for each forward or update whose rows share prompts."""
+    for each in explanation.packed:
+        yield f"{each.node}: {each.computed:,} of {each.tokens:,}, with each prompt once ({each.computed / each.tokens:.0%})"
 
 
 def times(explanation: Explanation) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from rlflow.errors import Problem
 from rlflow.explain.edges import Edge, WeightEdge, edges, weights
 from rlflow.explain.layouts import Layouts
-from rlflow.explain.sizes import Assumed, NodeRows, Sizes, rows_of_rows
+from rlflow.explain.sizes import Assumed, ComputedTokens, NodeRows, Sizes, computed, rows_of_rows
 from rlflow.explain.waves import Pair, WaveNode, pairs, steps
 from rlflow.graph.model import Graph
 from rlflow.memory.schedule import MemorySchedule
@@ -53,6 +53,7 @@ class Explanation:
     lineage: tuple[NodeRows, ...] = ()  # rows that nodes make, where rows are asked, chosen or joined
     residency: tuple[MemorySchedule, ...] = ()  # which parts of models are in memory when, where memory has a limit
     evaluation: tuple[WaveNode, ...] = ()  # nodes of the flow's own evaluation, in waves
+    packed: tuple[ComputedTokens, ...] = ()  # what forwards and updates compute where rows share prompts
 
     @property
     def moved(self) -> int:
@@ -67,7 +68,7 @@ class Explanation:
         return {
             "flow": self.graph.name, "pools": dict(placed.pools), "roles": roles,
             "assumed": asdict(self.assumed) | {"response_tokens": self.response_tokens, "rows": self.rows},
-            "lineage": [asdict(each) for each in self.lineage],
+            "lineage": [asdict(each) for each in self.lineage], "packed": [asdict(each) for each in self.packed],
             "nodes": [asdict(step) for step in self.steps], "evaluation": [asdict(step) for step in self.evaluation],
             "edges": [asdict(edge) for edge in self.edges],
             "weights": [asdict(each) for each in self.weights], "pairs": [asdict(pair) for pair in self.pairs],
@@ -103,7 +104,7 @@ def explain(
         sum(sizes.given(column) for column in plan.held_to_end), tuple(memory(where, models, frozen)), tuple(passes(plan)),
         simulate(plan, lambda node: COST.get(node.op, 0.0), room), tuple(warnings), sizes.longest,
         commits(plan, models, commit_every), tuple(rows_of_rows(sizes)), plan.residency,
-        tuple(steps(plan.evaluation, None)) if plan.evaluation else ())
+        tuple(steps(plan.evaluation, None)) if plan.evaluation else (), tuple(computed(plan.prompt_rows, sizes)))
 
 
 def _resident(course: MemorySchedule) -> dict[str, Any]:

@@ -97,6 +97,25 @@ class NodeRows:
     known: bool = True
 
 
+@dataclass(frozen=True)
+class ComputedTokens:
+    """What a forward or an update computes whose rows share prompts, at most: the tokens of all rows, and those that are computed, with
+    each prompt once."""
+
+    node: str
+    tokens: int
+    computed: int
+
+
+def computed(prompt_rows: Mapping[int, int], sizes: Sizes) -> Iterator[ComputedTokens]:
+    """Of each node of ``prompt_rows``, by its id the rows that begin with one prompt: groups are whole in each of its micro-batches."""
+    for i, each in prompt_rows.items():
+        node = sizes.graph.nodes[i]
+        rows, prompt = sizes.rows[node.axis], sizes.assumed.prompt_tokens
+        responses = rows * sizes.tokens[node.axis]
+        yield ComputedTokens(node.name, rows * prompt + responses, -(-rows // each) * prompt + responses)
+
+
 def rows_of_rows(sizes: Sizes) -> Iterator[NodeRows]:
     """The rows of each node that makes some, in order, for graphs with rows that are asked, chosen or joined; else nothing."""
     graph = sizes.graph

@@ -24,6 +24,7 @@ from rlflow.explain.sizes import Assumed, Sizes
 from rlflow.graph.model import Graph, Op
 from rlflow.memory.inputs import within_memory
 from rlflow.passes import plan
+from rlflow.passes.share import share
 from rlflow.placement import Placement, parse_pools, place
 from rlflow.plan import Plan
 from rlflow.runs.parallelism import with_parallelism
@@ -151,7 +152,8 @@ def make_plan(program: Program, placed: PlacedRoles) -> Plan:
     """Run all passes over the program, once for a run. Raises PlanError for chunks that nothing waits for, and for memory that does not
     suffice."""
     options, chunks = placed.options, streaming(program.graph, placed.roles, placed.rewards, placed.options)
-    passed = plan(program, placed.placement, chunks)
+    packing = [name for name, role in placed.roles.items() if role.trainer.can.packs]
+    passed = share(plan(program, placed.placement, chunks), packing)
     if problems := list(stream_problems(passed, options.staleness)):
         raise PlanError(*problems)
     return within_memory(passed, placed.roles, placed.rewards, placed.where, options, placed.evaluated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,6 +58,7 @@ class Passes:
     mean: Means = "tokens"  # how a minibatch's values become one; a tuple: those of each of several losses
     seed: int = 0  # of the order of rows
     micro_tokens: int = 16384  # padded tokens per forward
+    cut: Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]] | None = None  # a step's units into micro-batches; None: as above
 
     def __post_init__(self) -> None:
         check_mean(self.mean)
@@ -97,11 +98,11 @@ def learn_shares(
     engine: Learner, batch: Batch, loss: Loss, settings: Mapping[str, Any], passes: Passes, shares: Iterable[RankShare]
 ) -> Learned:
     """Take the given steps. On several ranks each calls this with its own rows and shares, one for every step, empty ones included."""
-    lengths, counts = token_counts(batch), mask_counts(batch)
+    counts, cut = mask_counts(batch), passes.cut or _padded(passes.micro_tokens)
     meter, steps, parts = Meter(), _Steps(), terms(loss, settings, passes.mean)
     for share in shares:
         objective = torch.zeros((), dtype=torch.float64, device=engine.device)
-        micros = list(microbatches(share.units, lengths, tokens=passes.micro_tokens))
+        micros = list(cut(batch, share.units))
         idle = engine.peers.idle(len(micros), engine.device)  # asked before any, since ranks in lockstep wait for each other in each
         for micro in micros:
             rows = torch.cat(micro)
@@ -110,6 +111,10 @@ def learn_shares(
             engine.idle(loss.new)
         steps.add(engine.step(), engine.peers.total(objective), share.totals.rows)
     return Learned(meter.taken(), steps.result())
+
+
+def _padded(tokens: int) -> Callable[[Batch, Sequence[Tensor]], Iterable[list[Tensor]]]:
+    return lambda batch, units: microbatches(units, token_counts(batch), tokens=tokens)
 
 
 @dataclass(frozen=True)

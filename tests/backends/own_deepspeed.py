@@ -29,7 +29,7 @@ def nothing_stays_together(ground):
 
 def frozen(ground):
     """It computes in the same bits, sleeps, and takes the state of another."""
-    subject = Subject(ground, "qwen3", trained=False)
+    subject = Subject(ground, "qwen3", trained=False, packed=True)
     subject.forward(atol=0)
     subject.one.sleep()
     subject.one.wake()

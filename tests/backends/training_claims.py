@@ -58,7 +58,10 @@ def rows(count=12):
     chance = torch.Generator().manual_seed(0)
     draw = lambda low, high: torch.randint(low, high, (count,), generator=chance).tolist()  # noqa: E731
     prompts, lengths = draw(1, 7), draw(1, 9)
-    return Batch.of(prompt_tokens=[torch.randint(3, 60, (n,), generator=chance) for n in prompts],
+    starts = [torch.randint(3, 60, (n,), generator=chance) for n in prompts]
+    common = torch.randint(3, 60, (9,), generator=chance)  # what two prompts in three begin with, that of six rows being nothing else
+    starts = [starts[i] if i % 3 == 0 else torch.cat([common, starts[i]]) if i < 4 else common for i in range(count)]
+    return Batch.of(prompt_tokens=starts,
                     tokens=[torch.randint(3, 60, (n,), generator=chance) for n in lengths],
                     mask=[[i != 2 for i in range(n)] for n in lengths], group=[i // 2 for i in range(count)],
                     temperature=[[1.0, 0.7][i % 2] for i in range(count)], right=[i % 3 == 0 for i in range(count)])
@@ -71,7 +74,12 @@ def long_rows():
     prompts = [max(1, round(length * share)) for length, share in zip(lengths, [0.9, 0.5, 0.1, 0.98] * 16, strict=True)]
     draw = lambda count: torch.randint(3, 60, (count,), generator=chance)  # noqa: E731
     tokens = [draw(length - prompt) for length, prompt in zip(lengths, prompts, strict=True)]
-    return Batch.of(prompt_tokens=[draw(prompt) for prompt in prompts], tokens=tokens,
+    starts = [draw(prompt) for prompt in prompts]
+    for i in range(0, 64, 4):  # two rows of four begin as the first of them does, as far as it goes
+        for other in (i + 1, i + 3):
+            alike = min(len(starts[i]), len(starts[other]))
+            starts[other][:alike] = starts[i][:alike]
+    return Batch.of(prompt_tokens=starts, tokens=tokens,
                     mask=[[i % 50 != 2 for i in range(len(row))] for row in tokens], group=[i // 2 for i in range(64)],
                     temperature=[[1.0, 0.7][i % 2] for i in range(64)])
 
@@ -129,6 +137,7 @@ class Subject:
     def reference(self):
         known = local.Trainer.Settings.__dataclass_fields__
         settings = {name: value for name, value in self.settings.items() if name in known} | ({"micro_tokens": 1} if self.long else {})
+        settings["packed"] = self.settings.get("packed", False)  # each row by itself, where nothing else is asked for
         made = local.Trainer(self.spec, local.Trainer.Settings(**settings))
         made.peers = self.ground.peers()
         return made

@@ -90,7 +90,7 @@ def test_several_losses_of_one_step_are_those_of_one_process_on_two_ranks(tmp_pa
     assert [line["centred/heat"] for line in there] == pytest.approx([0.7] * len(there))
     for one, other in zip(here, there, strict=True):
         for name in ("actor.update/likelihood/right", "actor.update/loss", "actor.update/rows"):
-            assert other[name] == pytest.approx(one[name], rel=1e-6)
+            assert other[name] == pytest.approx(one[name], rel=1e-5)  # norms round to float32, and two ranks share other prompts
     assert 0 < apart(weights["actor"], others["actor"]) <= LIMIT
 
 

@@ -35,7 +35,7 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
      "backends/fsdp/settings backends/fsdp/tensor_parallel backends/fsdp/trainer backends/vllm/chance "
      "backends/vllm/generator backends/vllm/settings", "tests/backends/test_contract.py",
      "engines: the contract of backends is their test"),
-    ("backends/local/padding backends/local/sequences", "tests/backends/test_forward.py", "how rows are laid out for a pass"),
+    ("backends/local/padding", "tests/backends/test_packing.py", "which mask a pass is given"),
 ]
 FEW = 3  # test files that import a module, which mirror it too
 HEAVY = ("tests/benchmarks", "tests/mutation", "tests/test_packaging.py")  # judge commands and the installation, not modules

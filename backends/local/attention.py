@@ -1,0 +1,203 @@
+"""Attention over packed rows (packing.py): each row attends to its family's common tokens, of which there is one copy, and to itself.
+
+transformers makes a mask for each kind of layer and hands it to the layer's attention. Within ``over`` the "mask" is a ``PackedMask``,
+which says what to attend to, so that this works with every model whose attention is torch's ``scaled_dot_product_attention`` with masks
+from transformers: causal, with sliding windows, or in chunks. A query's attention to the common tokens and to its own row are computed
+apart, and joined by the logarithms of their sums (Milakov and Gimelshein 2018; Dao et al. 2022), in the backward pass too, so that keys
+and values of common tokens are never copied for each row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import masking_utils
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from rlflow.backends.local.packing import Block, Run
+
+Visible = Callable[[Any, Any, Tensor, Tensor], Any]  # transformers' mask function: batch, head, query's and key's position → bool
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_PACKED: ContextVar[tuple[Block, ...] | None] = ContextVar("packed", default=None)
+
+
+class PackedMask:
+    """What each token of ``blocks`` attends to. visible: which of the tokens before it in its row; None: all."""
+
+    def __init__(self, blocks: tuple[Block, ...], visible: Visible | None) -> None:
+        self.blocks, self.visible = blocks, visible
+        self._made: dict[tuple[Any, ...], Tensor] = {}
+
+    def common(self, block: Block, like: Tensor) -> Tensor | None:
+        """Of common tokens to each other: [shared, shared], added to the products; None: causal."""
+        return self._between("common", block.shared, like, lambda: (torch.arange(block.shared),) * 2)
+
+    def own(self, block: Block, run: Run, like: Tensor) -> Tensor | None:
+        """Of a row's tokens to each other: [length, length], added; None: causal."""
+        places = torch.arange(block.shared, block.shared + run.length)
+        return self._between(("own", block.shared, run.length), block.shared + run.length, like, lambda: (places, places))
+
+    def back(self, block: Block, like: Tensor) -> Tensor | None:
+        """Of all rows' tokens to the common ones: [tokens, shared], added; None: to all of them."""
+        return self._between(("back", block), block.longest, like, lambda: (_positions(block), torch.arange(block.shared)))
+
+    def _between(self, what: Any, longest: int, like: Tensor, places: Callable[[], tuple[Tensor, Tensor]]) -> Tensor | None:
+        if self.visible is None:
+            return None
+        key = (what, longest, like.dtype)
+        if key not in self._made:
+            query, keys = (place.to(like.device) for place in places())
+            seen = self.visible(0, 0, query[:, None], keys[None])
+            self._made[key] = like.new_zeros(seen.shape).masked_fill(~seen, torch.finfo(like.dtype).min / 2)
+        return self._made[key]
+
+
+def _positions(block: Block) -> Tensor:
+    """The position in its row of each token that follows the common ones."""
+    return torch.cat([torch.arange(block.shared, block.shared + run.length).repeat(run.count) for run in block.runs])
+
+
+@contextlib.contextmanager
+def over(blocks: tuple[Block, ...]) -> Iterator[None]:
+    """A time in which models compute packed rows."""
+    before = _PACKED.set(blocks)
+    try:
+        yield
+    finally:
+        _PACKED.reset(before)
+
+
+def mask_of_packed(local_size: int | None, visible: Visible, use_vmap: bool) -> PackedMask | None:
+    """The mask of the packed rows that are under way; None where none are. Raises ValueError for a mask that no position explains."""
+    blocks = _PACKED.get()
+    if blocks is None:
+        return None
+    if use_vmap:
+        raise ValueError("found a model with a mask of its own, expected one whose masks go by positions")
+    plain = visible is masking_utils.causal_mask_function or (local_size and all(block.longest <= local_size for block in blocks))
+    return PackedMask(blocks, None if plain else visible)
+
+
+def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> tuple[Tensor, None]:
+    """transformers' own, but for packed rows, and for grouped heads under a mask, which a CPU need not copy."""
+    if isinstance(attention_mask, PackedMask):
+        return attend(query, key, value, attention_mask, **options), None
+    if attention_mask is not None and query.device.type == "cpu" and key.shape[1] < query.shape[1] and torch.is_inference_mode_enabled():
+        scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
+        out = scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2).contiguous(), None
+    return _PLAIN(module, query, key, value, attention_mask, **options)
+
+
+_PLAIN = ALL_ATTENTION_FUNCTIONS["sdpa"]
+ALL_ATTENTION_FUNCTIONS["sdpa"] = _attention
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None = None, dropout: float = 0.0,
+    is_causal: bool | None = None, position_bias: Tensor | None = None, **_: Any,
+) -> Tensor:  # fmt: skip
+    """[1, tokens, heads, size] from queries [1, heads, tokens, size], keys and values [1, key heads, tokens, size]. Raises ValueError for
+    what packed rows cannot have."""
+    if dropout or is_causal is False or position_bias is not None:
+        raise ValueError("found dropout, a bias or no causal mask, expected plain causal attention over packed rows")
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    if query.device.type == "cpu" and value.shape[-1] == query.shape[-1]:
+        return _Attention.apply(query, key, value, mask, scaling).transpose(1, 2)
+    return by_copies(query, key, value, mask, scaling)
+
+
+def by_copies(query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
+    """The same where torch's attention does not give the logarithms of its sums: each row has a copy of the common keys and values."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    out = []
+    for block in mask.blocks:
+        common = [x[:, :, block.start : block.start + block.shared] for x in (query, key, value)]
+        if block.shared:
+            seen = mask.common(block, query)
+            out.append(scaled_dot_product_attention(*common, attn_mask=seen, is_causal=seen is None, scale=scaling)[0].transpose(0, 1))
+        for run in block.runs:
+            own = [_rows(x, run) for x in (query, key, value)]
+            both = [torch.cat([c.expand(run.count, -1, -1, -1), x], 2) for c, x in zip(common[1:], own[1:], strict=True)]
+            seen = mask.own(block, run, query)
+            back = mask.back(block, query)
+            row = _causal(run.length, query) if seen is None else seen
+            first = run.start - block.rows.start
+            before = row.new_zeros(run.length, block.shared) if back is None else back[first : first + run.length]
+            found = scaled_dot_product_attention(own[0], *both, attn_mask=torch.cat([before, row], 1), scale=scaling)
+            out.append(found.transpose(1, 2).flatten(0, 1))
+    return torch.cat(out)[None]
+
+
+def _causal(length: int, like: Tensor) -> Tensor:
+    return torch.full((length, length), torch.finfo(like.dtype).min / 2, dtype=like.dtype, device=like.device).triu(1)
+
+
+def _rows(x: Tensor, run: Run) -> Tensor:
+    """[rows, heads, length, size] of a run, as a view of [1, heads, tokens, size]."""
+    return x[0, :, run.start : run.end].unflatten(1, (run.count, run.length)).transpose(0, 1)
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps what it is given and gives, and no more."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scaling: float | None) -> Tensor:
+        out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        sums = torch.empty_like(query[..., 0], dtype=torch.promote_types(query.dtype, torch.float32))
+        for block in mask.blocks:
+            for part, seen in _parts(mask, block, query):
+                found = _FORWARD(part(query), part(key), part(value), 0.0, seen is None, attn_mask=seen, scale=scaling)
+                part(out).copy_(found[0])
+                part(sums).copy_(found[1])
+            if block.shared:
+                rows, common = block.rows, slice(block.start, block.start + block.shared)
+                found = _FORWARD(query[:, :, rows], key[:, :, common], value[:, :, common], 0.0, False,
+                                 attn_mask=mask.back(block, query), scale=scaling)  # fmt: skip
+                _join(out[:, :, rows], sums[:, :, rows], *found)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.mask, ctx.scaling = mask, scaling
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        query, key, value, out, sums = ctx.saved_tensors
+        totals = [torch.empty_like(x) for x in (query, key, value)]
+        for block in ctx.mask.blocks:
+            for part, seen in _parts(ctx.mask, block, query):
+                own = _BACKWARD(*map(part, (gradient, query, key, value, out, sums)), 0.0, seen is None, attn_mask=seen, scale=ctx.scaling)
+                for total, new in zip(totals, own, strict=True):
+                    part(total).copy_(new)
+            if block.shared:
+                rows, common = block.rows, slice(block.start, block.start + block.shared)
+                back = _BACKWARD(gradient[:, :, rows], query[:, :, rows], key[:, :, common], value[:, :, common], out[:, :, rows],
+                                 sums[:, :, rows], 0.0, False, attn_mask=ctx.mask.back(block, query), scale=ctx.scaling)  # fmt: skip
+                for total, new, where in zip(totals, back, (rows, common, common), strict=True):
+                    total[:, :, where] += new
+        return (*totals, None, None)
+
+
+def _parts(mask: PackedMask, block: Block, like: Tensor) -> Iterator[tuple[Callable[[Tensor], Tensor], Tensor | None]]:
+    """What attends to itself alone: the common tokens, then the rows of each run. As views of [1, heads, tokens, …], with their masks."""
+    if block.shared:
+        yield lambda x: x[:, :, block.start : block.start + block.shared], mask.common(block, like)
+    for run in block.runs:
+        yield functools.partial(_rows, run=run), mask.own(block, run, like)
+
+
+def _join(out: Tensor, sums: Tensor, other: Tensor, other_sums: Tensor) -> None:
+    """Add to attention [1, heads, tokens, size] in place what attention to other keys gave. sums: the logarithms of the sums by which each
+    was divided, [1, heads, tokens]."""
+    total = torch.logaddexp(sums, other_sums)
+    out.copy_(out * (sums - total).exp()[..., None] + other * (other_sums - total).exp()[..., None])
+    sums.copy_(total)

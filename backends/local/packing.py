@@ -1,0 +1,90 @@
+"""Rows laid out for a model without padding, the common beginning of prompts once: all tokens behind one another in one sequence.
+
+Every layer but attention works token by token, so that it computes no more than these; attention goes by ``Block`` (attention.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlflow.backends.local.sequences import Sequences, check_prompts
+from rlflow.batch import Batch, ramp
+from rlflow.training.prefixes import Family, families
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows of one length behind one another: ``count`` of ``length`` tokens each, the first at ``start``."""
+
+    start: int
+    count: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Where they end."""
+        return self.start + self.count * self.length
+
+
+@dataclass(frozen=True)
+class Block:
+    """The tokens of a family: ``shared`` common ones from ``start`` on, which may be none, then what follows them in each row."""
+
+    start: int
+    shared: int
+    runs: tuple[Run, ...]
+
+    @property
+    def rows(self) -> slice:
+        """Where the tokens are that follow the common ones."""
+        return slice(self.start + self.shared, self.runs[-1].end)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row, the common ones included."""
+        return self.shared + self.runs[0].length
+
+
+@dataclass(frozen=True)
+class Packed(Sequences):
+    """``Sequences`` in one row: ids int64 [1, tokens]; ``before`` and ``last`` are places in it."""
+
+    positions: Tensor  # int64 [1, tokens]: the place of each token in its own row
+    blocks: tuple[Block, ...]
+
+
+def packed(rows: Batch, device: torch.device) -> Packed:
+    """Lay out ``prompt_tokens`` and ``tokens``. Raises ValueError for an empty prompt."""
+    prompt, response = rows.data["prompt_tokens"], rows.data["tokens"]
+    start, lengths = prompt.lengths, response.lengths
+    check_prompts(start)
+    whole = [torch.cat(parts) for parts in zip(prompt.value.split(start.tolist()), response.value.split(lengths.tolist()), strict=True)]
+    pieces, positions, blocks, place = [], [], [], torch.zeros(len(start), dtype=torch.int64)
+    for family in families(prompt):
+        block, order = _block(family, [len(row) for row in whole], blocks[-1].runs[-1].end if blocks else 0)
+        blocks.append(block)
+        pieces += [whole[order[0]][: family.shared], *(whole[row][family.shared :] for row in order)]
+        positions += [torch.arange(family.shared), *(torch.arange(family.shared, len(whole[row])) for row in order)]
+        place[torch.tensor(order)] = torch.cat([run.start + run.length * torch.arange(run.count) for run in block.runs]) - family.shared
+    empty = [torch.zeros(0, dtype=torch.int64)]
+    before = (place + start - 1).repeat_interleave(lengths) + ramp(lengths)
+    laid = (torch.cat(pieces or empty)[None], response.value, before, place + start + lengths - 1, torch.cat(positions or empty)[None])
+    ids, targets, before, last, positions_ = (tensor.to(device) for tensor in laid)
+    return Packed(ids, lengths, targets, before, last, positions_, tuple(blocks))
+
+
+def _block(family: Family, whole: list[int], start: int) -> tuple[Block, list[int]]:
+    """The block of a family that begins at ``start``, and its rows in the order in which they lie there: the longest first."""
+    order = sorted(family.rows, key=lambda row: -whole[row])
+    return Block(start, family.shared, tuple(_runs([whole[row] - family.shared for row in order], start + family.shared))), order
+
+
+def _runs(lengths: list[int], start: int) -> Iterator[Run]:
+    for length in dict.fromkeys(lengths):
+        run = Run(start, lengths.count(length), length)
+        yield run
+        start = run.end

@@ -1,0 +1,105 @@
+"""What a trainer computes of rows that share prompts: packed, with each prompt once, beside padded, each row by itself.
+
+    python benchmarks/packing.py [--model FOLDER] [--dtype float32] [--prompts 4] [--samples 8] [--prompt 190] [--tokens 256] [--rounds 5]
+
+Log-probs, and log-probs with their gradient, of random tokens; responses of --tokens tokens, or with 0 of the lengths of `rlflow bench
+peers`. Each way has a process of its own with one thread, and they take turns. Processor seconds, medians; the peak is of a process.
+Without --model it is the model of `rlflow bench peers`: Qwen3-shaped, 0.8M parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from rlflow.backends.local import Trainer
+from rlflow.batch import Batch
+from rlflow.bench.suites.fixed_shape import LENGTHS, make
+from rlflow.training.protocols import ModelSpec
+
+WAYS = {"padded": False, "packed": True}
+
+
+def rows_of(given: argparse.Namespace, vocabulary: int) -> Batch:
+    """Rows of random tokens, by groups."""
+    chance = torch.Generator().manual_seed(0)
+    draw = lambda count: torch.randint(3, vocabulary, (count,), generator=chance).tolist()  # noqa: E731
+    count = given.prompts * given.samples
+    lengths = [given.tokens] * count if given.tokens else json.loads(LENGTHS.read_text())["lengths"][:count]
+    prompts = [draw(given.prompt) for _ in range(given.prompts)]
+    return Batch.of(prompt_tokens=[prompt for prompt in prompts for _ in range(given.samples)], tokens=[draw(n) for n in lengths],
+                    mask=[[True] * n for n in lengths])
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Processor seconds of a call."""
+    begin = time.process_time()
+    call()
+    return time.process_time() - begin
+
+
+def learn(trainer: Trainer, rows: Batch) -> None:
+    """Forward and backward of all micro-batches, without a step."""
+    for micro in trainer._micros(rows):
+        new = trainer.compute(rows.rows(micro), ("logprobs",))
+        assert new.logprobs is not None
+        trainer.backward(new.logprobs.sum())
+    for parameter in trainer.network.parameters().values():
+        parameter.grad = None
+
+
+def way(given: argparse.Namespace, packed: bool, line: Connection) -> None:
+    """A process: for each message a round, whose seconds it sends; then its peak in MiB."""
+    torch.set_num_threads(1)
+    trainer = Trainer(ModelSpec(given.model, trained=True, dtype=given.dtype), Trainer.Settings(packed=packed))
+    rows = rows_of(given, trainer.network.vocabulary)
+    while line.recv():
+        line.send((seconds(lambda: trainer.forward(rows)), seconds(lambda: learn(trainer, rows))))
+    line.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def measured(given: argparse.Namespace) -> None:
+    """Print the table."""
+    spawn = multiprocessing.get_context("spawn")
+    lines = {}
+    for name, packed in WAYS.items():
+        lines[name], theirs = spawn.Pipe()
+        spawn.Process(target=way, args=(given, packed, theirs), daemon=True).start()
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    for turn in range(given.rounds + 1):  # the first without count
+        for name, line in lines.items():
+            line.send(True)
+            found[name] += [line.recv()] if turn else [line.recv()][:0]
+    print("| rows | log-probs, s | with gradient, s | peak, MiB |\n| --- | ---: | ---: | ---: |")
+    for name, line in lines.items():
+        line.send(False)
+        forward, both = (statistics.median(column) for column in zip(*found[name], strict=True))
+        print(f"| {name} | {forward:.3f} | {both:.3f} | {line.recv():.0f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    for name, default in {"prompts": 4, "samples": 8, "prompt": 190, "tokens": 0, "rounds": 5}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if given.model is None:
+            make(Path(folder))
+            given.model = Path(folder) / "model"
+        measured(given)
+
+
+if __name__ == "__main__":
+    main()
