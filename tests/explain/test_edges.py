@@ -7,8 +7,8 @@ import ray
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.cluster.rpc.actor import opened
 from rlflow.cluster.rpc.message import Call
+from rlflow.cluster.rpc.parcels import opened
 from rlflow.cluster.rpc.pool import Pool
 
 FLAGS = "--pools train=2,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16"
