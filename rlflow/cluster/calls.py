@@ -100,9 +100,10 @@ class Calls:
         group: str, parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
         """Run an operation on each rank that has rows of ``split`` (on rank 0 where there are none) and on the ranks that compute with it.
-        Gives the answers of ranks that have rows. ``parallel``: the parallelism of the model that runs it."""
-        routes = Routes(self.spread(batch, pool.name))
-        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, parallel).items()}
+        Gives the answers of ranks that have rows. ``parallel``: the parallelism of the model that runs it. Rows that come from other ranks
+        stay for later calls of the iteration."""
+        routes, key = Routes(self.spread(batch, pool.name)), self.ledger.key
+        requests = {rank: routes.to(rows, pool.at(rank), self.iteration, key) for rank, rows in asked(split, parallel).items()}
         return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
 
     def counted(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]) -> dict[int, Answer]:
@@ -124,7 +125,10 @@ class Calls:
         if short_call is not None:
             return self._answers(pool, op, requests, short_call, terms)
         refs = {rank: pool.run(rank, frame, self._sent(requests[rank], pool.near(rank)), group) for rank, frame in frames.items()}
-        return self.answers(pool, op, refs, terms)
+        answers = self.answers(pool, op, refs, terms)
+        for rank, request in requests.items():
+            request.note(pool.at(rank), self.iteration, self.ledger.gone)
+        return answers
 
     # -- one rank after another --------------------------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ class Worker:
         self.store.forget(call.forget)
         with MARKS.during(call):
             start = time.time()
-            batch = self.store.batch(call.inputs, transfers)
+            batch = self.store.batch(call.inputs, transfers, call.iteration)
             answer = OPERATIONS[call.op](self, call, batch)
             return answer._replace(ran=(start, time.time()), printed=self.printed.take()).packed()
 

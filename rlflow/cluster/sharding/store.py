@@ -66,14 +66,15 @@ class ShardStore:
         self.put(key, shard, iteration)
         return shard
 
-    def batch(self, inputs: Inputs, transfers: Sequence[Parcel]) -> Batch:
-        """The batch of a call; ``transfers`` come in the order in which its parts name them."""
+    def batch(self, inputs: Inputs, transfers: Sequence[Parcel], iteration: int = 0) -> Batch:
+        """The batch of a call; ``transfers`` come in the order in which its parts name them. What the call says to keep is stored for the
+        ``iteration``."""
         axis = self._axis(inputs)
         columns: dict[str, Data] = {}
         with self.post.opened(transfers) as batches:
             coming = iter(batches)
             for source in inputs.sources:
-                columns |= self._columns(source, coming, len(axis))
+                columns |= self._columns(source, coming, len(axis), iteration)
         return Batch(axis, columns | dict(inputs.scalars))
 
     def _axis(self, inputs: Inputs) -> Axis:
@@ -83,7 +84,7 @@ class ShardStore:
         assert key is not None
         return self._held[key].axis
 
-    def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
+    def _columns(self, source: Source, coming: Iterator[Batch], rows: int, iteration: int) -> dict[str, Data]:
         key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
         if key is not None and index is None and len(stored := self._held[key]) == rows:  # all of a shard, as it is
             return {wanted: _borrowed(stored.data[name]) for wanted, name in source.columns}
@@ -95,7 +96,10 @@ class ShardStore:
         whole = gathered(parts, names, None if source.order is None else torch.tensor(source.order))
         if len(whole) != rows:
             raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
-        return {wanted: whole.data[name] for wanted, name in source.columns}
+        if source.keep is None:
+            return {wanted: whole.data[name] for wanted, name in source.columns}
+        self.put(source.keep, whole, iteration)
+        return {wanted: _borrowed(whole.data[name]) for wanted, name in source.columns}
 
 
 def _borrowed(data: Data) -> Data:
