@@ -60,7 +60,8 @@ def test_columns_that_move(planned_as, sent, monkeypatch, tmp_path):
     assert len({(*pools, name) for _, *pools, name in moved}) == len(moved) == 8  # whoever reads it there
     assert rows["actor.logprobs", "rollout", "train", "tokens"] == 16 // 2  # whole numbers travel as int32
     of_floats = {place: count for place, count in rows.items() if place[-1] in ("logprobs", "advantages", "weights", "scores")}
-    assert of_floats == {place: 24 if place[0] == "actor.update" else 16 for place in of_floats}  # half of them then go to the rank that learns
+    # half of the rows of an update then go to the rank that learns
+    assert of_floats == {place: 24 if place[0] == "actor.update" else 16 for place in of_floats}
     split = {(edge.target, name) for edge in planned if edge.why == "split" for name in edge.columns}
     assert split == {("actor.update", name) for name in ("logprobs", "prompt_tokens", "tokens", "temperature")}
     assert split <= within
