@@ -49,7 +49,7 @@ class WeightEdge:
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
     """Columns from node to node in program order, those within a repeat after the repeat's own. layouts: None for one process, in which
     nothing moves."""
-    there: dict[Column, list[RowLayout]] = {}
+    there: dict[Column, list[RowLayout | None]] = {}
     for i in plan.live:
         node = plan.graph.nodes[i]
         together: dict[tuple[int, RowLayout | None], list[Input]] = {}
@@ -57,20 +57,22 @@ def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
             if sizes.read(node, item):
                 together.setdefault((item.column.node, _held(item.column, node, layouts, there)), []).append(item)
         yield from (_edge(plan, sizes, layouts, node, items, held) for (_, held), items in together.items())
-        for (_, held), items in together.items() if layouts and node.id in layouts.needed else ():
-            for item in items if held is not None and held.pool != layouts.needed[node.id].pool else ():
-                there.setdefault(item.column, []).append(layouts.needed[node.id])
+        needed = layouts.needed.get(node.id) if layouts else None
+        for item in (item for (_, held), items in together.items() if held and needed and held.pool != needed.pool for item in items):
+            there.setdefault(item.column, []).append(needed)
         if node.id in plan.bodies:
             yield from edges(plan.bodies[node.id], sizes.bodies[node.id], layouts.bodies[node.id] if layouts else None)
 
 
-def _held(column: Column, node: Node, layouts: Layouts | None, there: Mapping[Column, Sequence[RowLayout]]) -> RowLayout | None:
+def _held(
+    column: Column, node: Node, layouts: Layouts | None, there: Mapping[Column, Sequence[RowLayout | None]]
+) -> RowLayout | None:
     """The layout out of which a node reads a column: where it was made, or, on another pool, where an earlier node has brought it. An
     update reads it there whatever its split, other nodes where their rank has just its rows."""
     if layouts is None or column not in layouts.held or node.id not in layouts.needed:
         return None
     made, needed = layouts.held[column], layouts.needed[node.id]
-    known = [layout for layout in there.get(column, ()) if layout.pool == needed.pool != made.pool]
+    known = [layout for layout in there.get(column, ()) if layout and layout.pool == needed.pool != made.pool]
     return next((layout for layout in known if needed.by == "minibatch" or alike(layout, needed)), made)
 
 
