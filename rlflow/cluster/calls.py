@@ -16,10 +16,9 @@ from torch import Tensor
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
-from rlflow.cluster.rpc.actor import Payload, packed
 from rlflow.cluster.rpc.message import Answer, Call, pickled
 from rlflow.cluster.rpc.pool import Future, Pool
-from rlflow.cluster.sharding.route import Routes, RowRequest
+from rlflow.cluster.sharding.route import Routes, RowRequest, Transfer
 from rlflow.cluster.sharding.shard_map import RemoteColumn, Shard, ShardMap, WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, units_of_rows
 from rlflow.cluster.sharding.tp_groups import PLAIN, asked, used
@@ -101,9 +100,10 @@ class Calls:
         group: str, parallel: Parallel = PLAIN,
     ) -> dict[int, Answer]:
         """Run an operation on each rank that has rows of ``split`` (on rank 0 where there are none) and on the ranks that compute with it.
-        Gives the answers of ranks that have rows. ``parallel``: the parallelism of the model that runs it."""
-        routes = Routes(self.spread(batch, pool.name))
-        requests = {rank: routes.to(rows, pool.at(rank)) for rank, rows in asked(split, parallel).items()}
+        Gives the answers of ranks that have rows. ``parallel``: the parallelism of the model that runs it. Rows that come from other ranks
+        stay for later calls of the iteration."""
+        routes, key = Routes(self.spread(batch, pool.name)), self.ledger.key
+        requests = {rank: routes.to(rows, pool.at(rank), self.iteration, key) for rank, rows in asked(split, parallel).items()}
         return self.counted(pool, self._on(pool, op, requests, arguments, terms, group), split)
 
     def counted(self, pool: Pool[Worker], answers: Mapping[int, Answer], split: Sequence[Tensor]) -> dict[int, Answer]:
@@ -124,8 +124,11 @@ class Calls:
         short_call = pool.short_call(op, frames, terms.seconds) if group == "cpu" and not coming else None
         if short_call is not None:
             return self._answers(pool, op, requests, short_call, terms)
-        refs = {rank: pool.run(rank, frame, self._sent(requests[rank]), group) for rank, frame in frames.items()}
-        return self.answers(pool, op, refs, terms)
+        refs = {rank: pool.run(rank, frame, self._sent(requests[rank], pool.near(rank)), group) for rank, frame in frames.items()}
+        answers = self.answers(pool, op, refs, terms)
+        for rank, request in requests.items():
+            request.note(pool.at(rank), self.iteration, self.ledger.gone)
+        return answers
 
     # -- one rank after another --------------------------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class Calls:
         """Start an operation on one rank. Gives the reference of its answer; with ``chunks`` an iterator over references of its answers."""
         request = routes.to(rows, pool.at(rank))
         frame = self._frame(pool.at(rank), op, request, arguments)
-        return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request), group)
+        return (pool.run_chunks if chunks else pool.run)(rank, frame, self._sent(request, pool.near(rank)), group)
 
     def answers(self, pool: Pool[Worker], op: str, refs: Mapping[int, Any], terms: CallOptions) -> dict[int, Answer]:
         """Wait for the answers of ranks. ``refs``: rank → reference, as ``ask`` gives it."""
@@ -159,10 +162,14 @@ class Calls:
     def _frame(self, at: WorkerId, op: str, request: RowRequest, arguments: bytes) -> bytes:
         return Call(op, self.ledger.key(), request.inputs, self.iteration, {}, self.ledger.forgotten(at)).packed(arguments)
 
-    def _sent(self, request: RowRequest) -> list[Any]:
-        """References of rows on other workers. They come from there, not through the driver."""
-        return [self.pools[part.at.pool].send(part.at.rank, "slice", part.key, part.names, part.rows, group="io")
-                for part in request.transfers]  # fmt: skip
+    def _sent(self, request: RowRequest, near: bool) -> list[Any]:
+        """References of rows on other workers, which come from there and not through the driver. near: whether the receiver shares memory
+        with this process."""
+        return [self._slice(part, near) for part in request.transfers]
+
+    def _slice(self, part: Transfer, near: bool) -> Any:
+        pool, rank = self.pools[part.at.pool], part.at.rank
+        return pool.send(rank, "slice", part.key, part.names, part.rows, near and pool.near(rank), self.iteration, group="io")
 
     # -- columns on workers ------------------------------------------------------------------------------------------------------
 
@@ -183,8 +190,8 @@ class Calls:
         for rank, rows in enumerate(split):
             if len(rows):
                 key = self.ledger.key()
-                payload: Payload = packed(batch.rows(rows))
-                refs.append((rank, pool.send(rank, "put", key, payload, self.iteration, group="io")))
+                parcel = pool.post.parcel(batch, rows, shared=pool.near(rank), iteration=self.iteration)
+                refs.append((rank, pool.send(rank, "put", key, parcel, self.iteration, group="io")))
                 shards.append(self._shard(pool.at(rank), key, len(rows)))
                 used.append(rows)
         pool.future("put", refs, 300.0, list).result()

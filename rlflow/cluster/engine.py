@@ -18,8 +18,8 @@ from rlflow.author.stage import Stage
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data, ramp
 from rlflow.cluster.calls import Calls, ShardLedger
-from rlflow.cluster.rpc.actor import Payload, opened
 from rlflow.cluster.rpc.message import pickled
+from rlflow.cluster.rpc.parcels import Payload, opened
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.cluster.rpc.streams import Streams, chunks_of
 from rlflow.cluster.sharding.custom_dispatch import by_own_mode
@@ -318,6 +318,8 @@ class ClusterEngine(Engine):
     def finished(self) -> None:
         """Everything goes, of an iteration that raised too, but what is there for later ones."""
         self._ledger.forget_none()
+        for pool in self.pools.values():
+            pool.post.outbox.clear(self.iteration)
         limit = Deadline(CLEARED_SECONDS)
         with contextlib.suppress(RemoteError):  # a worker that is gone has nothing left, and whoever needs it next says so
             for pool in self.pools.values():

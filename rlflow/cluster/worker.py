@@ -24,11 +24,12 @@ from rlflow.binding.rewards import ModelScore, RewardNames, Rewards
 from rlflow.binding.roles import BoundRole, Halves, bind_roles
 from rlflow.cluster.group import LOOPBACK, join
 from rlflow.cluster.health.heartbeat import MARKS
-from rlflow.cluster.rpc.actor import Payload, opened, own_interface, packed
+from rlflow.cluster.rpc.actor import own_interface
 from rlflow.cluster.rpc.message import NOTHING, Answer, Call, Index
+from rlflow.cluster.rpc.parcels import Parcel, Payload, packed
 from rlflow.cluster.rpc.tensors import pack_tensors, unpack_tensors
 from rlflow.cluster.setup import Setup
-from rlflow.cluster.sharding.store import ShardStore, owned
+from rlflow.cluster.sharding.store import ShardStore
 from rlflow.cluster.weights.endpoints import End, end_of
 from rlflow.cluster.weights.same_ranks import SameRankTransfer, movable
 from rlflow.columns import Level
@@ -102,17 +103,18 @@ class Worker:
 
     # -- columns -----------------------------------------------------------------------------------------------------------------
 
-    def put(self, key: int, payload: Payload, iteration: int) -> None:
+    def put(self, key: int, parcel: Parcel, iteration: int) -> None:
         """Store a shard that comes from the driver."""
-        self.store.put(key, owned(opened(payload)), iteration)
+        self.store.take(key, parcel, iteration)
 
-    def load(self, key: int, payload: Payload, iteration: int) -> Answer:
+    def load(self, key: int, parcel: Parcel, iteration: int) -> Answer:
         """Store a shard, and answer with its columns, for a driver that does not know them."""
-        return self._keep(Call("load", key, NOTHING, iteration), owned(opened(payload)))
+        return self._keep(Call("load", key, NOTHING, iteration), self.store.take(key, parcel, iteration))
 
-    def slice(self, key: int, names: tuple[str, ...], rows: Index | None) -> Payload:
-        """The named columns of a shard as bytes; ``rows``: which of its rows, None for all."""
-        return self.store.slice(key, names, rows)
+    def slice(self, key: int, names: tuple[str, ...], rows: Index | None, shared: bool, iteration: int) -> Parcel:
+        """The named columns of a shard; ``rows``: which of its rows, None for all. ``shared``: whether the receiver can read this process's
+        shared memory. ``iteration``: the one that they are for."""
+        return self.store.slice(key, names, rows, shared, iteration)
 
     def forget(self, keys: tuple[int, ...]) -> None:
         """Forget the shards of these keys."""
@@ -128,17 +130,17 @@ class Worker:
 
     # -- calls -------------------------------------------------------------------------------------------------------------------
 
-    def run(self, frame: bytes | memoryview, *transfers: Payload) -> bytes | Answer:
+    def run(self, frame: bytes | memoryview, *transfers: Parcel) -> bytes | Answer:
         """Carry out one operation. ``frame``: a packed ``Call``. ``transfers``: rows from other workers. Gives a packed ``Answer``."""
         call = Call.unpacked(frame)
         self.store.forget(call.forget)
         with MARKS.during(call):
             start = time.time()
-            batch = self.store.batch(call.inputs, transfers)
+            batch = self.store.batch(call.inputs, transfers, call.iteration)
             answer = OPERATIONS[call.op](self, call, batch)
             return answer._replace(ran=(start, time.time()), printed=self.printed.take()).packed()
 
-    def run_chunks(self, frame: bytes | memoryview, *transfers: Payload) -> Iterator[bytes | Answer]:
+    def run_chunks(self, frame: bytes | memoryview, *transfers: Parcel) -> Iterator[bytes | Answer]:
         """Sample rows, answer for each chunk as soon as it is complete, with a key of its own and its rows, and at last for all rows."""
         call = Call.unpacked(frame)
         self.store.forget(call.forget)

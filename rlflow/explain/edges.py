@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlflow.explain.layouts import Layouts, RowLayout, alike, on_one_rank
 from rlflow.explain.sizes import Sizes, setting
 from rlflow.explain.transfers import passage, savings, transfer
-from rlflow.graph.model import Graph, Input, Node, Op
+from rlflow.graph.model import Column, Graph, Input, Node, Op
 from rlflow.memory.sizes import ModelFootprint
 from rlflow.placement import Placement
 from rlflow.plan import Plan
@@ -27,7 +27,7 @@ class Edge:
     moved: int = 0  # bytes that are expected to change ranks
     from_pool: str | None = None  # None in one process
     to_pool: str | None = None  # None in one process
-    why: str = "stays"  # ``pool`` where they go to another pool, ``split`` to other ranks of their own, else ``stays``
+    why: str = "stays"  # ``pool`` where they go to another pool, ``split`` to other ranks of their own; ``stays``: they are there already
 
 
 @dataclass(frozen=True)
@@ -49,27 +49,44 @@ class WeightEdge:
 def edges(plan: Plan, sizes: Sizes, layouts: Layouts | None) -> Iterator[Edge]:
     """Columns from node to node in program order, those within a repeat after the repeat's own. layouts: None for one process, in which
     nothing moves."""
+    there: dict[Column, list[RowLayout | None]] = {}
     for i in plan.live:
         node = plan.graph.nodes[i]
         together: dict[tuple[int, RowLayout | None], list[Input]] = {}
         for item in node.inputs:
             if sizes.read(node, item):
-                layout = layouts.held.get(item.column) if layouts else None
-                together.setdefault((item.column.node, layout), []).append(item)
-        yield from (_edge(plan, sizes, layouts, node, items) for items in together.values())
+                together.setdefault((item.column.node, _held(item.column, node, layouts, there)), []).append(item)
+        yield from (_edge(plan, sizes, layouts, node, items, held) for (_, held), items in together.items())
+        needed = layouts.needed.get(node.id) if layouts else None
+        for item in (item for (_, held), items in together.items() if held and needed and held.pool != needed.pool for item in items):
+            there.setdefault(item.column, []).append(needed)
         if node.id in plan.bodies:
             yield from edges(plan.bodies[node.id], sizes.bodies[node.id], layouts.bodies[node.id] if layouts else None)
 
 
-def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input]) -> Edge:
+def _held(
+    column: Column, node: Node, layouts: Layouts | None, there: Mapping[Column, Sequence[RowLayout | None]]
+) -> RowLayout | None:
+    """The layout out of which a node reads a column: where it was made, or, on another pool, where an earlier node has brought it. An
+    update reads it there whatever its split, other nodes where their rank has just its rows."""
+    if layouts is None or column not in layouts.held or node.id not in layouts.needed:
+        return None
+    made, needed = layouts.held[column], layouts.needed[node.id]
+    known = [layout for layout in there.get(column, ()) if layout and layout.pool == needed.pool != made.pool]
+    return next((layout for layout in known if needed.by == "minibatch" or alike(layout, needed)), made)
+
+
+def _edge(plan: Plan, sizes: Sizes, layouts: Layouts | None, node: Node, items: list[Input], of: RowLayout | None) -> Edge:
+    """``of``: the layout out of which the node reads the columns."""
     source, names = plan.graph.nodes[items[0].column.node].name, tuple(item.column.name for item in items)
     size = sum(sizes.read(node, item) for item in items)
-    if layouts is None or plan.placement is None or items[0].column not in layouts.held or node.id not in layouts.needed:
+    if layouts is None or plan.placement is None or of is None:
         return Edge(source, node.name, names, size)
     ranks = plan.placement.pools
-    held, needed = (on_one_rank(layout, ranks) for layout in (layouts.held[items[0].column], layouts.needed[node.id]))
-    moved = int(size * copies(held, needed, ranks, setting(node, "epochs")))
-    why = "pool" if held.pool != needed.pool else "split" if moved else "stays"
+    held, needed = (on_one_rank(layout, ranks) for layout in (of, layouts.needed[node.id]))
+    times = copies(held, needed, ranks, setting(node, "epochs"))
+    moved = sum(int(sizes.sent(node, item) * times) for item in items)
+    why = "stays" if not moved else "pool" if held.pool != needed.pool else "split"
     return Edge(source, node.name, names, size, moved, held.pool, needed.pool, why)
 
 

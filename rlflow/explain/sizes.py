@@ -69,6 +69,12 @@ class Sizes:
         """Bytes of a column as a node reads it: one of prompts is repeated for the rows."""
         return int(self.per_row(item.column) * self.rows[node.axis])
 
+    def sent(self, node: Node, item: Input) -> int:
+        """Bytes of a column as it travels to a node: whole numbers as int32, which those of tokens fit into."""
+        kind = self.graph.nodes[item.column.node].output(item.column.name).kind
+        size = self.read(node, item)
+        return size // 2 if kind is not None and kind.dtype == "int64" else size
+
     def given(self, column: Column) -> int:
         """Bytes of a column as it is stored."""
         return int(self.per_row(column) * self.rows[self.graph.nodes[column.node].rows_axis])

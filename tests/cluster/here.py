@@ -59,6 +59,9 @@ class PoolHere(Pool):
         super().__init__(name, held)
         self.answers = []
 
+    def near(self, rank):
+        return True
+
     def send(self, rank, method, *args, group="cpu", answers=1):
         return Reference.to(getattr(self.actors[rank], method), *args)
 

@@ -7,8 +7,8 @@ import ray
 
 import rlflow
 from rlflow.author.load import load_flow
-from rlflow.cluster.rpc.actor import opened
 from rlflow.cluster.rpc.message import Call
+from rlflow.cluster.rpc.parcels import opened
 from rlflow.cluster.rpc.pool import Pool
 
 FLAGS = "--pools train=2,rollout=2 --prompts 8 --hp.samples 2 --hp.max_tokens 16"
@@ -56,9 +56,12 @@ def test_columns_that_move(planned_as, sent, monkeypatch, tmp_path):
     planned = planned_as(f"grpo {FLAGS}").edges
     rows = {(edge.target, edge.from_pool, edge.to_pool, name): edge.moved * 16 // edge.bytes
             for edge in planned if edge.why == "pool" for name in edge.columns}  # fmt: skip
-    assert len(rows) == 11
     assert moved == dict.fromkeys(rows, 16)  # each row comes from the other pool once
-    assert rows == {place: 24 if place[0] == "actor.update" else 16 for place in rows}  # then half of them go to the rank that learns
+    assert len({(*pools, name) for _, *pools, name in moved}) == len(moved) == 8  # whoever reads it there
+    assert rows["actor.logprobs", "rollout", "train", "tokens"] == 16 // 2  # whole numbers travel as int32
+    of_floats = {place: count for place, count in rows.items() if place[-1] in ("logprobs", "advantages", "weights", "scores")}
+    # half of the rows of an update then go to the rank that learns
+    assert of_floats == {place: 24 if place[0] == "actor.update" else 16 for place in of_floats}
     split = {(edge.target, name) for edge in planned if edge.why == "split" for name in edge.columns}
-    assert split == {("actor.update", "logprobs")}
+    assert split == {("actor.update", name) for name in ("logprobs", "prompt_tokens", "tokens", "temperature")}
     assert split <= within

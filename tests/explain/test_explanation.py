@@ -42,9 +42,11 @@ def test_each_node_runs_in_its_pool_with_a_layout(ppo):
 
 @pytest.mark.parametrize(("source", "target", "column", "size", "moved"), [
     ("prompts", "actor.generate", "prompt_tokens", 8 * 10 * 8, 0),  # 8 prompts of 10 int64
-    ("prompts", "actor.logprobs", "prompt_tokens", 16 * 10 * 8, 16 * 10 * 8),  # repeated for 16 rows, to the other pool
-    ("actor.generate", "actor.logprobs", "tokens", 16 * (16 * 8 + 4), 16 * (16 * 8 + 4)),  # with a temperature each
-    ("actor.generate", "gae", "mask", 16 * 16, 16 * 16),
+    ("prompts", "actor.logprobs", "prompt_tokens", 16 * 10 * 8, 16 * 10 * 4),  # repeated for 16 rows, to the other pool, as int32
+    ("prompts", "reference.logprobs", "prompt_tokens", 16 * 10 * 8, 0),  # which has them since
+    ("actor.generate", "actor.logprobs", "tokens", 16 * (16 * 8 + 4), 16 * (16 * 4 + 4)),  # with a temperature each
+    ("actor.generate", "charge_kl", "mask", 16 * 16, 16 * 16),
+    ("actor.generate", "gae", "mask", 16 * 16, 0),
     ("actor.logprobs", "charge_kl", "logprobs", 16 * 16 * 4, 0),  # stays where it was made
     ("gae", "normalise", "advantages", 16 * 16 * 4, 16 * 16 * 4 * 3 // 4),  # all but rank 0's share of four
     ("gae", "critic.update", "returns", 16 * 16 * 4, int(16 * 16 * 4 * 3 * (1 - (3 / 4) ** 2))),  # ranks drawn anew in two epochs

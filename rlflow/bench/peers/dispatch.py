@@ -115,8 +115,17 @@ def stays(started: Roles, batch: Batch, workers: int) -> Call:
 
 
 def moves(started: Roles, batch: Batch, workers: int) -> Call:
-    """Columns that lie on the smaller pool."""
-    return stage_call(started, started.prepared.engine.spread(batch, HALF))
+    """Columns that lie on the smaller pool. Each call is the first that reads them: what an earlier one has brought is dropped."""
+    engine = started.prepared.engine
+    there = engine.spread(batch, HALF)
+    call, shards = stage_call(started, there), next(iter(there.data.values())).value.shards
+
+    def first() -> Batch:
+        for shard in shards:
+            shard.copies.clear()
+        return call()
+
+    return first
 
 
 def touched(started: Roles, batch: Batch, workers: int) -> Call:

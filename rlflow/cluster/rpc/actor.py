@@ -8,23 +8,21 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 
 from rlflow import interfaces, own_lines
-from rlflow.batch import Batch
 from rlflow.cluster import group  # modules: Ray carries this class over with all that it names
 from rlflow.cluster.health import heartbeat as pulse
+from rlflow.cluster.rpc.parcels import Parcel, Post
+from rlflow.cluster.rpc.shared_memory import SharedFrame
 from rlflow.cluster.rpc.sockets import listen
-from rlflow.cluster.rpc.wire import pack, unpack
+from rlflow.cluster.sharding.gather import gathered
 from rlflow.errors import RemoteError
 from rlflow.execution.apply import ending
 from rlflow.process import Process
 from rlflow.watchdog import beside, kin
 from rlflow.watchdog.stacks import show_stacks
 
-Payload = NDArray[np.uint8]  # bytes that Ray hands over without a copy
 _actor: Any = ray.remote  # its own types know neither actors' concurrency groups nor restarts
 
 ERA = 8  # bytes of the pool's era, which stand before each frame
@@ -38,6 +36,7 @@ class Host:
 
     held: Any = None
     era = 0
+    post: Any = None  # made where it is first needed: Ray carries the class over
     watchdog: Any = None
 
     def make(self, kind: type, *args: Any) -> None:
@@ -113,10 +112,21 @@ class Host:
         if era != self.era:
             raise RuntimeError(f"'{method}' was asked in era {era}, and it is era {self.era}")
 
-    def do_batch(self, method: str, payload: Payload) -> Payload:
-        """Call a method from batch to batch."""
+    def reaches(self, at: SharedFrame) -> bool:
+        """Whether this process can read the shared memory of the one that asks."""
+        return self._post().reaches(at)
+
+    def _post(self) -> Post:
+        self.post = self.post or Post()
+        post: Post = self.post
+        return post
+
+    def do_batch(self, method: str, parcel: Parcel, shared: bool) -> Parcel:
+        """Call a method from batch to batch. shared: whether whoever asks can read this process's shared memory."""
         with pulse.MARKS.during(method), self._contained():
-            return packed(getattr(self.held, method)(opened(payload)))
+            with self._post().opened([parcel]) as [batch]:
+                rows = gathered([(batch, None)], list(batch.data))
+            return self._post().parcel(getattr(self.held, method)(rows), shared=shared)
 
 
 def own_interface(name: str | None, insecure: bool) -> interfaces.Interface:
@@ -124,13 +134,3 @@ def own_interface(name: str | None, insecure: bool) -> interfaces.Interface:
     Raises PlanError as ``interfaces.chosen`` does."""
     head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
     return interfaces.chosen(name, head, insecure)
-
-
-def packed(batch: Batch) -> Payload:
-    """The batch as bytes (`rlflow.cluster.rpc.wire`)."""
-    return np.frombuffer(pack(batch), np.uint8)
-
-
-def opened(payload: Payload) -> Batch:
-    """The batch of these bytes; its tensors are views of them."""
-    return unpack(payload.data)

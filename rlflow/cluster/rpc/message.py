@@ -38,6 +38,7 @@ class Source(NamedTuple):
     parts: Sequence[ShardRows]  # put one after another
     order: Index | None = None  # the order into which the rows are then put; None: as they are
     kinds: Sequence[Kind] = ()  # of the columns, where there are no parts
+    keep: int | None = None  # key under which the worker stores these rows too, by the names in the shards, for calls that read them again
 
 
 class Inputs(NamedTuple):
@@ -108,12 +109,13 @@ def _index(raw: bytes | None) -> Index | None:
 
 
 def _source(source: Source) -> tuple[Any, ...]:
-    columns, parts, order, kinds = source
-    return columns, [(key, _raw(rows)) for key, rows in parts], _raw(order), [(kind.level, kind.dtype) for kind in kinds]
+    columns, parts, order, kinds, keep = source
+    return columns, [(key, _raw(rows)) for key, rows in parts], _raw(order), [(kind.level, kind.dtype) for kind in kinds], keep
 
 
-def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any) -> Source:
-    return Source(columns, [ShardRows(key, _index(rows)) for key, rows in parts], _index(order), [kind_of(*kind) for kind in kinds])
+def _opened(columns: Any, parts: Any, order: bytes | None, kinds: Any, keep: int | None) -> Source:
+    rows = [ShardRows(key, _index(rows)) for key, rows in parts]
+    return Source(columns, rows, _index(order), [kind_of(*kind) for kind in kinds], keep)
 
 
 @functools.cache

@@ -10,9 +10,13 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rlflow import own_lines
+from rlflow.axis import Axis
 from rlflow.batch import Batch
-from rlflow.cluster.rpc.actor import ERA, Host, Payload, opened, packed
+from rlflow.cluster.rpc.actor import ERA, Host
+from rlflow.cluster.rpc.parcels import Parcel, Post
 from rlflow.cluster.rpc.sockets import LARGEST, Gone, PendingCalls, Sockets, content
+from rlflow.cluster.rpc.wire import Frame
+from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import WorkerId, row_tokens
 from rlflow.cluster.sharding.split import balanced, check_counts, merge_order, units_of_rows
 from rlflow.deadline import LOOK, Deadline
@@ -171,7 +175,8 @@ class Pool(Generic[W]):
         self.era = 0  # grows when earlier calls become void
         self.making: list[Any] = []  # references of the calls that make the objects
         self.watcher: Watcher | None = None
-        self.sockets = Sockets()
+        self.sockets, self.post = Sockets(), Post()
+        self._near: tuple[bool, ...] | None = None
         self._places = tuple(WorkerId(name, rank) for rank in range(len(self.actors)))
         self._methods: dict[tuple[int, str, str, int | str], Any] = {}
 
@@ -208,9 +213,23 @@ class Pool(Generic[W]):
             self._methods[which] = getattr(self.actors[rank], name).options(concurrency_group=group, num_returns=answers)
         return self._methods[which]
 
+    def near(self, rank: int) -> bool:
+        """Whether a rank's worker shares memory with this process, and so with every other worker that does. All are asked once."""
+        if self._near is None:
+            self._near = self._asked_near()
+        return self._near[rank]
+
+    def _asked_near(self) -> tuple[bool, ...]:
+        at = self.post.outbox.post(Frame(Batch(Axis.fresh(0), {})))
+        if at is None:
+            return (False,) * len(self)
+        answers = [actor.reaches.options(concurrency_group="control").remote(at) for actor in self.actors]
+        return tuple(self.future("reaches", list(enumerate(answers)), SECONDS, list).result())
+
     def connect(self) -> None:
         """Open new sockets to the workers on this machine."""
         self.sockets.close()
+        self._near = None
         key = secrets.token_bytes(32)
         names = [actor.listen.options(concurrency_group="control").remote(key) for actor in self.actors]
         self.sockets = Sockets(self.future("listen", list(enumerate(names)), SECONDS, list).result(), key)
@@ -234,7 +253,7 @@ class Pool(Generic[W]):
         """Take over the workers of another pool, which is not watched yet, in place of this pool's own."""
         self.sockets.close()
         self.actors, self.making, self.era, self.watcher, self.sockets = other.actors, other.making, other.era, None, other.sockets
-        self._methods = {}
+        self._methods, self._near = {}, None
 
     def future(
         self, method: str, refs: Sequence[tuple[int, Any]], seconds: float, merge: Callable[[list[Any]], R], limit: Deadline | None = None
@@ -260,13 +279,14 @@ class Pool(Generic[W]):
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
         used = [rank for rank in range(len(self)) if len(split[rank])] or [0]
-        refs = [(rank, self.actors[rank].do_batch.remote(name, packed(batch.rows(split[rank])))) for rank in used]
+        parcels = {rank: self.post.parcel(batch, split[rank], shared=self.near(rank)) for rank in used}
+        refs = [(rank, self.actors[rank].do_batch.remote(name, parcel, self.near(rank))) for rank, parcel in parcels.items()]
 
-        def merge(answers: list[Payload]) -> Batch:
-            parts = [opened(answer) for answer in answers]
-            check_counts([split[rank] for rank in used], [len(part) for part in parts])
-            rows = Batch.concat(parts).rows(merge_order([split[rank] for rank in used]))
-            return Batch(batch.axis, rows.data)
+        def merge(answers: list[Parcel]) -> Batch:
+            with self.post.opened(answers) as parts:
+                check_counts([split[rank] for rank in used], [len(part) for part in parts])
+                order = merge_order([split[rank] for rank in used])
+                return Batch(batch.axis, gathered([(part, None) for part in parts], list(parts[0].data), order).data)
 
         return self.future(name, refs, seconds, merge)
 

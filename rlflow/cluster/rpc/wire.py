@@ -14,6 +14,7 @@ Where a buffer lies follows from the dtypes and shapes before it, so no two can 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import struct
 import zlib
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rlflow.axis import Axis
-from rlflow.batch import Batch, Data
+from rlflow.batch import LONG, Batch, Data
 from rlflow.cluster.rpc.header import (
     DTYPES,
     HEADER_LIMIT,
@@ -40,11 +41,11 @@ from rlflow.cluster.rpc.header import (
     packed,
     unpacked,
 )
-from rlflow.columns import Level
+from rlflow.columns import Kind, Level
 from rlflow.copy_on_write import address
 from rlflow.messages import read, written
 
-__all__ = ["WireError", "pack", "pieces", "unpack"]
+__all__ = ["Frame", "WireError", "pack", "pieces", "unpack"]
 
 MAGIC = b"RLFBATCH"
 VERSION = 1
@@ -68,21 +69,94 @@ def pack(batch: Batch, *, checksum: bool = False) -> bytes:
 
 def pieces(batch: Batch, *, checksum: bool = False) -> list[bytes | memoryview]:
     """The frame of ``pack`` in pieces that are views of the batch's own memory where it is contiguous and on the host."""
-    keys = batch.axis.keys
-    if keys.dtype != torch.int64 or keys.ndim != 2 or not KEYS <= keys.shape[1] <= LONGEST_PATH:
-        raise WireError.of("keys", _buffer(keys), f"int64 {[len(batch), KEYS]}, or with more numbers")
-    stored = [(name, data, _tensors(name, data)) for name, data in batch.data.items()]
-    columns = [HeaderColumn(name, data.kind, _form(data), tuple(map(_buffer, tensors))) for name, data, tensors in stored]
-    for column, data in zip(columns, batch.data.values(), strict=True):
-        check_kind(column)
-        check_rows(column.name, data, batch.axis)
-    header = packed(batch.axis, columns)
-    body = _body(HEAD + len(header), [batch.axis.keys, *itertools.chain.from_iterable(tensors for _, _, tensors in stored)])
-    crc = 0
-    for piece in body if checksum else ():
-        crc = zlib.crc32(piece, crc)
-    prefix = _PREFIX.pack(MAGIC, VERSION, int(checksum), len(header), sum(map(len, body)), crc)
-    return [prefix, _CRC.pack(zlib.crc32(header, zlib.crc32(prefix))), header, *body]
+    return Frame(batch).pieces(checksum=checksum)
+
+
+class Stored:
+    """A buffer that is not written yet: tensors that stand one after another, as entries of one dtype."""
+
+    def __init__(self, parts: Sequence[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.parts, self.dtype, self.buffer = parts, dtype, Buffer(str(dtype).removeprefix("torch."), shape)
+
+    @staticmethod
+    def whole(tensor: Tensor) -> Stored:
+        """The buffer of one tensor as it is."""
+        return Stored((tensor,), tuple(tensor.shape), tensor.dtype)
+
+    def write(self, memory: Tensor) -> None:
+        """Write the entries into ``memory``, uint8 [bytes of the buffer]."""
+        if not memory.numel():
+            return
+        out = memory.view(self.dtype).view(self.buffer.shape)
+        if len(self.parts) == 1:
+            out.copy_(self.parts[0])
+        else:
+            torch.cat(list(self.parts), out=out)
+
+    def raw(self) -> bytes | memoryview:
+        """The bytes: a view of the tensor's memory where it is one, contiguous, on the host and of this dtype."""
+        if not self.buffer.nbytes:
+            return b""
+        one = self.parts[0] if len(self.parts) == 1 else torch.cat(list(self.parts))
+        flat = one.detach().cpu().to(self.dtype).contiguous()
+        return _Lent(flat, address(flat), flat.nbytes).array().data
+
+
+class Frame:
+    """A batch, or some of its rows, as bytes that are not written yet.
+
+    ``rows``: int64, the rows in their order; None: all. ``narrow``: int64 columns whose numbers fit are written as int32, half the bytes;
+    their kind still says int64. Raises WireError as ``pack`` does.
+    """
+
+    def __init__(self, batch: Batch, rows: Tensor | None = None, *, narrow: bool = False) -> None:
+        keys = batch.axis.keys
+        if keys.dtype != torch.int64 or keys.ndim != 2 or not KEYS <= keys.shape[1] <= LONGEST_PATH:
+            raise WireError.of("keys", Stored.whole(keys).buffer, f"int64 {[len(batch), KEYS]}, or with more numbers")
+        axis = batch.axis if rows is None else batch.axis.take(rows)
+        stored = [(name, data.kind, _form(data), _stored(name, data, batch.axis, rows, narrow)) for name, data in batch.data.items()]
+        columns = [HeaderColumn(name, kind, form, tuple(item.buffer for item in items)) for name, kind, form, items in stored]
+        for column, data in zip(columns, batch.data.values(), strict=True):
+            check_kind(column)
+            check_rows(column.name, data, batch.axis)
+        self._header = packed(axis, columns)
+        self._buffers = [Stored.whole(axis.keys), *itertools.chain.from_iterable(items for *_, items in stored)]
+        self._places = list(_places(HEAD + len(self._header), [item.buffer for item in self._buffers]))
+        self.nbytes = self._places[-1][1]
+
+    def _head(self, crc: int | None) -> bytes:
+        """The prefix and the header. crc: of the payload, where it has one."""
+        size = self.nbytes - HEAD - len(self._header)
+        prefix = _PREFIX.pack(MAGIC, VERSION, int(crc is not None), len(self._header), size, crc or 0)
+        return prefix + _CRC.pack(zlib.crc32(self._header, zlib.crc32(prefix))) + self._header
+
+    def pieces(self, *, checksum: bool = False) -> list[bytes | memoryview]:
+        """The frame in pieces, for ``checksum`` as for ``pack``."""
+        body: list[bytes | memoryview] = []
+        end = HEAD + len(self._header)
+        for (start, after), item in zip(self._places, self._buffers, strict=True):
+            body += [bytes(start - end), item.raw()]
+            end = after
+        crc = functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), body, 0) if checksum else None
+        return [self._head(crc), *body]
+
+    def write(self, memory: Tensor) -> None:
+        """Write the frame into ``memory``, uint8 [nbytes], which begins at a multiple of ALIGNMENT bytes. Each entry is copied once."""
+        head = self._head(None)
+        memory[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        end = len(head)
+        for (start, after), item in zip(self._places, self._buffers, strict=True):
+            memory[end:start].zero_()
+            item.write(memory[start:after])
+            end = after
+
+
+def _places(end: int, buffers: Iterable[Buffer]) -> Iterator[tuple[int, int]]:
+    """The first byte of each buffer, and the byte after its last. end: the byte after what stands before them."""
+    for buffer in buffers:
+        start = end + -end % ALIGNMENT
+        end = start + buffer.nbytes
+        yield start, end
 
 
 def _form(data: Data) -> str:
@@ -91,14 +165,40 @@ def _form(data: Data) -> str:
     return "tensor" if data.lengths is None else "ragged"
 
 
-def _tensors(name: str, data: Data) -> tuple[Tensor, ...]:
-    """The buffers of a column as they are in memory."""
+def _stored(name: str, data: Data, axis: Axis, rows: Tensor | None, narrow: bool) -> tuple[Stored, ...]:
+    """The buffers of some rows of a column over ``axis``."""
+    if rows is not None and (data.lengths is None or len(data.value) < LONG * len(data.lengths)):
+        data, rows = data.take(rows, axis), None
     if data.kind.level is Level.TEXT:
-        return _encoded(name, data.value)
-    tensors = (data.value if isinstance(data.value, tuple) else (data.value,)) + (() if data.lengths is None else (data.lengths,))
-    if not all(isinstance(tensor, Tensor) for tensor in tensors):
-        raise WireError.of(f"column {name!r}", f"a {data.kind.level} column of {type(tensors[0]).__name__}", "tensors")
-    return tensors
+        return tuple(map(Stored.whole, _encoded(name, data.value)))
+    values = data.value if isinstance(data.value, tuple) else (data.value,)
+    if not all(isinstance(tensor, Tensor) for tensor in values):
+        raise WireError.of(f"column {name!r}", f"a {data.kind.level} column of {type(values[0]).__name__}", "tensors")
+    if data.lengths is None:
+        return tuple(Stored((value,), tuple(value.shape), _width(data.kind, value, narrow)) for value in values)
+    lengths = data.lengths if rows is None else data.lengths[rows]
+    parts = values if rows is None else runs(data.value, data.lengths, rows)
+    shape = (int(lengths.sum()) if rows is not None else len(data.value), *data.value.shape[1:])
+    return Stored(parts, shape, _width(data.kind, data.value, narrow)), Stored.whole(lengths)
+
+
+def runs(flat: Tensor, lengths: Tensor, rows: Tensor) -> list[Tensor]:
+    """The entries of some rows as views of ``flat``, one for each run of rows that lie side by side."""
+    starts = (lengths.cumsum(0) - lengths)[rows]
+    ends = starts + lengths[rows]
+    begins = torch.ones(len(rows), dtype=torch.bool)
+    begins[1:] = starts[1:] != ends[:-1]
+    first = begins.nonzero()[:, 0]
+    last = torch.cat([first[1:] - 1, torch.tensor([len(rows) - 1])]) if len(rows) else first
+    return [flat[a:b] for a, b in zip(starts[first].tolist(), ends[last].tolist(), strict=True)]
+
+
+def _width(kind: Kind, value: Tensor, narrow: bool) -> torch.dtype:
+    """The dtype in which a column is written: int32 for int64 whose numbers fit, where that is asked for."""
+    if not narrow or value.dtype is not torch.int64 or kind.dtype != "int64" or not value.numel():
+        return value.dtype
+    least, most = (int(end) for end in torch.aminmax(value))
+    return torch.int32 if least >= -(1 << 31) and most < 1 << 31 else torch.int64
 
 
 def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -107,28 +207,6 @@ def _encoded(name: str, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     encoded = [written(text).encode("utf-8", "surrogatepass") for text in texts]
     offsets = torch.tensor([0, *itertools.accumulate(map(len, encoded))], dtype=torch.int64)
     return torch.from_numpy(np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8)), offsets
-
-
-def _buffer(tensor: Tensor) -> Buffer:
-    return Buffer(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-
-
-def _body(start: int, tensors: Iterable[Tensor]) -> list[bytes | memoryview]:
-    """The bytes of the tensors with zeros before each, up to the next aligned place from ``start`` on."""
-    out: list[bytes | memoryview] = []
-    for tensor in tensors:
-        raw = _raw(tensor)
-        gap = -start % ALIGNMENT
-        out += [bytes(gap), raw]
-        start += gap + len(raw)
-    return out
-
-
-def _raw(tensor: Tensor) -> bytes | memoryview:
-    if not tensor.numel():
-        return b""
-    flat = tensor.detach().cpu().contiguous()
-    return _Lent(flat, address(flat), flat.nbytes).array().data
 
 
 # -- from bytes ------------------------------------------------------------------------------------------------------------------
@@ -190,11 +268,8 @@ def _compare(what: str, found: int, expected: int) -> None:
 
 def _laid_out(raw: np.ndarray[Any, np.dtype[np.uint8]], start: int, buffers: Sequence[Buffer]) -> Iterator[Tensor]:
     """Each buffer as a tensor. Raises WireError at once unless they fill the frame to its end."""
-    places = []
-    for buffer in buffers:
-        first = start + -start % ALIGNMENT
-        start = first + buffer.nbytes
-        places.append((first, start))
+    places = list(_places(start, buffers))
+    start = places[-1][1]
     if start != len(raw):
         raise WireError.of("payload", f"a frame of {len(raw)} bytes", f"{start}, by the columns' dtypes and shapes")
     return (_tensor(raw[first:end], buffer) for (first, end), buffer in zip(places, buffers, strict=True))

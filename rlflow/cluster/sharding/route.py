@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlflow.batch import Batch
 from rlflow.cluster.rpc.message import Index, Inputs, ShardRows, Source
-from rlflow.cluster.sharding.shard_map import RemoteColumn, ShardMap, WorkerId
+from rlflow.cluster.sharding.shard_map import Copy, RemoteColumn, Shard, ShardMap, WorkerId
 from rlflow.columns import Kind, Level
 
 
@@ -23,12 +23,31 @@ class Transfer(NamedTuple):
     rows: Index | None
 
 
+class Kept(NamedTuple):
+    """Rows that a worker stores because they come from others: of each shard that they come from, which rows go to which places."""
+
+    key: int
+    rows: int
+    names: frozenset[str]
+    pieces: tuple[tuple[Shard, Tensor, Tensor | None], ...]  # shard, places among the rows, places in the shard (None: all of it in order)
+
+
 class RowRequest(NamedTuple):
-    """The inputs of a rank's call as its message names them, and the transfers that come with the call, in the order in which parts of
-    the inputs name them."""
+    """The inputs of a rank's call as its message names them, the transfers that come with the call, in the order in which parts of the
+    inputs name them, and the rows that the worker then keeps."""
 
     inputs: Inputs
     transfers: tuple[Transfer, ...]
+    kept: tuple[Kept, ...] = ()
+
+    def note(self, at: WorkerId, iteration: int, gone: Callable[[WorkerId, int], None]) -> None:
+        """Note where copies of shards are, once the worker has them."""
+        for key, rows, names, pieces in self.kept:
+            shard = Shard(at, key, rows, gone)
+            for source, wanted, index in pieces:
+                where = torch.full((source.rows,), -1, dtype=torch.int64)
+                where[torch.arange(source.rows) if index is None else index] = wanted
+                source.copies.append(Copy(shard, names, where, iteration))
 
 
 class AlignedColumns(NamedTuple):
@@ -49,12 +68,13 @@ class Routes:
         self.scalars = {name: data for name, data in batch.data.items() if data.kind.level is Level.SCALAR}
         self.groups = [_described(layout, columns) for layout, columns in _alike(batch)]
 
-    def to(self, rows: Tensor, at: WorkerId) -> RowRequest:
-        """The rows ``rows`` for the worker ``at``."""
-        transfers: list[Transfer] = []
-        sources = [_source(group, rows, at, transfers) for group in self.groups]
+    def to(self, rows: Tensor, at: WorkerId, iteration: int = 0, keep: Callable[[], int] | None = None) -> RowRequest:
+        """The rows ``rows`` for the worker ``at``. Copies that it has of this ``iteration`` do not come again. ``keep``: gives a key under
+        which it stores what comes; None: it stores nothing."""
+        inputs = _Inputs(rows, at, iteration, keep)
+        sources = [source for group in self.groups for source in inputs.sources(group)]
         keys = None if self._known(sources) else self.axis.keys[rows].numpy()
-        return RowRequest(Inputs(keys, self.axis.grouped, sources, self.scalars), tuple(transfers))
+        return RowRequest(Inputs(keys, self.axis.grouped, sources, self.scalars), tuple(inputs.transfers), tuple(inputs.kept))
 
     def _known(self, sources: Sequence[Source]) -> bool:
         """Whether the first columns come from one shard that has just the rows, by the same keys."""
@@ -81,37 +101,84 @@ def _described(layout: ShardMap, columns: Sequence[tuple[str, RemoteColumn]]) ->
     return AlignedColumns(layout, wanted, tuple(dict.fromkeys(name for _, name in wanted)), tuple(data.kind for _, data in columns))
 
 
-def _source(group: AlignedColumns, rows: Tensor, at: WorkerId, transfers: list[Transfer]) -> Source:
-    parts: list[ShardRows] = []
-    order: list[Tensor] = []
-    for number, wanted, index in _pieces(group.layout, rows):
-        shard = group.layout.shards[number]
-        order.append(wanted)
-        if shard.at == at:
-            parts.append(ShardRows(shard.key, index))
-        else:
-            parts.append(ShardRows(None))
-            transfers.append(Transfer(shard.at, shard.key, group.names, index))
-    return Source(group.columns, parts, _order(order), () if parts else group.kinds)
+class _Inputs:
+    """The sources of one rank's request, and what has to come for them."""
+
+    def __init__(self, rows: Tensor, at: WorkerId, iteration: int, keep: Callable[[], int] | None) -> None:
+        self.rows, self.at, self.iteration, self.keep = rows, at, iteration, keep
+        self.transfers: list[Transfer] = []
+        self.kept: list[Kept] = []
+
+    def sources(self, group: AlignedColumns) -> list[Source]:
+        """Where columns come from that lie side by side: those of which there are copies from these, the others from the shards."""
+        pieces = list(_pieces(group.layout, self.rows))
+        shards = [group.layout.shards[number] for number, _, _ in pieces]
+        copies: dict[tuple[int, ...], tuple[list[str], list[Copy | None]]] = {}
+        for name in group.names:
+            found = [self._copy(shard, name, index) for shard, (_, _, index) in zip(shards, pieces, strict=True)]
+            copies.setdefault(tuple(map(id, found)), ([], found))[0].append(name)
+        if not group.names:
+            return []
+        return [self._source(group, tuple(names), pieces, shards, found) for names, found in copies.values()]
+
+    def _copy(self, shard: Shard, name: str, index: Tensor | None) -> Copy | None:
+        """The copy that this worker has of some rows of a column."""
+        if shard.at == self.at:
+            return None
+        return next((copy for copy in shard.copies if copy.iteration == self.iteration and copy.shard.at == self.at and name in copy.names
+                     and copy.rows(index) is not None), None)  # fmt: skip
+
+    def _source(
+        self, group: AlignedColumns, names: tuple[str, ...], pieces: Sequence[Piece], shards: Sequence[Shard], copies: Sequence[Copy | None]
+    ) -> Source:
+        parts, coming = list[ShardRows](), list[tuple[Shard, Tensor, Tensor | None]]()
+        for (_, wanted, index), shard, copy in zip(pieces, shards, copies, strict=True):
+            if copy is not None:
+                places = copy.rows(index)
+                assert places is not None
+                parts.append(ShardRows(copy.shard.key, _whole_or(places, copy.shard.rows)))
+            elif shard.at == self.at:
+                parts.append(ShardRows(shard.key, None if index is None else index.numpy()))
+            else:
+                parts.append(ShardRows(None))
+                self.transfers.append(Transfer(shard.at, shard.key, names, None if index is None else index.numpy()))
+                coming.append((shard, wanted, index))
+        wanted_columns = [(own, of, kind) for (own, of), kind in zip(group.columns, group.kinds, strict=True) if of in names]
+        columns, kinds = tuple((own, of) for own, of, _ in wanted_columns), tuple(kind for *_, kind in wanted_columns)
+        return Source(columns, parts, _order([wanted for _, wanted, _ in pieces]), () if parts else kinds, self._keep(names, coming))
+
+    def _keep(self, names: tuple[str, ...], coming: Sequence[tuple[Shard, Tensor, Tensor | None]]) -> int | None:
+        """The key under which what comes is stored."""
+        if not coming or self.keep is None:
+            return None
+        self.kept.append(Kept(self.keep(), len(self.rows), frozenset(names), tuple(coming)))
+        return self.kept[-1].key
 
 
-def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[tuple[int, Tensor, Index | None]]:
+Piece = tuple[int, Tensor, Tensor | None]
+
+
+def _pieces(layout: ShardMap, rows: Tensor) -> Iterator[Piece]:
     """The shards that have some of ``rows``: the number of each shard, the places of its rows among ``rows``, and their places in the
     shard (None: all of it in order). There is at most one piece per rank and earlier split."""
     alone = layout.whole(rows)
     if alone is not None:
-        yield alone, rows, None
+        yield alone, torch.arange(len(rows)), None
         return
     part = layout.take(rows)
     for number in torch.unique(part.shard).tolist():
         wanted = (part.shard == number).nonzero()[:, 0]
-        yield number, wanted, _index(part.place[wanted], layout.shards[number].rows)
+        yield number, wanted, _all_or(part.place[wanted], layout.shards[number].rows)
 
 
-def _index(place: Tensor, rows: int) -> Index | None:
+def _all_or(place: Tensor, rows: int) -> Tensor | None:
     """Rows within a shard; None for all of them in their order."""
-    whole = len(place) == rows and torch.equal(place, torch.arange(rows))
-    return None if whole else place.numpy()
+    return None if len(place) == rows and torch.equal(place, torch.arange(rows)) else place
+
+
+def _whole_or(place: Tensor, rows: int) -> Index | None:
+    index = _all_or(place, rows)
+    return None if index is None else index.numpy()
 
 
 def _order(parts: Sequence[Tensor]) -> Index | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -36,15 +36,32 @@ class WorkerId:
 
 
 class Shard:
-    """Columns over some rows that one worker holds under a key. When nobody knows of the shard any more, ``gone`` is told."""
+    """Columns over some rows that one worker holds under a key. When nobody knows of the shard any more, ``gone`` is told. ``copies``: what
+    other workers have of it."""
 
-    __slots__ = ("__weakref__", "_gone", "at", "key", "rows")
+    __slots__ = ("__weakref__", "_gone", "at", "copies", "key", "rows")
 
     def __init__(self, at: WorkerId, key: int, rows: int, gone: Callable[[WorkerId, int], None]) -> None:
         self.at, self.key, self.rows, self._gone = at, key, rows, gone
+        self.copies: list[Copy] = []
 
     def __del__(self) -> None:
         self._gone(self.at, self.key)
+
+
+class Copy(NamedTuple):
+    """Some rows of some columns of a shard that another worker holds since it has read them. ``where``: int64 [rows of the shard], the
+    place of each row in ``shard``, -1 of one that is not there. Workers forget it with the ``iteration``."""
+
+    shard: Shard
+    names: frozenset[str]
+    where: Tensor
+    iteration: int
+
+    def rows(self, index: Tensor | None) -> Tensor | None:
+        """The places of these rows of the shard that was copied (None: of all); None where some are not there."""
+        places = self.where if index is None else self.where[index]
+        return None if bool((places < 0).any()) else places
 
 
 @dataclass(frozen=True, eq=False)

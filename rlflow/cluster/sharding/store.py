@@ -10,8 +10,9 @@ import torch
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
-from rlflow.cluster.rpc.actor import Payload, opened, packed
 from rlflow.cluster.rpc.message import Index, Inputs, Source
+from rlflow.cluster.rpc.parcels import Parcel, Post
+from rlflow.cluster.sharding.gather import gathered
 from rlflow.cluster.sharding.shard_map import empty
 from rlflow.copy_on_write import lent
 
@@ -20,6 +21,7 @@ class ShardStore:
     """Shards by key. Calls of several threads use it."""
 
     def __init__(self) -> None:
+        self.post = Post()
         self._held: dict[int, Batch] = {}
         self._iterations: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -42,6 +44,7 @@ class ShardStore:
 
     def clear(self, iteration: int) -> None:
         """Forget what is there for this iteration and those before it."""
+        self.post.outbox.clear(iteration)
         with self._lock:
             for key in [key for key, for_one in self._iterations.items() if for_one <= iteration]:
                 self._held.pop(key, None)
@@ -50,18 +53,28 @@ class ShardStore:
     def __len__(self) -> int:
         return len(self._held)
 
-    def slice(self, key: int, names: Sequence[str], rows: Index | None) -> Payload:
-        """Rows of columns, packed for another worker."""
-        batch = self._held[key].select(*names)
-        return packed(batch if rows is None else batch.rows(torch.tensor(rows)))
+    def slice(self, key: int, names: Sequence[str], rows: Index | None, shared: bool = False, iteration: int = 0) -> Parcel:
+        """Rows of columns for another worker; shared: whether it can read this process's shared memory. iteration: the one that they are
+        for."""
+        which = None if rows is None else torch.tensor(rows)
+        return self.post.parcel(self._held[key].select(*names), which, shared=shared, iteration=iteration)
 
-    def batch(self, inputs: Inputs, transfers: Sequence[Payload]) -> Batch:
-        """The batch of a call; ``transfers`` come in the order in which its parts name them."""
-        coming = (opened(payload) for payload in transfers)
+    def take(self, key: int, parcel: Parcel, iteration: int) -> Batch:
+        """Store a shard that comes from another process. Gives it."""
+        with self.post.opened([parcel]) as [batch]:
+            shard = gathered([(batch, None)], list(batch.data))
+        self.put(key, shard, iteration)
+        return shard
+
+    def batch(self, inputs: Inputs, transfers: Sequence[Parcel], iteration: int = 0) -> Batch:
+        """The batch of a call; ``transfers`` come in the order in which its parts name them. What the call says to keep is stored for the
+        ``iteration``."""
         axis = self._axis(inputs)
         columns: dict[str, Data] = {}
-        for source in inputs.sources:
-            columns |= self._columns(source, coming, len(axis))
+        with self.post.opened(transfers) as batches:
+            coming = iter(batches)
+            for source in inputs.sources:
+                columns |= self._columns(source, coming, len(axis), iteration)
         return Batch(axis, columns | dict(inputs.scalars))
 
     def _axis(self, inputs: Inputs) -> Axis:
@@ -71,33 +84,22 @@ class ShardStore:
         assert key is not None
         return self._held[key].axis
 
-    def _columns(self, source: Source, coming: Iterator[Batch], rows: int) -> dict[str, Data]:
+    def _columns(self, source: Source, coming: Iterator[Batch], rows: int, iteration: int) -> dict[str, Data]:
         key, index = source.parts[0] if len(source.parts) == 1 else (None, None)
         if key is not None and index is None and len(stored := self._held[key]) == rows:  # all of a shard, as it is
             return {wanted: _borrowed(stored.data[name]) for wanted, name in source.columns}
-        names = tuple(dict.fromkeys(name for _, name in source.columns))
-        parts = []
-        for part in source.parts:
-            batch = next(coming) if part.key is None else self._held[part.key].select(*names)
-            parts.append(batch if part.rows is None else batch.rows(torch.tensor(part.rows)))
-        if not parts:
+        if not source.parts:
             return {wanted: empty(kind) for (wanted, _), kind in zip(source.columns, source.kinds, strict=True)}
-        whole = parts[0] if len(parts) == 1 else Batch.concat(parts)
-        if source.order is not None:
-            whole = whole.rows(torch.tensor(source.order))
+        names = tuple(dict.fromkeys(name for _, name in source.columns))
+        parts = [(next(coming) if part.key is None else self._held[part.key].select(*names),
+                  None if part.rows is None else torch.tensor(part.rows)) for part in source.parts]  # fmt: skip
+        whole = gathered(parts, names, None if source.order is None else torch.tensor(source.order))
         if len(whole) != rows:
             raise ValueError(f"found {len(whole)} rows of {', '.join(names)}, expected {rows}")
-        return {wanted: whole.data[name] for wanted, name in source.columns}
-
-
-def owned(batch: Batch) -> Batch:
-    """Rows of their own in memory of this process: what came in a frame lies in Ray's, which cannot be lent, and holds the whole frame."""
-    def copied(data: Data) -> Data:
-        value = data.value.clone() if isinstance(data.value, torch.Tensor) else data.value
-        return replace(data, value=value, lengths=None if data.lengths is None else data.lengths.clone())
-
-    axis = Axis(batch.axis.keys.clone(), grouped=batch.axis.grouped)
-    return Batch(axis, {name: copied(data) for name, data in batch.data.items()})
+        if source.keep is None:
+            return {wanted: whole.data[name] for wanted, name in source.columns}
+        self.put(source.keep, whole, iteration)
+        return {wanted: _borrowed(whole.data[name]) for wanted, name in source.columns}
 
 
 def _borrowed(data: Data) -> Data:

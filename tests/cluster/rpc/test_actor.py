@@ -7,7 +7,8 @@ import torch
 
 from rlflow.batch import Batch
 from rlflow.cluster.health.heartbeat import MARKS
-from rlflow.cluster.rpc.actor import ERA, Host, opened, packed
+from rlflow.cluster.rpc.actor import ERA, Host
+from rlflow.cluster.rpc.parcels import opened, packed
 from rlflow.errors import RemoteError
 from rlflow.watchdog.beside import Watchdog
 
@@ -103,6 +104,6 @@ def test_a_child_that_comes_out_of_a_call_ends_there(host):
 
 
 def test_rows_go_in_and_come_out_as_bytes_on_which_the_batch_lies(host):
-    found = opened(host.do_batch("doubled", packed(Batch.of(scores=torch.tensor([1.5, -2.0])))))
+    found = opened(host.do_batch("doubled", packed(Batch.of(scores=torch.tensor([1.5, -2.0]))), False))
     assert found["scores"].tolist() == [1.5, -2.0, 1.5, -2.0]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlflow.axis import Axis
 from rlflow.batch import Batch, Data
-from rlflow.cluster.rpc.actor import opened, packed
+from rlflow.cluster.rpc.parcels import opened, packed
 from rlflow.cluster.rpc.pool import Pool
 from rlflow.columns import row
 from rlflow.errors import PlanError, RemoteError
@@ -23,7 +23,8 @@ class Rank:
         self.number, self.lost, self.asked = number, lost, []
         self.do_batch = self
 
-    def remote(self, method, payload):
+    def remote(self, method, payload, shared):
+        assert shared
         return Reference.to(lambda: packed(getattr(self, method)(opened(payload))))
 
     def named(self, item):

@@ -49,11 +49,17 @@ class Workers:
         columns = {name: RemoteColumn(data.kind, layout, data.lengths, name, data.nbytes) for name, data in self.whole.data.items()}
         return Batch(self.whole.axis, columns)
 
-    def fetched(self, batch, rows, at):
-        """What the worker ``at`` has of ``rows``, and how many rows others sent."""
-        asked = Routes(batch).to(rows, at)
+    def fetched(self, batch, rows, at, keep=None):
+        """What the worker ``at`` has of ``rows``, and how many rows others sent. keep: the iteration for which it keeps what comes."""
+        asked = Routes(batch).to(rows, at, keep or 0, self.key if keep is not None else None)
         sent = [self.shelves[each.at].slice(each.key, each.names, each.rows) for each in asked.transfers]
-        return self.shelves.setdefault(at, ShardStore()).batch(asked.inputs, sent), asked
+        found = self.shelves.setdefault(at, ShardStore()).batch(asked.inputs, sent, keep or 0)
+        asked.note(at, keep or 0, lambda at, key: self.shelves[at].forget([key]))
+        return found, asked
+
+    def key(self):
+        self.keys += 1
+        return self.keys
 
 
 def same(one, other):
@@ -106,3 +112,37 @@ def test_keys_are_sent_only_where_no_shard_has_just_the_rows_by_the_same_keys():
         assert same(found, whole.rows(rows))
     renamed = Batch(batch_of(5).axis, batch.data)  # the same places, under keys that the shards do not know
     assert Routes(renamed).to(split[1], at).inputs.keys is not None
+
+
+READS = st.tuples(st.sets(st.sampled_from(["tokens", "scores", "completion"]), min_size=1), st.integers(0, 3), st.integers(0, 2))
+
+
+@FEW
+@given(st.integers(1, 40), RANKS, st.lists(READS, min_size=2, max_size=6), st.integers(0, 999))
+def test_what_a_worker_has_read_does_not_come_again(count, ranks, calls, seed):
+    whole, had = batch_of(count), set()
+    workers = Workers(whole)
+    split = random_split(count, ranks, seed)
+    batch = workers.placed(split, [whole.rows(rows) for rows in split])
+    for names, which, rank in calls:
+        rows, at = shuffled(count, seed + which)[: max(count // 2, 1)], WorkerId("reader", rank)
+        found, asked = workers.fetched(batch.select(*sorted(names)), rows, at, keep=3)
+        assert all(torch.equal(found[name], whole.rows(rows)[name]) if name != "completion" else found[name] == whole.rows(rows)[name]
+                   for name in names)  # fmt: skip
+        assert {name for each in asked.transfers for name in each.names} <= names
+        assert {(rank, which, name) for each in asked.transfers for name in each.names}.isdisjoint(had)
+        had |= {(rank, which, name) for name in names}
+
+
+def test_copies_are_of_their_iteration_and_go_with_the_shard():
+    whole = batch_of(6)
+    workers = Workers(whole)
+    batch, at, rows = workers.placed([torch.arange(6)], [whole]), WorkerId("reader", 0), torch.tensor([1, 4])
+    assert len(workers.fetched(batch, rows, at, keep=3)[1].transfers) == 1
+    again, asked = workers.fetched(batch, torch.tensor([4]), at, keep=3)  # a part of what is there
+    assert (asked.transfers, again["scores"].tolist()) == ((), [4.0])
+    assert len(workers.fetched(batch, torch.tensor([4, 5]), at, keep=3)[1].transfers) == 1  # not all is there
+    assert len(workers.fetched(batch, rows, at, keep=4)[1].transfers) == 1  # which workers have forgotten by then
+    assert len(workers.shelves[at]) == 3
+    del batch, asked
+    assert len(workers.shelves[at]) == 0

@@ -1,0 +1,78 @@
+"""Rows out of several shards or frames put together in memory of their own, each entry of a long row copied once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlflow.axis import Axis
+from rlflow.batch import LONG, Batch, Data
+from rlflow.cluster.rpc.parcels import widened
+from rlflow.cluster.rpc.wire import runs
+
+Part = tuple[Batch, Tensor | None]  # columns, and which of their rows; None: all, in their order
+
+
+def gathered(parts: Sequence[Part], names: Sequence[str], order: Tensor | None = None) -> Batch:
+    """Columns over the rows of all parts, one part after another, then put into ``order``. Nothing of them lies in memory of the parts."""
+    long = [name for name in names if _long([batch.data[name] for batch, _ in parts])]
+    others = [name for name in names if name not in long]
+    rest = _joined([(batch.select(*others), rows) for batch, rows in parts], order)
+    columns = {name: _column([(batch.data[name], rows) for batch, rows in parts], order) for name in long}
+    return Batch(rest.axis, {name: columns[name] if name in columns else rest.data[name] for name in names})
+
+
+def _long(pieces: Sequence[Data]) -> bool:
+    """Whether rows of a column are long enough to be copied one by one."""
+    return all(data.lengths is not None and len(data.value) >= LONG * len(data.lengths) > 0 for data in pieces)
+
+
+def _joined(parts: Sequence[Part], order: Tensor | None) -> Batch:
+    batches = [batch if rows is None else batch.rows(rows) for batch, rows in parts]
+    whole = batches[0] if len(batches) == 1 else Batch.concat(batches)
+    copied = len(batches) > 1 or parts[0][1] is not None
+    if order is not None:
+        whole, copied = whole.rows(order), True
+    return Batch(whole.axis, {name: widened(data) for name, data in whole.data.items()}) if copied else owned(whole)
+
+
+def _column(pieces: Sequence[tuple[Data, Tensor | None]], order: Tensor | None) -> Data:
+    """A column of long rows."""
+    first = pieces[0][0]
+    lengths = [data.lengths if rows is None else data.lengths[rows] for data, rows in pieces]  # type: ignore[index]
+    if order is None:
+        views = [view for data, rows in pieces for view in _views(data, rows)]
+        return _copied(first, views, torch.cat(lengths))  # type: ignore[arg-type]
+    each = [view for data, rows in pieces for view in _each(data, rows)]
+    return _copied(first, [each[row] for row in order.tolist()], torch.cat(lengths)[order])  # type: ignore[arg-type]
+
+
+def _views(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
+    assert data.lengths is not None
+    return (data.value,) if rows is None else runs(data.value, data.lengths, rows)
+
+
+def _each(data: Data, rows: Tensor | None) -> Sequence[Tensor]:
+    """One view for each row."""
+    assert data.lengths is not None
+    views = torch.split(data.value, data.lengths.tolist())
+    return views if rows is None else [views[row] for row in rows.tolist()]
+
+
+def _copied(like: Data, views: Sequence[Tensor], lengths: Tensor) -> Data:
+    data = replace(like, value=torch.cat(list(views)), lengths=lengths)
+    return widened(data)
+
+
+def owned(batch: Batch) -> Batch:
+    """The batch in memory of its own: what came in a frame cannot be lent, and holds the whole frame."""
+    def copied(data: Data) -> Data:
+        wide = widened(data)
+        value = wide.value.clone() if wide is data and isinstance(data.value, Tensor) else wide.value
+        return replace(data, value=value, lengths=None if data.lengths is None else data.lengths.clone())
+
+    axis = Axis(batch.axis.keys.clone(), grouped=batch.axis.grouped)
+    return Batch(axis, {name: copied(data) for name, data in batch.data.items()})

@@ -1,0 +1,66 @@
+"""Rows on their way between processes: in shared memory or in bytes they arrive as they were, and whole numbers take half their bytes."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlflow.batch import Batch
+from rlflow.cluster.rpc import parcels
+from rlflow.cluster.rpc.parcels import Post, opened, packed
+from rlflow.cluster.rpc.shared_memory import SMALL, SharedFrame
+
+FAR = 1 << 40  # needs more than 32 bits
+
+
+def batch_of(lengths, largest=9):
+    return Batch.of(tokens=[[row + place for place in range(length)] for row, length in enumerate(lengths)],
+                    rewards=[[row / 2] * length for row, length in enumerate(lengths)], scores=[float(row) for row in range(len(lengths))],
+                    prompt_id=[largest] * len(lengths), completion=[f"row {row}" for row in range(len(lengths))])  # fmt: skip
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype if isinstance(one[name], torch.Tensor)
+               else one[name] == other[name] for name in other.columns)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from([0, 1, 3, 700]), min_size=1, max_size=7), st.data(), st.sampled_from([9, FAR, -FAR]))
+def test_rows_in_any_order_arrive_as_they_were_with_their_dtypes(lengths, data, largest):
+    batch = batch_of(lengths, largest)
+    rows = data.draw(st.none() | st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=9).map(torch.tensor))
+    expected = batch if rows is None else batch.rows(rows)
+    found = opened(packed(batch, rows))
+    assert same(found, expected)
+    assert torch.equal(found.axis.keys, expected.axis.keys)
+
+
+def test_whole_numbers_take_half_their_bytes_where_all_fit():
+    few, many = batch_of([2000, 2000]), batch_of([2000, 2000], FAR)
+    ids = few.select("tokens").data["tokens"].value.nbytes
+    assert len(packed(few.select("tokens"))) < ids * 5 // 8
+    assert len(packed(many.select("prompt_id"))) - len(packed(few.select("prompt_id"))) in range(0, 128)
+    assert opened(packed(many)).data["prompt_id"].value.tolist() == [FAR, FAR]
+
+
+def test_large_parcels_are_shared_where_the_receiver_can_read_them_and_small_ones_go_along():
+    post, receiver, large = Post(), Post(), batch_of([9000, 9000])
+    shared, alone = post.parcel(large, shared=True), post.parcel(large, shared=False)
+    assert isinstance(shared, SharedFrame)
+    assert not isinstance(alone, SharedFrame)
+    assert shared.size == len(alone) > SMALL
+    with receiver.opened([shared, alone]) as batches:
+        assert all(same(opened_again(batch), large) for batch in batches)
+        assert post.outbox._segments[0].taken
+    assert not post.outbox._segments[0].taken  # it may be used again
+    assert not isinstance(post.parcel(batch_of([3]), shared=True), SharedFrame)
+
+
+def opened_again(batch):
+    """The batch with its dtypes."""
+    return Batch(batch.axis, {name: parcels.widened(data) for name, data in batch.data.items()})
+
+
+def test_a_process_says_whether_it_reaches_anothers_memory():
+    post = Post()
+    at = post.parcel(batch_of([9000, 9000]), shared=True)
+    assert Post().reaches(at)
+    assert not Post().reaches(at._replace(mark=at.mark + 1))

@@ -1,0 +1,51 @@
+"""Rows of several parts put together: those of a plain concatenation, in memory of their own."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlflow import Batch
+from rlflow.cluster.rpc.parcels import Post
+from rlflow.cluster.sharding.gather import gathered, owned
+
+NAMES = ["tokens", "rewards", "scores", "completion"]
+
+
+def part(lengths, first=0):
+    return Batch.of(tokens=[[first + row + place for place in range(length)] for row, length in enumerate(lengths)],
+                    rewards=[[first + row / 2] * length for row, length in enumerate(lengths)],
+                    scores=[float(first + row) for row in range(len(lengths))],
+                    completion=[f"row {first + row}" for row in range(len(lengths))])  # fmt: skip
+
+
+def assert_same(found, expected):
+    assert list(found.data) == NAMES
+    for name in NAMES:
+        one, other = found[name], expected[name]
+        assert torch.equal(one, other) and one.dtype == other.dtype if isinstance(one, torch.Tensor) else one == other, name
+    assert torch.equal(found.axis.keys, expected.axis.keys)
+
+
+LENGTHS = st.lists(st.sampled_from([1, 2, 600]), min_size=1, max_size=5)
+
+
+@settings(max_examples=60)
+@given(st.lists(LENGTHS, min_size=1, max_size=3), st.data())
+def test_rows_of_parts_in_any_order_are_those_of_a_concatenation(lengths, data):
+    batches = [part(each, 100 * number) for number, each in enumerate(lengths)]
+    some = [data.draw(st.none() | st.lists(st.integers(0, len(batch) - 1), min_size=1, max_size=6).map(torch.tensor)) for batch in batches]
+    picked = [batch if rows is None else batch.rows(rows) for batch, rows in zip(batches, some, strict=True)]
+    whole = Batch.concat(picked)
+    order = data.draw(st.none() | st.permutations(range(len(whole))).map(torch.tensor))
+    expected = whole if order is None else whole.rows(order)
+    assert_same(gathered(list(zip(batches, some, strict=True)), NAMES, order), expected)
+
+
+def test_nothing_lies_in_the_memory_of_a_frame_which_may_be_written_again():
+    sender, receiver, first = Post(), Post(), part([5000, 4000])
+    with receiver.opened([sender.parcel(first, shared=True)]) as [batch]:
+        one, two = gathered([(batch, None)], NAMES), owned(batch)
+    sender.parcel(part([5000, 4000], 55), shared=True)  # into the same memory
+    assert len(sender.outbox._segments) == 1
+    assert_same(one, first)
+    assert_same(two, first)
