@@ -200,13 +200,14 @@ def test_no_modules_of_runs_import_each_other_in_a_circle():
 
 
 def test_importing_the_package_needs_no_torch():
-    calls_losses = Path("rlflow/check/losses.py")  # a check of a flow that is right so far loads it, and torch with it
+    calls_losses = {Path("rlflow/check/losses.py"), Path("rlflow/check/influence.py")}  # loaded where a flow is right so far, with torch
     light = {"errors", "columns", "dispatch", "extras", "author", "graph", "trace", "check", ""}
     heavy = ("torch", "ray", "transformers", "datasets", "vllm", "deepspeed", "numpy")
-    found = [(str(path), name) for path, module, tree in sources() if layer(module) in light and path != calls_losses
+    found = [(str(path), name) for path, module, tree in sources() if layer(module) in light and path not in calls_losses
              for name, top in imports(tree) if top and name.partition(".")[0] in heavy]  # fmt: skip
     assert found == []
-    assert not [path for path, _, tree in sources() for name, top in imports(tree) if top and name.startswith("rlflow.check.losses")]
+    assert not [path for path, module, tree in sources() if layer(module) in light and path not in calls_losses
+                for name, top in imports(tree) if top and name.startswith(("rlflow.check.losses", "rlflow.check.influence"))]  # fmt: skip
 
 
 def test_only_the_cluster_layer_imports_ray():

@@ -13,6 +13,7 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/bench/peers/trl", "tests/bench/test_peer.py", "needs an interpreter that has TRL; `rlflow bench peers` makes one"),
     ("rlflow/bench/peers/verl", "tests/bench/test_peer.py", "needs an interpreter that has verl; `rlflow bench dispatch` makes one"),
     ("rlflow/binding/models", "tests/backends/test_contract.py", "makes the halves of roles, which every run does first"),
+    ("rlflow/check/reached", "tests/check/test_rewarded.py", "the walk behind the problems of rewards"),
     ("rlflow/check/staleness", "tests/check/test_check.py", "rules, each with a file that breaks it"),
     ("rlflow/checkpoints/tensors", "tests/checkpoints/test_round_trip.py", "what a checkpoint writes and reads"),
     ("rlflow/cluster/sharding/custom_dispatch", "tests/cluster/test_engine.py", "every call of a worker"),
