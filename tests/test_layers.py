@@ -60,7 +60,8 @@ MAY_IMPORT = {
     "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
-    "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
+    "proof": "errors columns author axis batch seeds graph trace check plan training execution",
+    "runs": "errors proof extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards environments tasks "
             "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
@@ -71,7 +72,7 @@ MAY_IMPORT = {
     "bench.peers.chain": "bench.peers runs",
     "bench.peers.dispatch": "axis batch bench.peers columns cluster execution runs",  # calls pools, with no flow around the call
     "bench.suites": "tasks",
-    "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
+    "cli": "errors extras author data graph trace check proof placement explain plan rewards checkpoints watch config binding runs "
            "memory memory.sizes watchdog bench durable algorithms environments",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",

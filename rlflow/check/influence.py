@@ -38,8 +38,8 @@ def gradient(loss: Loss, new: New, columns: Mapping[str, Any], settings: Mapping
 def influential(
     loss: Loss, kinds: Mapping[str, Kind] | None, settings: Mapping[str, Any], names: frozenset[str]
 ) -> frozenset[str]:
-    """Find which of the columns ``names`` change the gradient. It gives all of them where the loss cannot be tried: ``kinds`` of its columns are
-    not known before a run, or it raises."""
+    """Find which of the columns ``names`` change the gradient. All of them where the loss cannot be tried: ``kinds`` of its columns
+    are not known before a run, or it raises."""
     if kinds is None:
         return names
     influences = names - kinds.keys() | {name for name in names & kinds.keys() if name in FIXED or kinds[name].level is Level.TEXT}
