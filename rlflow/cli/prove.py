@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlflow.author.load import load_flow
 from rlflow.config.flags import parse_flags, read_toml
+from rlflow.errors import PlanError
 
 if TYPE_CHECKING:
     from rlflow.proof.claims import Claim
@@ -16,9 +19,12 @@ if TYPE_CHECKING:
 
 def prove_file(file: str, arguments: Sequence[str]) -> int:
     """Print each claim with its verdict; 2 where one is falsified. Takes the flags of `run`. Raises FlowError, PlanError, StageError."""
+    plans, arguments = apart(arguments)
     flow, values = load_flow(file), parse_flags(arguments)
     config_file = values.pop("config", None)
     values = (read_toml(Path(config_file)) if config_file else {}) | values
+    if plans:
+        return compare_plans(file, plans, values)
     from rlflow.proof.claims import summary
     from rlflow.runs.api import resolve_config
     from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
@@ -35,6 +41,35 @@ def prove_file(file: str, arguments: Sequence[str]) -> int:
     wrong = any(claim.verdict == "falsified" for claim in claims)
     print(f"{file}: {'falsified' if wrong else 'nothing falsified'} ({summary(claims)})")
     return 2 if wrong else 0
+
+
+def apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags of each ``--as``, and the other arguments. Raises PlanError unless there are none or two."""
+    plans, rest, words = [], [], list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--as" and words:
+            plans.append(words.pop(0))
+        elif word.startswith("--as="):
+            plans.append(word.removeprefix("--as="))
+        else:
+            rest.append(word)
+    if len(plans) not in (0, 2):
+        raise PlanError.of("prove-plans", "two plans are compared", found=f"{len(plans)} of --as", expected="two, or none",
+                           remedy='--as "--stream 1" --as "--stream 4"')
+    return plans, rest
+
+
+def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) -> int:
+    """Run the file under two plans and print in what they differ first; 2 where that is more than rounding."""
+    from rlflow.runs.plans_compared import compared
+
+    flow = load_flow(file)
+    one, other = ({**values, **parse_flags(shlex.split(plan))} for plan in plans)
+    with tempfile.TemporaryDirectory() as folder:
+        claim = compared(flow, one, other, Path(folder))
+    print(claim)
+    return 2 if claim.verdict == "falsified" else 0
 
 
 def whole(context: RunContext) -> Iterator[Claim]:

@@ -217,7 +217,8 @@ class FlowClaims:
             yield Claim("holes", update.node, "unproved", "no row is long enough for a hole in its mask")
             return
         columns = {name: torch.where(mask, value, value + 7.0) for name in update.loss.signature.column_names
-                   if name in update.batch and isinstance(value := update.batch[name], Tensor) and value.shape == mask.shape and value.is_floating_point()}  # fmt: skip
+                   if name in update.batch and isinstance(value := update.batch[name], Tensor)
+                   and value.shape == mask.shape and value.is_floating_point()}  # fmt: skip
         one, other = pushed(update, self.new(update), {"mask": mask}), pushed(update, self.new(update), {**columns, "mask": mask})
         apart = one.apart(other)
         yield judged("holes", update.node, apart <= ROUNDING, ("what columns have at holes of the mask changes nothing",
