@@ -89,6 +89,9 @@ class FlowClaims:
 
     def rewarded(self, node: str, own: Mapping[str, Push]) -> Iterator[Claim]:
         """Claims about one call of a reward: other scores push otherwise, towards what is paid more, at its own rows."""
+        if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
+            yield Claim("reward-reaches", node, "unproved", "the rehearsal had fewer than two rows for it to score")
+            return
         records = [self.stage.rehearse(uneven(seed, only=node)) for seed in range(1, self.sets)]
         others = [self.pushes(record) for record in records]
         learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}

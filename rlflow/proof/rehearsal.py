@@ -25,6 +25,7 @@ from rlflow.execution.tally import PartialMetrics
 from rlflow.plan import Plan
 from rlflow.seeds import derived
 
+POWERS, SCALES = (1 / 3, 1.0, 3.0), (1.0, 0.6)  # of made scores, so that means of groups differ; half of the sets reach 1 in each
 Scoring = Callable[[str, Axis], Tensor]  # node of a reward, rows → scores [rows]
 
 
@@ -159,16 +160,18 @@ class Rehearsals:
 
 
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
-    """Seeded scores, 0 to 1 in even steps within each group, or over all rows where there are no groups, in an order of their own.
-    ``only``: the node whose scores have this seed, while those of others have the seed ``base``."""
+    """Seeded scores from 0 to 1, no two equal within a group, or over all rows where there are no groups, in an order of their own and with
+    another mean in each. ``only``: the node whose scores have this seed, while those of others have the seed ``base``."""
 
     def scores(node: str, axis: Axis) -> Tensor:
-        chance = torch.Generator().manual_seed(derived(seed if only in (None, node) else base, "proof", node) % (1 << 62))
+        own = seed if only in (None, node) else base
+        chance = torch.Generator().manual_seed(derived(own, "proof", node))
         groups = axis.slots if axis.grouped and axis.groups < len(axis) else torch.zeros(len(axis), dtype=torch.int64)
         values = torch.zeros(len(axis))
         for group in range(int(groups.max()) + 1 if len(axis) else 0):
             rows = (groups == group).nonzero()[:, 0]
-            values[rows] = torch.linspace(0, 1, len(rows))[torch.randperm(len(rows), generator=chance)]
+            power, scale = (int(torch.randint(count, (), generator=chance)) for count in (3, 2))
+            values[rows] = SCALES[scale * (own % 2)] * torch.linspace(0, 1, len(rows))[torch.randperm(len(rows), generator=chance)] ** POWERS[power]
         return values
 
     return scores

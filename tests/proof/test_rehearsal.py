@@ -11,11 +11,13 @@ def test_scores_are_unequal_within_each_group_and_follow_from_the_seed():
     scores = uneven(1)("reward", axis)
     assert torch.equal(scores, uneven(1)("reward", axis))
     assert not torch.equal(scores, uneven(2)("reward", axis))
-    assert [sorted(group.tolist()) for group in scores.reshape(3, 4)] == [torch.linspace(0, 1, 4).tolist()] * 3
+    assert all(len(set(group.tolist())) == 4 and float(group.min()) == 0 for group in scores.reshape(3, 4))
+    assert [float(group.max()) for group in uneven(2)("reward", axis).reshape(3, 4)] == [1.0] * 3
+    assert len({float(group.mean()) for group in scores.reshape(3, 4)}) > 1
 
 
 def test_rows_without_groups_are_one():
-    assert sorted(uneven(1)("reward", Axis.fresh(5)).tolist()) == torch.linspace(0, 1, 5).tolist()
+    assert len(set(uneven(1)("reward", Axis.fresh(5)).tolist())) == 5
 
 
 def test_one_reward_of_several_can_have_other_scores_alone():
