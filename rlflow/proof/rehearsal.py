@@ -171,7 +171,8 @@ def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
         for group in range(int(groups.max()) + 1 if len(axis) else 0):
             rows = (groups == group).nonzero()[:, 0]
             power, scale = (int(torch.randint(count, (), generator=chance)) for count in (3, 2))
-            values[rows] = SCALES[scale * (own % 2)] * torch.linspace(0, 1, len(rows))[torch.randperm(len(rows), generator=chance)] ** POWERS[power]
+            steps = torch.linspace(0, 1, len(rows)) ** POWERS[power] * SCALES[scale * (own % 2)]
+            values[rows] = steps[torch.randperm(len(rows), generator=chance)]
         return values
 
     return scores

@@ -34,7 +34,7 @@ def proven(tmp_path, monkeypatch):
             monkeypatch.setitem(sys.modules, module.__name__, module)
             settings |= {"trainer" if half == "every_trainer" else f"actor.{half}": module.__name__}
         config, hp = resolve_config(load_flow(file), None, {"model": MODEL, "data": (str(tmp_path / "sums.jsonl"),), "held_out": 0,
-                                                            "threads": 1, "reward": ("task",), **settings})
+                                                            "threads": 1, **settings})
         context = prepare(load_flow(file), hp, config, judge=None)
         try:
             return list(FlowClaims(rehearsals(context)).claims() if flow_only else whole(context))

@@ -22,7 +22,7 @@ def test_a_fault_in_a_file_is_named(tmp_path, proven, fault):
     assert old in source
     path = tmp_path / f"{name}.py"
     path.write_text(source.replace(old, new))
-    settings = {"reward": ()} if name in ("dpo", "sft") else {"hp.max_tokens": 6}
+    settings = {} if name in ("dpo", "sft") else {"hp.max_tokens": 6}
     try:
         named = falsified(proven(str(path), flow_only=True, **settings))
     except FlowError as error:
