@@ -254,7 +254,7 @@ Change = tuple[dict[Row, float], dict[Row, float]]
 
 
 def _change(node: str, one: tuple[Record, Push], other: tuple[Record, Push]) -> Change | None:
-    """By how much scores and pushes differ between two rehearsals, by row; None where no trained row was scored in both."""
+    """Differences: by how much scores and pushes differ between two rehearsals, by row; None where no trained row was scored in both."""
     before, after = (_by_row([row for row in record.scored if row.node == node]) for record, _ in (one, other))
     pushes = [_push_by_row(push) for _, push in (one, other)]
     rows = before.keys() & after.keys()

@@ -53,7 +53,7 @@ class Push:
 
 
 def keys(batch: Batch) -> list[Row]:
-    """What each row is known by: its tokens."""
+    """Identify each row by its tokens."""
     prompts, tokens = _ragged(batch, "prompt_tokens"), _ragged(batch, "tokens")
     return list(zip(prompts, tokens, strict=True))
 

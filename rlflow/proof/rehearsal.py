@@ -146,7 +146,7 @@ class Rehearsals:
         return engine.record  # type: ignore[no-any-return]
 
     def _prompts(self) -> Callable[[int], Batch]:
-        """The same further prompts in each rehearsal, for a `repeat`."""
+        """Equal further prompts in each rehearsal, for a `repeat`."""
         place = iter(range(1 << 30))
 
         def take(count: int) -> Batch:

@@ -138,7 +138,7 @@ class WeightsClaims:
                      "the model does not move where the gradient of the loss pushes it"), f"correlation {along:.3f}", place)
 
     def parameters(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """Which parameters have no gradient: none at all, or one that is zero. Read from the optimizer's first moments."""
+        """Find parameters without gradient: none at all, or one that is zero. Read from the optimizer's first moments."""
         known = {name.removeprefix("exp_avg/"): bool(tensor.any()) for name, tensor in after.items() if name.startswith("exp_avg/")}
         names = [name.partition("/")[2] for name in after if name.startswith(("parameters/", "adapters/"))]
         if not known:
@@ -146,9 +146,9 @@ class WeightsClaims:
             return
         trained = list(known) if any(name.startswith("adapters/") for name in after) else names
         none, zero = [n for n in trained if n not in known], [n for n, there in known.items() if not there]
-        said = [f"{len(group)} {what}: {listed(modules(group), 4)}" for group, what in ((none, "without any"), (zero, "zero")) if group]
+        parts = [f"{len(group)} {what}: {listed(modules(group), 4)}" for group, what in ((none, "without any"), (zero, "zero")) if group]
         yield judged("parameters", update.node, not none and not zero, ("every parameter that is trained has a gradient",
-                     "some parameters have no gradient"), "; ".join(said) or f"{len(known)} parameters", self.flow.place(update.node))
+                     "some parameters have no gradient"), "; ".join(parts) or f"{len(known)} parameters", self.flow.place(update.node))
 
     def frozen_logprobs(self, update: RecordedUpdate) -> dict[str, Tensor]:
         """Log-probs of the rows by the models that are not trained."""
@@ -166,7 +166,7 @@ class WeightsClaims:
                          f"it changes when '{update.role}' is trained"), f"log-probs apart by {apart:.3g}", self.flow.place(update.node))
 
     def cuts(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """The same gradient in small micro-batches, where the trainer's settings have their size; and one for rows in another order."""
+        """A trainer gives equal gradients in small micro-batches, where the trainer's settings have their size; and one for rows in another order."""
         trainer = self.engine.models[update.role].trainer
         settings = getattr(trainer, "settings", None)
         if not hasattr(settings, "micro_tokens"):
