@@ -166,7 +166,7 @@ class WeightsClaims:
                          f"it changes when '{update.role}' is trained"), f"log-probs apart by {apart:.3g}", self.flow.place(update.node))
 
     def cuts(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
-        """A trainer gives equal gradients in small micro-batches, where the trainer's settings have their size; and one for rows in another order."""
+        """A trainer gives equal gradients in small micro-batches, where its settings have their size."""
         trainer = self.engine.models[update.role].trainer
         settings = getattr(trainer, "settings", None)
         if not hasattr(settings, "micro_tokens"):

@@ -21,6 +21,7 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/execution/surplus", "tests/runs/test_repeats.py", "what a repeat keeps for the next iteration"),
     ("rlflow/explain/layouts rlflow/explain/waves", "tests/explain/test_explanation.py", "parts of one explanation"),
     ("rlflow/proof/pushes", "tests/proof/test_planted.py", "gradients by which claims are judged"),
+    ("rlflow/runs/plans_compared", "tests/cli/test_prove.py", "what a flag of the command does"),
     ("rlflow/reshard/mailbox", "tests/cluster/weights/test_endpoints.py", "messages between the two ends of a transfer"),
     ("rlflow/reshard/verify", "tests/reshard/test_execute.py", "digests that a transfer compares"),
     ("rlflow/rewards/alone rlflow/rewards/hints rlflow/rewards/worker",
