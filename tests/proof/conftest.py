@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,8 @@ def proven(tmp_path, monkeypatch):
 
     def proven(file, half=None, kind=None, flow_only=False, **settings):
         sums = [(f"{a} + {b} =", str(a + b)) for a in range(10, 30) for b in range(10, 20)]
-        rows = [{"prompt": p, "answer": r, "completion": f" {r}", "chosen": f" {r}", "rejected": f" {r}1"} for p, r in sums]
+        more = {"dpo": {"chosen": " 1", "rejected": " 22"}, "sft": {"completion": " 1"}}.get(Path(file).stem, {"answer": "1"})
+        rows = [{"prompt": prompt, **{name: value.replace("1", answer) for name, value in more.items()}} for prompt, answer in sums]
         (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if kind is not None:
             module = types.ModuleType("planted_backends.one")
