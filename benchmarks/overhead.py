@@ -85,7 +85,7 @@ from rlflow import RANK0, flow, loss, row, stage
 def step(scores):
     return scores
 
-@loss
+@loss(unrewarded="a chain of nodes whose time is measured")
 def nothing(new):
     return new.logprobs, {}
 

@@ -66,7 +66,8 @@ MAY_IMPORT = {
     "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
-    "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
+    "proof": "errors columns author axis batch seeds graph trace check plan training execution",
+    "runs": "errors proof extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards environments tasks "
             "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines "
@@ -78,7 +79,7 @@ MAY_IMPORT = {
     "bench.peers.chain": "bench.peers runs",
     "bench.peers.dispatch": "axis batch bench.peers columns cluster execution runs",  # calls pools, with no flow around the call
     "bench.suites": "tasks",
-    "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
+    "cli": "errors extras author data graph trace check proof placement explain plan rewards checkpoints watch config binding runs "
            "memory memory.sizes watchdog bench durable algorithms environments services services.declare serving moving",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
@@ -207,13 +208,14 @@ def test_no_modules_of_runs_import_each_other_in_a_circle():
 
 
 def test_importing_the_package_needs_no_torch():
-    calls_losses = Path("rlflow/check/losses.py")  # a check of a flow that is right so far loads it, and torch with it
+    calls_losses = {Path("rlflow/check/losses.py"), Path("rlflow/check/influence.py")}  # loaded where a flow is right so far, with torch
     light = {"errors", "columns", "dispatch", "extras", "author", "graph", "trace", "check", ""}
     heavy = ("torch", "ray", "transformers", "datasets", "vllm", "deepspeed", "numpy")
-    found = [(str(path), name) for path, module, tree in sources() if layer(module) in light and path != calls_losses
+    found = [(str(path), name) for path, module, tree in sources() if layer(module) in light and path not in calls_losses
              for name, top in imports(tree) if top and name.partition(".")[0] in heavy]  # fmt: skip
     assert found == []
-    assert not [path for path, _, tree in sources() for name, top in imports(tree) if top and name.startswith("rlflow.check.losses")]
+    assert not [path for path, module, tree in sources() if layer(module) in light and path not in calls_losses
+                for name, top in imports(tree) if top and name.startswith(("rlflow.check.losses", "rlflow.check.influence"))]  # fmt: skip
 
 
 def test_only_the_cluster_layer_imports_ray():

@@ -22,6 +22,7 @@ class Loss:
     new: tuple[Quantity, ...] = ("logprobs",)
     rows: Literal["row", "group"] = "row"
     stale_ok: str = ""  # why rows of older weights need no correction in this loss
+    unrewarded: str = ""  # why no reward has to reach this loss
 
     def __post_init__(self) -> None:
         vars(self).update(__name__=self.function.__name__, __doc__=self.function.__doc__, __wrapped__=self.function)
@@ -66,7 +67,8 @@ class Loss:
 def loss(function: Callable[..., Any], /) -> Loss: ...
 @overload
 def loss(
-    *, new: Quantity | tuple[Quantity, ...] = "logprobs", rows: Literal["row", "group"] = "row", stale_ok: str = ""
+    *, new: Quantity | tuple[Quantity, ...] = "logprobs", rows: Literal["row", "group"] = "row", stale_ok: str = "",
+    unrewarded: str = "",
 ) -> Callable[[Callable[..., Any]], Loss]: ...
 def loss(
     function: Callable[..., Any] | None = None,
@@ -75,12 +77,14 @@ def loss(
     new: Quantity | tuple[Quantity, ...] = "logprobs",
     rows: Literal["row", "group"] = "row",
     stale_ok: str = "",
+    unrewarded: str = "",
 ) -> Any:
     """Make ``f(new, columns…, *, settings) -> (value, metrics)`` a loss.
 
     new: what the model computes: "logprobs" [rows, T], "values" [rows, T], "scores" [rows], or ("logprobs", "entropy").
     rows="group": the loss sees whole adjacent groups (pairs).
     stale_ok: why rows that older weights sampled need no correction, in a sentence. `check` prints it.
+    unrewarded: why the flow's rewards need not reach this loss, in a sentence. `check` prints it.
     """
     names = (new,) if isinstance(new, str) else tuple(new)
     unknown = [name for name in names if name not in ("logprobs", "entropy", "values", "scores")]
@@ -93,7 +97,10 @@ def loss(
     if not isinstance(stale_ok, str):
         raise TypeError(f"@loss(stale_ok={stale_ok!r}): expected the reason in words, such as 'only rows of the newest weights are kept'")
 
+    if not isinstance(unrewarded, str):
+        raise TypeError(f"@loss(unrewarded={unrewarded!r}): expected the reason in words, such as 'it keeps the model close to its data'")
+
     def make(function: Callable[..., Any]) -> Loss:
-        return Loss(function, names, rows, stale_ok)
+        return Loss(function, names, rows, stale_ok, unrewarded)
 
     return make(function) if function is not None else make

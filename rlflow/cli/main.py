@@ -51,6 +51,15 @@ def check(context: typer.Context, file: File) -> None:
 
 
 @app.command(context_settings=WITH_FLAGS)
+def prove(context: typer.Context, file: File) -> None:
+    """Show on a few rows of a run, before it begins, that it would learn from what it is paid for. Takes the flags of `run`; exit 2 where
+    something is falsified."""
+    from rlflow.cli.prove import prove_file
+
+    raise typer.Exit(prove_file(file, context.args))
+
+
+@app.command(context_settings=WITH_FLAGS)
 def graph(
     context: typer.Context,
     file: File,

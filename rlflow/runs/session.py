@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,8 @@ from rlflow.checkpoints.writer import Writer
 from rlflow.errors import FlowError, PlanError, RemoteError, StageError, Stopped, printable
 from rlflow.execution.apply import ending
 from rlflow.own_lines import noted_lines, whole
-from rlflow.runs import answer_file, directory, final, identity, state
+from rlflow.proof.claims import summary
+from rlflow.runs import answer_file, directory, final, identity, proving, state
 from rlflow.runs.context import RunContext, RunResult, RunStart
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.home import Home, Lost
@@ -26,6 +28,7 @@ from rlflow.watch.secrets import masked
 from rlflow.watchdog.signals import StopSignals
 
 BEGUN = RunStart()
+PROOF = "proof.txt"  # what the run has proved of itself
 TRACEBACK = "traceback.txt"  # of what ended the run, where code raised it
 
 
@@ -95,6 +98,8 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
             describe(context, records)
             reader.start()
             context.heard_by(records.rewards.hear)
+            if start is BEGUN and proving.wanted(context):
+                prove(context, records, reporter)
             result = loop.run(start)
             _saved(writer, home)
             home.look()
@@ -135,6 +140,18 @@ def _continue(context: RunContext, folder: Path, reporter: Reporter, start: RunS
             records.rewards.close()  # the last of it is heard as their processes end
         finally:  # a ctrl-C may come here too, and the terminal must be left in order
             reporter.close(ended, error)  # type: ignore[arg-type]
+
+
+def prove(context: RunContext, records: Records, reporter: Reporter) -> None:
+    """Have the run prove itself, and say in a line what came of it; what is falsified is a line of its own. All is kept in the folder."""
+    began = time.monotonic()
+    claims = proving.quick(context)
+    seconds = time.monotonic() - began
+    records.whole(PROOF, "".join(f"{claim}\n" for claim in claims).encode())
+    for claim in claims:
+        if claim.verdict == "falsified":
+            reporter.note(str(claim))
+    reporter.note(f"proof before iteration 1: {summary(claims)}, in {seconds:.2f} s ({PROOF}; `rlflow prove` tries more)")
 
 
 def _failure(raised: Exception, iteration: int, then: str) -> Exception:

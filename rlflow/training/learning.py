@@ -137,7 +137,7 @@ def _backward(
 ) -> Tensor:  # fmt: skip
     """Add the gradient of these rows' share; return the share, 0-d float64. counts: int64 [rows], tokens that count."""
     mask = rows["mask"].to(engine.device)
-    new = _only_masked(engine.compute(rows, want), mask)
+    new = only_masked(engine.compute(rows, want), mask)
     watch(new, mask, _token_columns(rows, mask), meter)
     shares = []
     for number, term in enumerate(parts):
@@ -175,7 +175,7 @@ def loss_columns(rows: Batch, loss: Loss, device: torch.device) -> list[Any]:
     return [value.to(device) if isinstance(value, Tensor) else value for value in values]
 
 
-def _only_masked(new: New, mask: Tensor) -> New:
+def only_masked(new: New, mask: Tensor) -> New:
     """The values, with a gradient under the mask only.
 
     A NaN in a column outside the mask makes 0 · NaN on the way back, which ``where`` stops and multiplication would not."""

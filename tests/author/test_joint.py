@@ -116,7 +116,7 @@ def test_each_of_several_losses_corrects_for_stale_rows():
     assert [error.definition for error in errors] == [policy.place, likelihood.place]
 
 
-@loss(stale_ok="likelihood has no ratio")
+@loss(stale_ok="likelihood has no ratio", unrewarded="it keeps to the data")
 def waived(new):
     return -new.logprobs, {}
 

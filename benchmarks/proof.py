@@ -1,0 +1,115 @@
+"""How many faults `rlflow check` and the proof before iteration 1 find: `python benchmarks/proof.py [--count N] [--algorithm NAME]`.
+
+A fault is a small change of a shipped algorithm's text (`proof_faults.py`). It counts as one that should be found where the expected
+gradient vanishes or turns: the gradient of the update that it is in, by the log-probs of a role that learns from a reward, has a cosine of
+less than FOLLOWS with that of the shipped file on the same rows and scores, or the flow is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from proof_faults import Fault, faults
+
+from rlflow.author.load import load_flow
+from rlflow.errors import FlowError, PlanError, StageError
+from rlflow.proof.claims import Claim
+from rlflow.proof.flow_claims import FlowClaims
+from rlflow.proof.pushes import Push, keys
+from rlflow.proof.rehearsal import uneven
+from rlflow.runs.api import resolve_config
+from rlflow.runs.context import RunContext
+from rlflow.runs.prepare import prepare
+from rlflow.runs.proving import rehearsals
+
+ALGORITHMS = Path(__file__).parents[1] / "algorithms"
+TURNED = 0.1  # cosine with the sound gradient, below which it vanishes or turns
+
+
+def prepared(file: str, name: str) -> RunContext:
+    """A run of a file on the packaged task, without held-out prompts."""
+    flow = load_flow(file)
+    values: dict[str, Any] = {"held_out": 0, "threads": 1} | ({"reward": ("task", "task")} if name == "gdpo" else {})
+    config, hp = resolve_config(flow, None, values)
+    return prepare(flow, hp, config, judge=None)
+
+
+def gradients(claims: FlowClaims) -> list[dict[str, Push]]:
+    """The pushes of some rehearsals, by node."""
+    return [claims.pushes(claims.stage.rehearse(uneven(seed))) for seed in range(3)]
+
+
+def cosine(one: Push, other: Push) -> float:
+    """The cosine of two pushes on the same rows; 0 where the rows differ."""
+    if keys(one.rows) != keys(other.rows) or one.main.shape != other.main.shape:
+        return 0.0
+    return float(torch.nn.functional.cosine_similarity(one.main.double().flatten(), other.main.double().flatten(), 0))
+
+
+def harmful(sound: list[dict[str, Push]], broken: list[dict[str, Push]]) -> bool:
+    """Whether some update's gradient vanishes or turns in the mean over the rehearsals."""
+    for node in sound[0]:
+        pairs = [(one[node], other.get(node)) for one, other in zip(sound, broken, strict=True) if node in one]
+        if sum(cosine(one, other) if other is not None else 0.0 for one, other in pairs) / len(pairs) < TURNED:
+            return True
+    return False
+
+
+def tried(fault: Fault, name: str, sound: list[dict[str, Push]]) -> tuple[bool, list[Claim] | str]:
+    """Whether a fault should be found, and what was found: claims, or the code of the error that refuses the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.py"
+        path.write_text(fault.text)
+        try:
+            context = prepared(str(path), name)
+        except (FlowError, PlanError) as error:
+            return True, error.problems[0].code
+        try:
+            claims = FlowClaims(rehearsals(context, 8))
+            return harmful(sound, gradients(claims)), [claim for claim in claims.claims() if claim.verdict == "falsified"]
+        except StageError as error:
+            return True, f"stage {error.stage}"
+        finally:
+            context.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=0, help="a sample of so many faults; 0: all")
+    parser.add_argument("--algorithm", help="of this one alone")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    began, counts, missed = time.monotonic(), Counter[str](), []
+    names = [options.algorithm] if options.algorithm else sorted(path.stem for path in ALGORITHMS.glob("[!_]*.py"))
+    every = [(name, fault) for name in names for fault in faults((ALGORITHMS / f"{name}.py").read_text())]
+    chosen = random.Random(0).sample(every, options.count) if 0 < options.count < len(every) else every
+    sound: dict[str, list[dict[str, Push]]] = {}
+    for name, fault in chosen:
+        if name not in sound:
+            context = prepared(str(ALGORITHMS / f"{name}.py"), name)
+            sound[name] = gradients(FlowClaims(rehearsals(context, 8)))
+            context.close()
+        should, result = tried(fault, name, sound[name])
+        counts["should"] += should
+        counts["found"] += should and bool(result)
+        counts["beside"] += not should and bool(result)
+        if should and not result:
+            missed.append(f"{name} {fault.where} {fault.kind}")
+        said = result if isinstance(result, str) else ", ".join(dict.fromkeys(claim.name for claim in result))
+        print(f"{name} {fault.where} {fault.kind}: {'harmful' if should else 'harmless'}; {said or 'nothing found'}", flush=True)
+    share = counts["found"] / max(counts["should"], 1)
+    print(f"{len(chosen)} faults, {counts['should']} of which make a gradient vanish or turn: {counts['found']} found ({share:.1%}); "
+          f"{counts['beside']} others found too; {time.monotonic() - began:.0f} s")
+    for line in missed:
+        print(f"  missed: {line}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`rlflow prove`: whether a run would learn from what it is paid for, tried on a few rows before its first iteration."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlflow.author.load import load_flow
+from rlflow.config.flags import parse_flags, read_toml
+from rlflow.errors import PlanError
+
+if TYPE_CHECKING:
+    from rlflow.proof.claims import Claim
+    from rlflow.runs.context import RunContext
+
+
+def prove_file(file: str, arguments: Sequence[str]) -> int:
+    """Print each claim with its verdict; 2 where one is falsified. Takes the flags of `run`. Raises FlowError, PlanError, StageError."""
+    plans, arguments = apart(arguments)
+    flow, values = load_flow(file), parse_flags(arguments)
+    config_file = values.pop("config", None)
+    values = (read_toml(Path(config_file)) if config_file else {}) | values
+    if plans:
+        return compare_plans(file, plans, values)
+    from rlflow.proof.claims import summary
+    from rlflow.runs.api import resolve_config
+    from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
+
+    config, hp = resolve_config(flow, None, values)
+    context = prepare(flow, hp, config, judge=None)
+    claims = []
+    try:
+        for claim in whole(context):
+            print(claim, flush=True)
+            claims.append(claim)
+    finally:
+        context.close()
+    wrong = any(claim.verdict == "falsified" for claim in claims)
+    print(f"{file}: {'falsified' if wrong else 'nothing falsified'} ({summary(claims)})")
+    return 2 if wrong else 0
+
+
+def apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags of each ``--as``, and the other arguments. Raises PlanError unless there are none or two."""
+    plans, rest, words = [], [], list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--as" and words:
+            plans.append(words.pop(0))
+        elif word.startswith("--as="):
+            plans.append(word.removeprefix("--as="))
+        else:
+            rest.append(word)
+    if len(plans) not in (0, 2):
+        raise PlanError.of("prove-plans", "two plans are compared", found=f"{len(plans)} of --as", expected="two, or none",
+                           remedy='--as "--stream 1" --as "--stream 4"')
+    return plans, rest
+
+
+def compare_plans(file: str, plans: Sequence[str], values: Mapping[str, Any]) -> int:
+    """Run the file under two plans and print in what they differ first; 2 where that is more than rounding."""
+    from rlflow.runs.plans_compared import compared
+
+    flow = load_flow(file)
+    one, other = ({**values, **parse_flags(shlex.split(plan))} for plan in plans)
+    with tempfile.TemporaryDirectory() as folder:
+        claim = compared(flow, one, other, Path(folder))
+    print(claim)
+    return 2 if claim.verdict == "falsified" else 0
+
+
+def whole(context: RunContext) -> Iterator[Claim]:
+    """All claims about a run that is prepared."""
+    from rlflow.proof.flow_claims import FlowClaims
+    from rlflow.proof.weights_claims import WeightsClaims
+    from rlflow.runs.proving import rehearsals
+
+    flow = FlowClaims(rehearsals(context))
+    yield from flow.claims()
+    yield from WeightsClaims(flow, short=context.options.dtype == "bfloat16").claims()

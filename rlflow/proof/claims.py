@@ -1,0 +1,38 @@
+"""What is claimed of a run, and what came of it: each claim with its number and the line that it is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlflow.errors import Place, printable
+
+Verdict = Literal["proved", "falsified", "unproved"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that holds of a sound run, with the verdict on it. ``number`` is the measurement behind the verdict, in words."""
+
+    name: str  # stable, such as reward-direction
+    subject: str  # the node or the role that it is about
+    verdict: Verdict
+    sentence: str
+    number: str = ""
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.place}: " if self.place and self.verdict == "falsified" else ""
+        measured = f" ({self.number})" if self.number else ""
+        return printable(f"{self.verdict:<9}  {where}{self.subject}: {self.sentence}{measured}")
+
+
+def judged(name: str, subject: str, holds: bool, sentences: tuple[str, str], number: str, place: Place | None = None) -> Claim:
+    """A claim that holds or is falsified, with the sentence for either."""
+    return Claim(name, subject, "proved" if holds else "falsified", sentences[0] if holds else sentences[1], number, place)
+
+
+def summary(claims: list[Claim]) -> str:
+    """How many claims ended how, in a line."""
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in ("proved", "falsified", "unproved")}
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())

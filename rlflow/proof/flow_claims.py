@@ -1,0 +1,316 @@
+"""Claims about the flow's own text, judged by rehearsals: the scores reach the gradient, in the right direction and at the right rows, and
+what a loss reads has a say in it. They need forwards of the models, and change no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rlflow.author.joint import terms
+from rlflow.axis import Axis
+from rlflow.batch import padding
+from rlflow.check.influence import moved
+from rlflow.errors import Place, listed
+from rlflow.graph.model import Graph, Op
+from rlflow.proof.claims import Claim, judged
+from rlflow.proof.pushes import Push, Row, keys, learned_rows, objective, pushed
+from rlflow.proof.rehearsal import Record, RecordedUpdate, Rehearsals, ScoredRows, Scoring, uneven
+from rlflow.training.objective import New
+
+SETS = 6  # of scores
+FOLLOWS = 0.1  # the least correlation of what scores change with what the push changes
+ROUNDING = 1e-4  # of a gradient in float32, over its size
+LARGE_STEP = 1.0  # nats by which log-probs are moved, to look at a loss away from the policy that sampled
+
+
+@dataclass
+class FlowClaims:
+    """Judges a flow by rehearsals. ``sets``: how many sets of scores are tried."""
+
+    stage: Rehearsals
+    sets: int = SETS
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of one iteration."""
+        return self.stage.plan.graph
+
+    def __post_init__(self) -> None:
+        self._news: dict[tuple[str, tuple[Row, ...]], New] = {}
+        self._base = self.stage.rehearse(uneven(0))
+
+    @property
+    def base(self) -> Record:
+        """The first rehearsal."""
+        return self._base
+
+    @cached_property
+    def players(self) -> set[str]:
+        """Trained roles that sample; where none does, all trained roles."""
+        trained = {use.name for use in self.graph.roles if use.trained}
+        return {use.name for use in self.graph.roles if use.trained and use.generates} or trained
+
+    def place(self, node: str) -> Place | None:
+        """The line of a call."""
+        call = self.graph.by_name.get(node)
+        return call.place if call else None
+
+    def new(self, update: RecordedUpdate) -> New:
+        """The model's quantities for the rows of an update, computed by the run's own trainer."""
+        key = (update.role, tuple(keys(update.batch)))
+        if key not in self._news:
+            want = tuple(update.loss.new)
+            reads = update.batch.select(*(n for n in ("prompt_tokens", "tokens", "temperature") if n in update.batch))
+            rows = self.stage.lanes.do("model", lambda: self.stage.engine.gather(self.stage.engine.forward(update.role, want, reads)))
+            self._news[key] = New(**{name: rows[name] for name in want})
+        return self._news[key]
+
+    def pushes(self, record: Record) -> dict[str, Push]:
+        """The push of each update of a rehearsal, by node; without those that have no row."""
+        updates = (learned_rows(update) for update in record.updates)
+        return {update.node: pushed(update, self.new(update)) for update in updates if len(update.batch)}
+
+    def claims(self) -> Iterator[Claim]:
+        """All claims, most important first."""
+        if not self.base.updates:
+            yield Claim("rehearsed", self.graph.name, "unproved", "the rehearsal had no rows to learn from", self.base.skipped)
+            return
+        own = self.pushes(self.base)
+        for node in dict.fromkeys(scored.node for scored in self.base.scored):
+            yield from self.rewarded(node, own)
+        for update in map(learned_rows, self.base.updates):
+            yield from self.of_update(update, own)
+
+    # -- rewards ---------------------------------------------------------------------------------------------------------------
+
+    def rewarded(self, node: str, own: Mapping[str, Push]) -> Iterator[Claim]:
+        """Claims about one call of a reward: other scores push otherwise, towards what is paid more, at its own rows."""
+        if sum(len(rows.scores) for rows in self.base.scored if rows.node == node) < 2:
+            yield Claim("reward-reaches", node, "unproved", "the rehearsal had fewer than two rows for it to score")
+            return
+        records = [self.stage.rehearse(uneven(seed, only=node)) for seed in range(1, self.sets)]
+        others = [self.pushes(record) for record in records]
+        learning = {name: push for name, push in own.items() if self.graph.by_name[name].role in self.players}
+        apart = {name: max((push.apart(other[name]) for other in others if name in other), default=0.0) for name, push in learning.items()}
+        apart |= {name: float("inf") for name in learning if any(name not in other for other in others)}
+        most = max(apart.values(), default=0.0)
+        reached = most > ROUNDING
+        yield judged("reward-reaches", node, reached, ("other scores make another update", "other scores make the same update"),
+                     f"{len(others) + 1} sets of scores, gradients apart by up to {most:.3g} of their size", self.place(node))
+        if not reached:
+            return
+        for name in sorted(name for name, value in apart.items() if value > ROUNDING):
+            pairs = [(self.base, own), *zip(records, others, strict=True)]
+            yield from self.direction(node, name, [(r, p[name]) for r, p in pairs if name in p])
+
+    def direction(self, node: str, name: str, runs: list[tuple[Record, Push]]) -> Iterator[Claim]:
+        """Whether what is paid more is made likelier, and whether the push changes most where the scores do."""
+        update = next(update for update in self.base.updates if update.node == name)
+        scored = [row for row in self.base.scored if row.node == node]
+        if not _about(update, scored):
+            return
+        place = self.place(name)
+        changes = [change for one in runs[1:] if (change := _change(node, runs[0], one)) is not None]
+        if not changes or len({row for score, _ in changes for row in score}) < 3:
+            yield Claim("reward-direction", name, "unproved", f"too few of the rows that '{node}' scored are different ones")
+            return
+        follows = _correlation(changes)
+        yield judged("reward-direction", name, follows > FOLLOWS,
+                     (f"rows that '{node}' pays more are made likelier",
+                      f"rows that '{node}' pays more are made less likely" if follows < -FOLLOWS else
+                      f"the push on a row does not follow what '{node}' pays for it"),
+                     f"correlation {follows:.3f} over {len(changes)} other sets of scores", place)  # fmt: skip
+        yield from self.locality(node, name, runs[0])
+
+    def locality(self, node: str, name: str, base: tuple[Record, Push]) -> Iterator[Claim]:
+        """Change the scores of one group, or of two rows where there are no groups: the push has to change most there."""
+        axis = next(rows.batch.axis for rows in base[0].scored if rows.node == node)
+        own = set(axis.keys[_first(axis), 0].tolist())
+        if own == set(axis.keys[:, 0].tolist()) or name not in (pushes := self.pushes(self.stage.rehearse(_first_turned(node)))):
+            return
+        change: dict[int, float] = {}
+        before, after = (_push_by_place(push) for push in (base[1], pushes[name]))
+        for row in before.keys() | after.keys():
+            change[row[0]] = max(change.get(row[0], 0.0), abs(after.get(row, 0.0) - before.get(row, 0.0)))
+        inside, outside = (max((v for p, v in change.items() if (p in own) is flag), default=0.0) for flag in (True, False))
+        if not inside and not outside:
+            yield Claim("reward-place", name, "unproved", f"turning a few of the scores of '{node}' around changes no push")
+            return
+        yield judged("reward-place", name, inside > outside * (1 + ROUNDING),
+                     ("other scores for some rows change the push on those rows most",
+                      "other scores for some rows change the push on other rows more than on those"),
+                     f"by {inside:.3g} there, by {outside:.3g} elsewhere", self.place(name))  # fmt: skip
+
+    # -- losses ----------------------------------------------------------------------------------------------------------------
+
+    def of_update(self, update: RecordedUpdate, own: Mapping[str, Push]) -> Iterator[Claim]:
+        """Claims about one update, whatever its rows were paid."""
+        if not len(update.batch):
+            yield Claim("rehearsed", update.node, "unproved", "no row of the rehearsal could be learned from")
+            return
+        push, place = own[update.node], update.loss.place
+        largest = float(push.main.abs().max())
+        tried = [largest, *(float(pushed(update, new).main.abs().max()) for new in self.far(update))]
+        yield judged("gradient", update.node, max(tried) > 0, ("the loss has a gradient", "the gradient of the loss is zero"),
+                     f"largest entry {max(tried):.3g}", place)
+        yield from self.columns(update)
+        yield from self.signs(update, push)
+        yield from self.beyond(update, push)
+
+    def far(self, update: RecordedUpdate) -> list[New]:
+        """The model's quantities one large step away, up and down, unequally."""
+        new = self.new(update)
+        return [New(**{name: None if x is None else _step(name, x, sign) for name, x in vars(new).items()}) for sign in (1, -1)]
+
+    def columns(self, update: RecordedUpdate) -> Iterator[Claim]:
+        """Whether each column that a loss reads has a say: in its gradient, or at least in its value or metrics."""
+        news, batch = [self.new(update), *self.far(update)], update.batch
+        silent, shown = [], []
+        for term in terms(update.loss, update.settings, update.settings["mean"]):
+            for name in term.loss.signature.column_names:
+                if name not in batch or name in ("mask", "group") or not isinstance(value := batch[name], Tensor) or not value.dim():
+                    continue
+                shown.append(name)
+                if not any(_differ(update, new, {name: other}) for new in news for other in moved(value)):
+                    silent.append(name)
+        if not shown:
+            return
+        yield judged("columns", update.node, not silent,
+                     (f"each column of the loss has influence: {listed(dict.fromkeys(shown))}",
+                      f"loss '{update.loss.name}' reads {listed(dict.fromkeys(silent))}, without influence on gradient or metrics"),
+                     f"{len(news)} policies, 3 sizes, both signs", update.loss.place)  # fmt: skip
+
+    def signs(self, update: RecordedUpdate, push: Push) -> Iterator[Claim]:
+        """Directions that need no reward: values nearer to returns, the chosen over the rejected, given responses likelier."""
+        batch, mask = update.batch, update.batch["mask"]
+        if "values" in push.by and "returns" in batch:
+            error = torch.where(mask, batch["returns"] - self.new(update).values, 0.0).double().flatten()  # type: ignore[operator]
+            toward = float(torch.nn.functional.cosine_similarity(push.by["values"].double().flatten(), error, 0))
+            yield judged("values-direction", update.node, toward > FOLLOWS, ("values are pushed towards the returns",
+                         "values are not pushed towards the returns"), f"correlation {toward:.3f}", update.loss.place)
+        if update.loss.rows == "group" and self.given(update):  # pairs, chosen first
+            rows = push.main.double().sum(1) if push.main.dim() == 2 else push.main.double()
+            chosen = batch["chosen"].bool() if "chosen" in batch else torch.arange(len(batch)) % 2 == 0
+            over = float(rows[chosen].mean() - rows[~chosen].mean())
+            yield judged("chosen-direction", update.node, over > 0, ("chosen responses are made likelier than rejected ones",
+                         "chosen responses are not made likelier than rejected ones"), f"push apart by {over:.3g}", update.loss.place)
+        elif not self.base.scored and update.loss.new[0] == "logprobs" and self.given(update):
+            total = float(push.main.double().sum())
+            yield judged("given-direction", update.node, total > 0, ("the responses of the data are made likelier",
+                         "the responses of the data are not made likelier"), f"push {total:.3g}", update.loss.place)
+
+    def given(self, update: RecordedUpdate) -> bool:
+        """Whether the rows of an update are the data's own."""
+        node = self.graph.by_name[update.node]
+        return any(item.parameter == "tokens" and self.graph.nodes[item.column.node].op is Op.DATA for item in node.inputs)
+
+    def beyond(self, update: RecordedUpdate, push: Push) -> Iterator[Claim]:
+        """Padding changes nothing, nor does what token columns have at holes of the mask."""
+        with padding(float("nan")):
+            filled = pushed(update, self.new(update))
+        same = push.apart(filled)
+        yield judged("padding", update.node, same <= ROUNDING, ("what stands in the padding changes nothing",
+                     "what stands in the padding changes the gradient"), f"gradients apart by {same:.3g}", update.loss.place)
+        mask = _with_holes(update.batch["mask"])
+        if torch.equal(mask, update.batch["mask"]):
+            yield Claim("holes", update.node, "unproved", "no row is long enough for a hole in its mask")
+            return
+        columns = {name: torch.where(mask, value, value + 7.0) for name in update.loss.signature.column_names
+                   if name in update.batch and isinstance(value := update.batch[name], Tensor)
+                   and value.shape == mask.shape and value.is_floating_point()}  # fmt: skip
+        one, other = pushed(update, self.new(update), {"mask": mask}), pushed(update, self.new(update), {**columns, "mask": mask})
+        apart = one.apart(other)
+        yield judged("holes", update.node, apart <= ROUNDING, ("what columns have at holes of the mask changes nothing",
+                     "what columns have at holes of the mask changes the gradient"), f"gradients apart by {apart:.3g}", update.loss.place)
+
+
+def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
+    """Whether an update learns from the rows that were scored themselves, and not from others of the same prompts."""
+    axis = update.batch.axis
+    return axis.parent is None or any(axis.took_from(rows.batch.axis) for rows in scored)
+
+
+def _by_row(scored: list[ScoredRows]) -> dict[Row, float]:
+    """The scores of rows that are known by their tokens; of equal rows their sum."""
+    sums: dict[Row, float] = {}
+    for rows in scored:
+        for row, score in zip(keys(rows.batch), rows.scores.tolist(), strict=True):
+            sums[row] = sums.get(row, 0.0) + score
+    return sums
+
+
+def _push_by_row(push: Push) -> dict[Row, float]:
+    sums: dict[Row, float] = {}
+    for row, value in zip(keys(push.rows), push.of_rows.tolist(), strict=True):
+        sums[row] = sums.get(row, 0.0) + value
+    return sums
+
+
+Change = tuple[dict[Row, float], dict[Row, float]]
+
+
+def _change(node: str, one: tuple[Record, Push], other: tuple[Record, Push]) -> Change | None:
+    """Differences: by how much scores and pushes differ between two rehearsals, by row; None where no trained row was scored in both."""
+    before, after = (_by_row([row for row in record.scored if row.node == node]) for record, _ in (one, other))
+    pushes = [_push_by_row(push) for _, push in (one, other)]
+    rows = before.keys() & after.keys()
+    if not rows & (pushes[0].keys() | pushes[1].keys()):
+        return None
+    return ({row: after[row] - before[row] for row in rows}, {row: pushes[1].get(row, 0.0) - pushes[0].get(row, 0.0) for row in rows})
+
+
+def _correlation(changes: list[Change]) -> float:
+    """The correlation of changes of scores with changes of pushes, over all rows and sets."""
+    scores = torch.tensor([value for score, _ in changes for value in score.values()], dtype=torch.float64)
+    pushes = torch.tensor([push[row] for score, push in changes for row in score], dtype=torch.float64)
+    return float(torch.nn.functional.cosine_similarity(scores, pushes, 0))
+
+
+def _push_by_place(push: Push) -> dict[tuple[int, ...], float]:
+    """The push on each row, by its path, which begins with its position in the data."""
+    return dict(zip(map(tuple, push.rows.axis.keys.tolist()), push.of_rows.tolist(), strict=True))
+
+
+def _first(axis: Axis) -> Tensor:
+    """bool [rows]: the rows of the first group, or the first two rows where groups have one row."""
+    grouped = axis.grouped and axis.groups < len(axis)
+    return axis.slots == 0 if grouped else torch.arange(len(axis)) < 2
+
+
+def _first_turned(node: str) -> Scoring:
+    """The first scores again, but for a few rows, whose scores are turned around."""
+    same = uneven(0)
+
+    def scores(name: str, axis: Axis) -> Tensor:
+        values = same(name, axis)
+        if name == node:
+            first = _first(axis)
+            values[first] = values[first].flip(0)
+        return values
+
+    return scores
+
+
+def _differ(update: RecordedUpdate, new: New, also: Mapping[str, Tensor]) -> bool:
+    """Whether other columns make another gradient, or other values."""
+    one, other = pushed(update, new), pushed(update, new, also)
+    if any(not torch.equal(push, other.by[name]) for name, push in one.by.items()):
+        return True
+    return not torch.equal(objective(update, new), objective(update, new, also))
+
+
+def _step(name: str, x: Tensor, sign: int) -> Tensor:
+    uneven_steps = torch.linspace(0.2, LARGE_STEP, max(x.numel(), 1)).reshape(x.shape).to(x)
+    return (x + sign * uneven_steps).clamp(max=-1e-6) if name == "logprobs" else x + sign * uneven_steps
+
+
+def _with_holes(mask: Tensor) -> Tensor:
+    """The mask with a hole at the second of every row's tokens that has three."""
+    holes = mask.clone()
+    long = mask.sum(1) >= 3
+    second = (mask.long().cumsum(1) == 2) & mask & long[:, None]
+    return holes & ~second

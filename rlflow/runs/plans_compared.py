@@ -1,0 +1,58 @@
+"""One text under two plans: a few iterations of each, and the first thing in which they differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from rlflow.author.flow import Flow
+from rlflow.proof.claims import Claim, judged
+from rlflow.runs.api import run
+from rlflow.runs.context import RunResult
+
+ROUNDING = 1e-9  # of weights in float64, over their size
+TIMES = ("seconds", "per_second", "sync/", "canary/")  # parts of names of metrics that tell of time and transport
+
+
+def compared(flow: Flow, one: Mapping[str, Any], other: Mapping[str, Any], folder: Path) -> Claim:
+    """Run both for K + 2 iterations in float64, K the larger staleness; equal, or the first difference and its cause."""
+    stale = [int(values.get("staleness", 0)) for values in (one, other)]
+    fixed = {"dtype": "float64", "iterations": max(stale) + 2, "held_out": 0, "save_every": 0, "prove": "off", "out": str(folder)}
+    results = [run(flow, **{**values, **fixed, "name": name}) for values, name in ((one, "one"), (other, "other"))]
+    first = _first_difference(*(result.folder for result in results))
+    apart = weights_apart(*results)
+    number = f"weights apart by {apart:.3g} of their size after {fixed['iterations']} iterations"
+    if first is None and apart == 0:
+        return judged("plans", flow.name, True, ("both plans give the same rows, metrics and weights, bit for bit", ""), number)
+    if stale[0] != stale[1]:
+        return Claim("plans", flow.name, "unproved", f"the plans have other staleness, from which {first or 'weights'} differ", number)
+    if apart <= ROUNDING and not (first or "").startswith(("completion", "scores")):
+        return judged("plans", flow.name, True, (f"both plans agree up to the order of sums: {first or 'weights'} differ by rounding", ""),
+                      number)
+    return judged("plans", flow.name, False, ("", f"the plans differ, first in {first or 'weights'}, by more than rounding"), number)
+
+
+def _first_difference(one: Path, other: Path) -> str | None:
+    """The first column or metric in which two runs differ, and in which iteration; None where they do not."""
+    for file, names in (("samples.jsonl", ("prompt", "completion", "scores")), ("metrics.jsonl", ())):
+        lines = [[json.loads(line) for line in (folder / file).read_text().splitlines()] for folder in (one, other)]
+        for left, right in zip(*lines, strict=False):
+            keys = names or tuple(name for name in left if not any(part in name for part in TIMES))
+            for name in keys:
+                if left.get(name) != right.get(name):
+                    return f"{name} of iteration {left.get('iteration')}"
+    return None
+
+
+def weights_apart(one: RunResult, other: RunResult) -> float:
+    """How far the last weights of two runs are apart, over the size of the first."""
+    apart = size = 0.0
+    for path in sorted((one.folder / "final").rglob("*.safetensors")):
+        left, right = load_file(path), load_file(other.folder / "final" / path.relative_to(one.folder / "final"))
+        apart += sum(float((tensor.double() - right[name].double()).square().sum()) for name, tensor in left.items())
+        size += sum(float(tensor.double().square().sum()) for tensor in left.values())
+    return (apart / size) ** 0.5 if size else 0.0

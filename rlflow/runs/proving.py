@@ -1,0 +1,49 @@
+"""The proof that a run makes of itself before its first iteration: the quick part of `rlflow prove`, which changes no weights."""
+
+from __future__ import annotations
+
+import time
+
+from rlflow.data.prompts import Prompts
+from rlflow.graph.lineage import expected_rows
+from rlflow.proof.claims import Claim
+from rlflow.proof.flow_claims import FlowClaims
+from rlflow.proof.rehearsal import Rehearsals
+from rlflow.runs.context import RunContext
+
+ROWS = 16  # at least, of a rehearsal
+LONGEST = 16  # tokens of a row
+QUICK_SETS, QUICK_LONGEST = 3, 8
+QUICK_SECONDS = 0.8  # after which no further claim is begun: 2 % of a packaged run
+SHORT = 10  # iterations of a run that is over before a proof is worth its time
+
+
+def rehearsals(context: RunContext, longest: int = LONGEST) -> Rehearsals:
+    """Where a run is rehearsed: its own engine and plan, and prompts from the beginning of its data by a cursor of their own."""
+    prompts = Prompts(context.prompts.data, context.options.seed)
+    rows = max(expected_rows(context.plan.graph, 1, "prompts").values())
+    count = min(max(-(-ROWS // rows), 4), context.options.prompts, len(context.prompts.data))
+    return Rehearsals(context.engine, context.executor.lanes, context.plan, prompts.take(count), prompts.take, longest)
+
+
+def wanted(context: RunContext) -> bool:
+    """Whether a run proves itself before it begins: not where it is over too soon, has no models, or acts in an environment, which others
+    may see."""
+    options, engine = context.options, context.engine
+    modelled = all(hasattr(model.trainer or model.generator, "settings") for model in engine.models.values())
+    here = context.workers is None and not engine.environments
+    return options.prove == "quick" or options.prove == "auto" and options.iterations >= SHORT and modelled and here
+
+
+def quick(context: RunContext) -> list[Claim]:
+    """The claims about the run's flow that need no update."""
+    began, claims = time.monotonic(), []
+    for claim in FlowClaims(rehearsals(context, QUICK_LONGEST), QUICK_SETS).claims():
+        claims.append(claim)
+        if time.monotonic() - began > QUICK_SECONDS:
+            left = "what is left takes too long at the start of a run; rlflow prove tries it"
+            claims.append(Claim("rehearsed", context.plan.graph.name, "unproved", left))
+            break
+    context.engine.moved()  # of what was moved for it nothing is told
+    context.engine.ran()
+    return claims

@@ -1,0 +1,29 @@
+"""`rlflow prove` from the command line."""
+
+import sys
+
+import pytest
+
+from rlflow.cli.main import main
+from rlflow.cli.prove import apart
+from rlflow.errors import PlanError
+
+
+def test_flags_of_two_plans_are_told_from_those_of_both():
+    assert apart(["--as", "--stream 1", "--seed", "3", "--as=--stream 4"]) == (["--stream 1", "--stream 4"], ["--seed", "3"])
+    with pytest.raises(PlanError, match="two plans are compared"):
+        apart(["--as", "--stream 1"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plan", "code", "says"), [
+    ("--stream 4", 0, "proved"), ("--seed 1", 2, "falsified"), ("--actor.micro_tokens 200", 0, "proved"),
+])  # fmt: skip
+def test_two_plans_of_one_text_agree_or_differ_from_a_column_on(monkeypatch, capsys, plan, code, says):
+    small = ["--threads", "1", "--prompts", "4", "--hp.samples", "4", "--hp.max_tokens", "4", "--hp.minibatch", "16"]
+    monkeypatch.setattr(sys, "argv", ["rlflow", "prove", "grpo", *small, "--as", "--stream 1", "--as", plan])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    printed = capsys.readouterr().out
+    assert (stop.value.code or 0) == code, printed
+    assert printed.splitlines()[-1].startswith(says)

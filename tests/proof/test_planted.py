@@ -1,0 +1,42 @@
+"""Faults after real threads are named: by `check` before anything is loaded, or by a claim that is falsified."""
+
+from pathlib import Path
+
+import pytest
+from planted import BACKENDS, FILES
+
+from rlflow.errors import FlowError
+
+pytestmark = pytest.mark.slow
+ALGORITHMS = Path(__file__).parents[2] / "algorithms"
+
+
+def falsified(claims):
+    return [claim.name for claim in claims if claim.verdict == "falsified"]
+
+
+@pytest.mark.parametrize("fault", FILES)
+def test_a_fault_in_a_file_is_named(tmp_path, proven, fault):
+    name, old, new, expected = FILES[fault]
+    source = (ALGORITHMS / f"{name}.py").read_text()
+    assert old in source
+    path = tmp_path / f"{name}.py"
+    path.write_text(source.replace(old, new))
+    settings = {} if name in ("dpo", "sft") else {"hp.max_tokens": 6}
+    try:
+        named = falsified(proven(str(path), flow_only=True, **settings))
+    except FlowError as error:
+        named = [problem.code for problem in error.problems]
+    assert expected in named
+
+
+@pytest.mark.parametrize("fault", BACKENDS)
+def test_a_fault_in_a_backend_is_named(proven, fault):
+    name, settings, half, kind, expected = BACKENDS[fault]
+    assert expected in falsified(proven(name, half, kind, **{"hp.max_tokens": 6, **settings}))
+
+
+def test_without_a_fault_nothing_is_falsified_and_all_is_put_back(proven):
+    claims = proven("ppo", **{"hp.max_tokens": 6})
+    assert falsified(claims) == []
+    assert {"reward-reaches", "reward-direction", "sampler-follows", "micro-batches", "frozen"} <= {claim.name for claim in claims}

@@ -1,0 +1,27 @@
+"""A run that proves itself first is the same run."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rlflow
+
+
+@pytest.mark.slow
+def test_a_run_is_equal_bit_for_bit_with_and_without_its_proof(task):
+    small = {"prompts": 4, "held_out": 0, "threads": 1, "hp.samples": 4, "hp.max_tokens": 4, "save_every": 0}
+    runs = {prove: rlflow.run("ppo", **{**task, **small, "prove": prove}).folder for prove in ("quick", "off")}
+    assert "reward-direction" not in (text := (runs["quick"] / "proof.txt").read_text())
+    assert "made likelier" in text
+    assert "falsified" not in text
+    assert not (runs["off"] / "proof.txt").exists()
+    one, other = ({str(path.relative_to(folder)): load_file(path) for path in sorted((folder / "checkpoints").rglob("*.safetensors"))}
+                  for folder in runs.values())  # fmt: skip
+    assert one.keys() == other.keys()
+    assert len(one) > 1
+    assert all(torch.equal(tensor, other[file][name]) for file, tensors in one.items() for name, tensor in tensors.items())
+    metrics = [[{name: value for name, value in json.loads(line).items() if "seconds" not in name and "per_second" not in name}
+                for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in runs.values()]  # fmt: skip
+    assert metrics[0] == metrics[1]
