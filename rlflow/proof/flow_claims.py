@@ -188,7 +188,7 @@ class FlowClaims:
         """Directions that need no reward: values nearer to returns, the chosen over the rejected, given responses likelier."""
         batch, mask = update.batch, update.batch["mask"]
         if "values" in push.by and "returns" in batch:
-            error = torch.where(mask, batch["returns"] - self.new(update).values, 0.0).double().flatten()  # type: ignore[operator]
+            error = torch.where(mask, batch["returns"] - self.new(update).values, 0.0).double().flatten()
             toward = float(torch.nn.functional.cosine_similarity(push.by["values"].double().flatten(), error, 0))
             yield judged("values-direction", update.node, toward > FOLLOWS, ("values are pushed towards the returns",
                          "values are not pushed towards the returns"), f"correlation {toward:.3f}", update.loss.place)

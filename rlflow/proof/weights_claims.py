@@ -46,6 +46,12 @@ class WeightsClaims:
         """The run's own engine."""
         return self.flow.stage.engine
 
+    def trainer(self, role: str) -> Any:
+        """The trainer of a role that is trained, whose state can be put back."""
+        trainer = self.engine.models[role].trainer
+        assert trainer is not None
+        return trainer
+
     def do(self, call: Any) -> Any:
         """Make a call in the thread that works with models."""
         return self.flow.stage.lanes.do("model", call)
@@ -67,14 +73,14 @@ class WeightsClaims:
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
         """Put weights, optimizers and counters of all trained roles back to what they are now; samplers get their weights again."""
-        saved = {role: self.do(lambda role=role: copied(self.engine.models[role].trainer.state())) for role in self.roles
+        saved = {role: self.do(lambda role=role: copied(self.trainer(role).state())) for role in self.roles
                  if hasattr(self.engine.models[role].trainer, "restore")}  # fmt: skip
         versions = {role: model.version for role, model in self.engine.models.items()}
         try:
             yield
         finally:
             for role, state in saved.items():
-                self.do(lambda role=role, state=state: self.engine.models[role].trainer.restore(state))
+                self.do(lambda role=role, state=state: self.trainer(role).restore(state))
                 model = self.engine.models[role]
                 changed = model.version != versions[role] or model.sampled_version != versions[role]
                 model.version = versions[role]
@@ -99,13 +105,13 @@ class WeightsClaims:
 
     def perturbed(self, role: str) -> State:
         """Restore the role's state with small numbers in place of tensors that are all zero, behind which gradients hide."""
-        state = self.do(lambda: copied(self.engine.models[role].trainer.state()))
+        state = self.do(lambda: copied(self.trainer(role).state()))
         chance = torch.Generator().manual_seed(0)
         for name, tensor in state.items():
             if name.startswith(("parameters/", "adapters/")) and tensor.is_floating_point() and not bool(tensor.any()):
                 state[name] = (torch.randn(tensor.shape, generator=chance) * SMALL).to(tensor)
-        self.do(lambda: self.engine.models[role].trainer.restore(copied(state)))
-        return state
+        self.do(lambda: self.trainer(role).restore(copied(state)))
+        return dict(state)
 
     def now(self, update: RecordedUpdate) -> New:
         """The model's quantities with the weights that it has now."""
@@ -117,9 +123,9 @@ class WeightsClaims:
     def updated(self, update: RecordedUpdate, start: State, rows: Batch | None = None) -> State:
         """The state after one step on all rows, from ``start``; ``after=`` and epochs are set aside."""
         settings = {**update.settings, "after": 0, "epochs": 1, "minibatch": None}
-        self.do(lambda: self.engine.models[update.role].trainer.restore(copied(start)))
+        self.do(lambda: self.trainer(update.role).restore(copied(start)))
         self.do(lambda: self.engine.update(update.role, rows or update.batch, update.loss, settings, update.call))
-        return self.do(lambda: copied(self.engine.models[update.role].trainer.state()))  # type: ignore[no-any-return]
+        return self.do(lambda: copied(self.trainer(update.role).state()))  # type: ignore[no-any-return]
 
     def moves(self, update: RecordedUpdate, push: Push, here: New, moved: float) -> Iterator[Claim]:
         """Whether weights moved, and whether the model then computes what the gradient pushed towards."""
@@ -167,16 +173,16 @@ class WeightsClaims:
 
     def cuts(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
         """A trainer gives equal gradients in small micro-batches, where its settings have their size."""
-        trainer = self.engine.models[update.role].trainer
-        settings = getattr(trainer, "settings", None)
+        trainer = self.trainer(update.role)
+        settings: Any = getattr(trainer, "settings", None)
         if not hasattr(settings, "micro_tokens"):
             yield Claim("micro-batches", update.node, "unproved", "the trainer's settings have no micro_tokens here")
             return
-        trainer.settings = replace(settings, micro_tokens=MICRO)  # type: ignore[union-attr, type-var]
+        trainer.settings = replace(settings, micro_tokens=MICRO)
         try:
             small = self.updated(update, start)
         finally:
-            trainer.settings = settings  # type: ignore[union-attr]
+            trainer.settings = settings
         apart = moments_apart(after, small)
         yield judged("micro-batches", update.node, apart < 1e-3, ("the gradient does not depend on micro-batches",
                      "the gradient depends on how rows are cut into micro-batches"), f"apart by {apart:.3g} of its size",
@@ -200,14 +206,14 @@ class WeightsClaims:
         """A known large change of the trainer's weights reaches what samples, by the run's own transfer; and its temperature is applied."""
         node = next((node for node in self.flow.graph.nodes if node.role == role and node.op is Op.GENERATE), None)
         model = self.engine.models[role]
-        state = self.do(lambda: copied(model.trainer.state()))
+        state = self.do(lambda: copied(self.trainer(role).state()))
         for temperature in (1.0, 0.6):
             rows, apart = self.compared(role, temperature)
             yield judged("sampler", role, apart < self.close, (f"the sampler's log-probs are the trainer's, at temperature {temperature:g}",
                          f"the sampler's log-probs are not the trainer's, at temperature {temperature:g}"),
                          f"apart by up to {apart:.3g}", node.place if node else None)
         before = self.logprobs(role, rows)
-        self.do(lambda: model.trainer.restore(shaken(state)))
+        self.do(lambda: self.trainer(role).restore(shaken(state)))
         model.version += 1
         changed = float((self.logprobs(role, rows) - before).abs().mean())
         _, apart = self.compared(role, 1.0)
