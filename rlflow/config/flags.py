@@ -16,7 +16,7 @@ from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES
 
 SWITCHES = ("json", "quiet")
-REPEATED = ("data", "eval", "reward", "reward_env", "reward_write", "track")
+REPEATED = ("data", "eval", "job.secret", "reward", "reward_env", "reward_write", "track")
 NULL = "null"  # the backend without models
 ELSEWHERE = {  # what other programs call a flag
     "learning_rate": "lr", "actor_learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule",
