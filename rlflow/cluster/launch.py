@@ -10,6 +10,7 @@ import secrets
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -177,9 +178,9 @@ def reach(address: str) -> None:
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
 
 
-def place_pools(placement: Placement, gpus: bool) -> Groups:
+def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECONDS) -> Groups:
     """Make a placement group for each pool, with a bundle for each rank; pools that share devices have one group together. Raises PlanError
-    where the cluster has no room."""
+    where the cluster has no room within ``seconds``."""
     have = resources("cluster_resources")
     kind = "GPU" if gpus else "CPU"
     bundles = {names: _bundle(placement, names, gpus) for names in placement.devices()}
@@ -190,7 +191,7 @@ def place_pools(placement: Placement, gpus: bool) -> Groups:
                            remedy="fewer ranks in --pools, or a larger cluster")
     groups = {names: placement_group([dict(bundle) for _ in range(placement.pools[names[0]])], strategy="PACK")
               for names, bundle in bundles.items()}  # fmt: skip
-    return settled({name: groups[names] for name in placement.pools for names in groups if name in names})
+    return settled({name: groups[names] for name in placement.pools for names in groups if name in names}, seconds)
 
 
 def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str, float]:
@@ -206,10 +207,10 @@ def rank_needs(placement: Placement, pool: str, gpus: bool) -> dict[str, float]:
     return {"GPU": part, "CPU": 1.0} if gpus else {"CPU": part}
 
 
-def settled(groups: Groups) -> Groups:
+def settled(groups: Groups, seconds: float) -> Groups:
     """The groups once all are placed. Raises PlanError where one is not placed in time; all are removed then."""
     try:
-        wait_for_room(groups)
+        wait_for_room(groups, seconds)
     except BaseException:
         for group in groups.values():
             remove_placement_group(group)
@@ -217,21 +218,23 @@ def settled(groups: Groups) -> Groups:
     return groups
 
 
-def wait_for_room(groups: Mapping[str, PlacementGroup]) -> None:
+def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_SECONDS) -> None:
     """Wait until all pools are placed, also anew after the loss of a node. Raises PlanError where one is not placed in time."""
+    limit = time.monotonic() + seconds
     for name, group in groups.items():
-        if not _placed(name, group):
+        if not _placed(name, group, max(limit - time.monotonic(), 0.0)):
             kind = "GPU" if "GPU" in group.bundle_specs[0] else "CPU"
-            raise PlanError.of("no-room", f"pool '{name}' found no room in {PLACED_SECONDS:g} s",
+            raise PlanError.of("no-room", f"pool '{name}' found no room in {seconds:g} s",
                                found=f"{resources('available_resources').get(kind, 0):g} {kind}s free",
-                               expected=f"{len(group.bundle_specs)} {kind}s", remedy="wait until other jobs end, or fewer ranks in --pools")
+                               expected=f"{len(group.bundle_specs)} {kind}s",
+                               remedy="wait until other jobs end (a run: --wait-for-nodes SECONDS), or fewer ranks")
 
 
-def _placed(name: str, group: PlacementGroup) -> bool:
+def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
     """Wait for the placement of a group. Gives whether it is placed. Raises PlanError where the cluster does not know the group any
     more."""
     try:
-        return bool(group.wait(PLACED_SECONDS))
+        return bool(group.wait(seconds))
     except Exception as error:  # Ray has no type for it
         raise PlanError.of("no-room", f"pool '{name}' has no place in the cluster any more", found=str(error).splitlines()[0],
                            expected="the cluster in which the run began", remedy="rlflow resume RUN, once the cluster is there") from error

@@ -139,9 +139,9 @@ class Job:
         terms = Terms(self.name, self.address, self.seconds, self.heartbeat, self.threads or self._threads(), self.interface, self.insecure)
         roles = {name: RoleStart(role.kind, role.arguments, role.env, role.distributed) for name, role in self._roles.items()}
         with ExitStack() as over:
-            self._started = started = start(terms, roles, self.layouts(), over)
+            started = start(terms, roles, self.layouts(), over)
             started.watch()
-            self._over = over.pop_all()
+            self._started, self._over = started, over.pop_all()
         return self
 
     def _threads(self) -> int:
