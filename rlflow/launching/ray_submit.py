@@ -20,7 +20,7 @@ def _environment(secrets: list[str]) -> list[str]:
     """The secrets as the job's environment: their names stand here, and Python writes their values as JSON."""
     if not secrets:
         return []
-    code = f"import json, os; print(json.dumps({{'env_vars': {{name: os.environ[name] for name in {json.dumps(secrets)}}}}}))"
+    code = f'import json, os; print(json.dumps({{"env_vars": {{name: os.environ[name] for name in {json.dumps(secrets)}}}}}))'
     return ["--runtime-env-json", f'"$(python3 -c {shlex.quote(code)})"']
 
 

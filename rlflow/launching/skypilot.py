@@ -59,7 +59,7 @@ def _main(target: Target, urls: dict[str, str]) -> dict[str, Any]:
 
 def _ray_waits(target: Target) -> list[str]:
     """Wait until all machines have joined, since a run that finds too few is refused."""
-    code = f"import ray; ray.init(address='auto'); print(len([n for n in ray.nodes() if n['Alive']]) >= {target.settings.nodes})"
+    code = f'import ray; ray.init(address="auto"); print(len([n for n in ray.nodes() if n["Alive"]]) >= {target.settings.nodes})'
     return [f"until [ \"$(python -c {shlex.quote(code)} | tail -n 1)\" = True ]; do sleep 5; done"]
 
 

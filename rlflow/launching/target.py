@@ -109,7 +109,7 @@ def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, Target]:
         raise PlanError.of("job-for", "nothing says where the run is to start", found=str(kind or "no --for"),
                            expected="skypilot, kuberay or ray", remedy="--for skypilot")
     own = {flag.partition(".")[2]: flags.pop(flag) for flag in list(flags) if flag.startswith(f"{HEAD}.")}
-    settings = override(JobSettings, {**own, **({"secret": _several(own["secret"])} if "secret" in own else {})}, f"{HEAD}.")
+    settings = override(JobSettings(), {**own, **({"secret": _several(own["secret"])} if "secret" in own else {})}, f"{HEAD}.")
     services, others = split_services(flags)
     name = re.sub(r"[^a-z0-9-]+", "-", str(others.get("name") or Path(file.partition("::")[0]).stem).lower()).strip("-") or "run"
     _check(settings, services, others)

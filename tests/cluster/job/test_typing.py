@@ -1,14 +1,17 @@
-"""A type checker knows methods of a role's class, their arguments and their results."""
+"""A type checker knows the methods of a role's class, their arguments and their results."""
 
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-SETTINGS = """
+ROOT = Path(__file__).parents[3]
+SETTINGS = f"""
 [mypy]
 strict = true
+mypy_path = {ROOT}
 [mypy-torch.*,numpy.*,ray.*,transformers.*,msgpack.*,psutil.*]
 follow_imports = skip
 ignore_missing_imports = true
