@@ -4,6 +4,8 @@ tests find modules that several of them share is `pythonpath` in pyproject.toml.
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too; read when torch is imported
+os.environ["RAY_AUTH_MODE"] = "token"  # as a Ray that a run starts has it; read when Ray is imported, which the first test file may do
+os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112, the same
 
 import gc
 import json

@@ -6,9 +6,6 @@ import sys
 
 import pytest
 
-os.environ["RAY_AUTH_MODE"] = "token"  # as a Ray that a run starts has it; read when Ray is imported
-os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112, the same
-
 
 @pytest.fixture(scope="session")
 def ray_address():
