@@ -256,7 +256,7 @@ def make_workers(
     pools = {}
     for name, ranks in setups.items():
         need = rank_needs(ranks[0].placement, name, "GPU" in groups[name].bundle_specs[0])
-        resources = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0), "runtime_env": environment}
+        resources = {"num_cpus": need["CPU"], "runtime_env": environment, **({"num_gpus": need["GPU"]} if "GPU" in need else {})}
         options = ranks[0].config.options
         meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].rendezvous.startswith("/") else None
         pools[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)

@@ -160,8 +160,8 @@ def _pool(
     if python is not None and launch.all_here():
         environment["py_executable"] = python
     meet = (terms.interface, terms.insecure) if joined and not point.startswith("/") else None
-    return make_pool(name, Member, ranks, partial(_seat, seats), group, meet, num_cpus=need.get("CPU", 0), num_gpus=need.get("GPU", 0),
-                     runtime_env=environment)  # fmt: skip
+    gpus = {"num_gpus": need["GPU"]} if need.get("GPU") else {}
+    return make_pool(name, Member, ranks, partial(_seat, seats), group, meet, num_cpus=need.get("CPU", 0), runtime_env=environment, **gpus)
 
 
 def _seat(seats: Sequence[Seat], rank: int) -> tuple[Seat]:
