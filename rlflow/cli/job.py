@@ -21,6 +21,6 @@ def print_job(file: str, arguments: Sequence[str]) -> int:
     config = flags.pop("config", None)
     kind, target = target_of(file, (read_toml(Path(config)) if config else {}) | flags)
     sys.stdout.flush()
-    sys.stdout.buffer.write(FORMS[kind](target).encode())  # past what masks secrets, which takes their names for values; there are no values
+    sys.stdout.buffer.write(FORMS[kind](target).encode())  # past the guard, which takes names of secrets for secrets
     sys.stdout.buffer.flush()
     return 0

@@ -56,8 +56,8 @@ def test_pools_that_share_a_processor_overlap_there_and_lie_in_one_bundle(tmp_pa
 
     placed, place = [], launch.place_pools
 
-    def placing(placement, gpus):
-        placed.append(place(placement, gpus))
+    def placing(*words):
+        placed.append(place(*words))
         return placed[-1]
 
     monkeypatch.setattr(launch, "place_pools", placing)

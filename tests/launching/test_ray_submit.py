@@ -1,5 +1,6 @@
 """The line that `rlflow job --for ray` prints, on a real Ray with its job server: a run is submitted, asked about, read and stopped."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -33,7 +34,8 @@ def shell(tmp_path, lacking):
     environment = {"PATH": f"{commands}:{JOB_SERVER.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "RAY_AUTH_MODE": "token",
                    "RAY_AUTH_TOKEN": secrets.token_hex(16), "OF_MINE": "shown to nobody", "OMP_NUM_THREADS": "1"}  # fmt: skip
     words = ["ray", "start", "--head", "--block", "--port=0", "--num-cpus=2", "--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1",
-             f"--dashboard-port={port}", "--include-dashboard=true", "--disable-usage-stats", "--object-store-memory=134217728"]  # fmt: skip
+             f"--dashboard-port={port}", "--include-dashboard=true", "--disable-usage-stats",
+             "--object-store-memory=134217728"]  # fmt: skip
     head = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
     def ran(line):
@@ -50,10 +52,10 @@ def shell(tmp_path, lacking):
         assert until(listens, SECONDS)
         yield ran
     finally:
-        os.killpg(head.pid, signal.SIGTERM)
-        assert until(lambda: head.poll() is not None, 30.0)
-        for line in marked(str(tmp_path).encode()):
-            os.kill(int(line.split()[0]), signal.SIGKILL)
+        for line in marked(str(tmp_path).encode()):  # of its HOME: `ray stop` would end every Ray of this machine
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+        head.communicate()
 
 
 def submitted(shell, capsys, *flags):
