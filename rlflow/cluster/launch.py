@@ -195,14 +195,14 @@ def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECOND
 
 
 def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str, float]:
-    """What a rank of each of the pools needs together."""
+    """The resources that a rank of each of the pools needs together."""
     needs = [rank_needs(placement, name, gpus) for name in names]
     whole = {kind: sum(need.get(kind, 0.0) for need in needs) for kind in ("GPU", "CPU")}
     return {kind: float(math.ceil(amount - 1e-9)) for kind, amount in whole.items() if amount}
 
 
 def rank_needs(placement: Placement, pool: str, gpus: bool) -> dict[str, float]:
-    """What one rank of a pool needs of Ray: with GPUs its part of one beside a processor, else its part of a processor."""
+    """The resources of one rank of a pool: with GPUs its part of one beside a processor, else its part of a processor."""
     part = float(placement.shares.get(pool, 1))
     return {"GPU": part, "CPU": 1.0} if gpus else {"CPU": part}
 

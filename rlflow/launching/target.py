@@ -29,7 +29,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class JobSettings:
-    """What is said of the machines. Every field is a flag, --job.FIELD."""
+    """Settings of the machines. Every field is a flag, --job.FIELD."""
 
     nodes: Annotated[int, Ge(1)] = 1  # machines of the run; more than one join one Ray
     accelerators: str | None = None  # of each machine, as H100:8; without, processors alone
@@ -101,8 +101,8 @@ def _quoted(text: str) -> str:
 
 
 def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, Target]:
-    """What to print of the flags of `rlflow job`. Raises PlanError for flags that name no place or no machines, and for a secret among
-    them, since what is printed gets around."""
+    """The place and the run that the flags of `rlflow job` name. Raises PlanError for flags that name no place or no machines, and for a
+    secret among them, since what is printed gets around."""
     flags = dict(values)
     kind = flags.pop("for", None)
     if kind not in ("skypilot", "kuberay", "ray"):
@@ -130,12 +130,12 @@ def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[
 def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> None:
     """Raises PlanError for secrets in flags, and for machines that no flag of the run can use."""
     texts = {flag: str(value) for flag, value in flags.items()} | {f"service.{service.name}": service.run for service in services}
-    told = [flag for flag, text in texts.items() if (telling(flag.rpartition(".")[2]) and text) or masked(text) != text]
+    secret_flags = [flag for flag, text in texts.items() if (telling(flag.rpartition(".")[2]) and text) or masked(text) != text]
     wrong = [name for name in settings.secret if not VARIABLE.fullmatch(name)]
-    if told or wrong:
-        raise PlanError.of("job-secret", "a secret does not belong into what is printed", found=listed(f"--{flag}" for flag in told) or
-                           f"--{HEAD}.secret with a value of {len(wrong[0])} characters", expected="names of variables of the environment",
-                           remedy=f"export NAME=…, and --{HEAD}.secret NAME")
+    if secret_flags or wrong:
+        where = listed(f"--{flag}" for flag in secret_flags) if secret_flags else f"--{HEAD}.secret with {len(wrong[0])} characters"
+        raise PlanError.of("job-secret", "a secret does not belong into what is printed", found=where,
+                           expected="names of variables of the environment", remedy=f"export NAME=…, and --{HEAD}.secret NAME")
     if settings.nodes > 1 and "pools" not in flags:
         raise PlanError.of("job-nodes", f"a run without pools uses one machine of {settings.nodes}",
                            found=f"--{HEAD}.nodes {settings.nodes}", expected=f"--pools, or --{HEAD}.nodes 1",

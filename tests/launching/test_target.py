@@ -16,7 +16,11 @@ from install import SKYPILOT
 
 from rlflow import PlanError
 from rlflow.cli.job import FORMS, print_job
-from rlflow.launching.target import target_of
+from rlflow.launching.documents import joined
+from rlflow.launching.kuberay import key_of
+from rlflow.launching.skypilot import task_of
+from rlflow.launching.target import TOKEN, target_of
+from rlflow.services.declare import Service
 
 HERE = Path(__file__).parent
 SEARCH = ["--service.search", "rlflow serve retrieve corpus.jsonl", "--service.search.wait", "300", "--service.search.cpus", "4",
@@ -138,7 +142,7 @@ def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
     (["--for", "ray", "--job.accelerators", "8xH100"], "names no accelerators"),
     (["--for", "ray", "--tracker.api_key", "0123456789abcdef"], "--tracker.api_key"),
     (["--for", "ray", "--service.s", "serve --token sk-0123456789abcdefghijklmn"], "--service.s"),
-    (["--for", "ray", "--job.secret", "HF_TOKEN=hf_x"], "a value of 14 characters"),
+    (["--for", "ray", "--job.secret", "HF_TOKEN=hf_x"], "--job.secret with 13 characters"),
     (["--for", "kuberay"], "no --job.image"),
     (["--for", "kuberay", "--job.image", "i", "--service.s", "serve", "--service.s.replicas", "2"], "2 replicas"),
 ])  # fmt: skip
@@ -149,7 +153,16 @@ def test_what_cannot_be_printed_is_refused(flags, told):
     assert "0123456789abcdef" not in str(refused.value)
 
 
+def test_documents_are_read_as_they_were_and_lines_stand_as_lines():
+    documents = [{"b": 1, "a": "one\ntwo\n"}, {"c": ["x: y", "- z", "yes"]}]
+    text = joined(["a comment"], documents)
+    assert list(yaml.safe_load_all(text)) == documents
+    assert text.startswith("# a comment\nb: 1\na: |\n  one\n  two\n---\n")
+
+
 def test_names_are_those_of_hosts():
+    assert task_of(Service(name="Judge_2")) == "judge-2"
+    assert (key_of(TOKEN), key_of("HF_TOKEN")) == ("auth_token", "HF_TOKEN")
     assert target_of("My File.py::x", {"for": "ray"})[1].name == "my-file"
     assert target_of("grpo", {"for": "ray", "name": "Run_7"})[1].name == "run-7"
 

@@ -166,8 +166,8 @@ def _check_env(env: Mapping[str, str]) -> None:
                       "str(value)")
 
 
-def _misuse(code: str, message: str, found: str, expected: str, remedy: str) -> FlowError:
-    return FlowError(Problem(code, message, call_place(), None, found, expected, None, remedy))
+def _misuse(code: str, message: str, there: str, expected: str, remedy: str) -> FlowError:
+    return FlowError(Problem(code, message, call_place(), None, there, expected, None, remedy))
 
 
 def _left_over(layout: Layout) -> str:

@@ -17,13 +17,13 @@ Bundle = dict[str, float]  # resource → how much of it, as Ray has it
 
 
 class Need(NamedTuple):
-    """What one rank takes, in ten-thousandths of a processor and of a GPU."""
+    """The resources of one rank, in ten-thousandths of a processor and of a GPU."""
 
     cpus: int
     gpus: int
 
     def resources(self) -> Bundle:
-        """The same as Ray has it, without what is not needed."""
+        """The resources that are needed, in Ray's words."""
         return {name: parts / GRAIN for name, parts in (("CPU", self.cpus), ("GPU", self.gpus)) if parts}
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ def _check_ranks(roles: Sequence[RoleNeeds]) -> None:
 
 
 def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
-    """What each of several roles takes of the GPU that rank k of all of them shares: named parts first, of the rest equal shares."""
+    """The part of each role of the GPU that rank k of all of them shares: parts that are named, then equal shares of the rest."""
     wants = [role.gpus for role in roles]
     if max((want or 0 for want in wants), default=0) > GRAIN:
         raise PlanError.of("job-collocated", "a rank with several GPUs shares none",
@@ -111,13 +111,13 @@ def _gpus(roles: Sequence[RoleNeeds]) -> list[int]:
     if not any(wants):
         return [0] * len(roles)
     sharing = [number for number, want in enumerate(wants) if want is None or want == GRAIN]
-    taken = sum(want for want in wants if want and want < GRAIN)
-    if taken > GRAIN or GRAIN - taken < len(sharing):
+    named = sum(want for want in wants if want and want < GRAIN)
+    if named > GRAIN or GRAIN - named < len(sharing):
         raise PlanError.of("job-share", "shares of one GPU add up to more than it",
                            found=", ".join(f"{role.name}: {'the rest' if number in sharing else counted(role.gpus or 0, 'GPU')}"
                                            for number, role in enumerate(roles)),
                            expected="at most 1 in all", remedy="smaller gpus=, or none, which gives equal shares")
-    rest = dict(zip(sharing, shares(GRAIN - taken, len(sharing)), strict=True)) if sharing else {}
+    rest = dict(zip(sharing, shares(GRAIN - named, len(sharing)), strict=True)) if sharing else {}
     return [rest.get(number, want or 0) for number, want in enumerate(wants)]
 
 

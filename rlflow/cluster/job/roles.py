@@ -46,7 +46,7 @@ class Group(Generic[W]):
     by_group: bool = False  # whether rows of one group stay on one rank
 
     def options(self, *, seconds: float | None = None, by_group: bool | None = None) -> Group[W]:
-        """The same ranks with another deadline of calls, or with rows of one group kept on one rank by ``call_batch``."""
+        """The group with another deadline of calls, or with rows of one group kept on one rank by ``call_batch``."""
         return replace(self, seconds=self.seconds if seconds is None else seconds, by_group=self.by_group if by_group is None else by_group)
 
     def __len__(self) -> int:
@@ -132,9 +132,9 @@ def method_name(kind: type, role: str, method: object) -> str:
     own = sorted(each for each in dir(kind) if not each.startswith("_") and inspect.isfunction(getattr(kind, each)))
     if inspect.isfunction(method) and name and getattr(kind, name, None) is method:
         return name
-    found = f"the text {method!r}" if isinstance(method, str) else getattr(method, "__qualname__", type(method).__name__)
+    what = f"the text {method!r}" if isinstance(method, str) else getattr(method, "__qualname__", type(method).__name__)
     close = nearest(method if isinstance(method, str) else name, own)
-    raise _misuse("job-method", f"role '{role}' has no such method", found, listed(f"{kind.__name__}.{each}" for each in own),
+    raise _misuse("job-method", f"role '{role}' has no such method", what, listed(f"{kind.__name__}.{each}" for each in own),
                   f"write {kind.__name__}.{close or (own[0] if own else 'METHOD')}, the function itself", nearest_name=close)
 
 
@@ -144,9 +144,9 @@ def _given(args: Sequence[object], keywords: dict[str, Any]) -> str:
 
 
 def _misuse(
-    code: str, message: str, found: str, expected: str, remedy: str, definition: Any = None, nearest_name: str | None = None
+    code: str, message: str, there: str, expected: str, remedy: str, definition: Any = None, nearest_name: str | None = None
 ) -> FlowError:
-    return FlowError(Problem(code, message, call_place(), definition, found, expected, nearest_name, remedy))
+    return FlowError(Problem(code, message, call_place(), definition, there, expected, nearest_name, remedy))
 
 
 def _only(answers: list[R]) -> R:

@@ -33,7 +33,7 @@ from rlflow.watchdog.beside import Watchdog
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for all ranks of a job."""
+    """Settings of a job that hold for all of its ranks."""
 
     name: str
     address: str | None
@@ -46,7 +46,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class RoleStart:
-    """What a role's ranks are made of."""
+    """The class of a role, and what its ranks are made with."""
 
     kind: type
     arguments: Mapping[str, Any]

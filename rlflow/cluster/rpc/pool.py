@@ -285,8 +285,8 @@ class Pool(Generic[W]):
 
         def merge(answers: list[Payload]) -> Batch:
             parts = [opened(answer) for answer in answers]
-            given = dict(zip(used, map(len, parts), strict=True))
-            check_counts(split, [given.get(rank, 0) for rank in range(len(self))])
+            rows_of = dict(zip(used, map(len, parts), strict=True))
+            check_counts(split, [rows_of.get(rank, 0) for rank in range(len(self))])
             rows = Batch.concat(parts).rows(merge_order([split[rank] for rank in used]))
             return Batch(batch.axis, rows.data)
 
