@@ -131,10 +131,11 @@ def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[
 
 def share_problems(placement: Placement, kind: str, options: Options) -> Iterator[Problem]:
     """Parts of devices of which a run uses none: ``kind`` is what ``--pools`` names, gpu or cpu."""
-    if kind and (found := "gpu" if device_in(options.device) == "cuda" else "cpu") != kind:
-        yield Problem("pool-device", f"--pools shares a {kind} and the ranks compute on a {found}", found=f"--pools {options.pools}",
+    device = "gpu" if device_in(options.device) == "cuda" else "cpu"
+    if kind and device != kind:
+        yield Problem("pool-device", f"--pools shares a {kind} and the ranks compute on a {device}", found=f"--pools {options.pools}",
                       expected=f"parts of a {found}, or --device {'cuda' if kind == 'gpu' else 'cpu'}",
-                      remedy=f"--pools {str(options.pools).replace(f'@{kind}', f'@{found}')}")
+                      remedy=f"--pools {str(options.pools).replace(f'@{kind}', f'@{device}')}")
 
 
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:
