@@ -134,7 +134,7 @@ def share_problems(placement: Placement, kind: str, options: Options) -> Iterato
     device = "gpu" if device_in(options.device) == "cuda" else "cpu"
     if kind and device != kind:
         yield Problem("pool-device", f"--pools shares a {kind} and the ranks compute on a {device}", found=f"--pools {options.pools}",
-                      expected=f"parts of a {found}, or --device {'cuda' if kind == 'gpu' else 'cpu'}",
+                      expected=f"parts of a {device}, or --device {'cuda' if kind == 'gpu' else 'cpu'}",
                       remedy=f"--pools {str(options.pools).replace(f'@{kind}', f'@{device}')}")
 
 
