@@ -41,6 +41,7 @@ import chaos_environments  # noqa: E402
 import chaos_folders  # noqa: E402
 import chaos_processes  # noqa: E402
 import chaos_servers  # noqa: E402
+import chaos_services  # noqa: E402
 import run_faults as faults  # noqa: E402
 import test_bad_days as bad_days  # noqa: E402
 import test_directory as directories  # noqa: E402
@@ -390,7 +391,8 @@ CLASSES: dict[str, Callable[[Place], Counts]] = {
     "NaN and infinities": not_finite,
     "two launches at once": launches,
     "run name leads elsewhere": paths,
-    **{name: counted(outcomes) for beside in (chaos_folders, chaos_processes, chaos_answers, chaos_servers, chaos_environments)
+    **{name: counted(outcomes)
+       for beside in (chaos_folders, chaos_processes, chaos_answers, chaos_servers, chaos_services, chaos_environments)
        for name, outcomes in beside.CLASSES.items()},
 }
 NEED_MOUNT = (disk_full, read_only)

@@ -100,7 +100,8 @@ def test_the_table_of_files_is_what_a_run_leaves(tmp_path: Path, monkeypatch: py
         assert run_command(f"rlflow {command}")[0] == 0
     left = {path.name for path in (tmp_path / "runs" / "one").iterdir()}
     listed = {name.partition("/")[0] for name in first_column("## What a run directory holds")}
-    assert left - {"timeline-1.json"} == listed - {"rewards.txt", "evaluations"}  # where rewards print something, and with models
+    elsewhere = {"rewards.txt", "evaluations", "services", "services.json"}  # where rewards print something, with models, with services
+    assert left - {"timeline-1.json"} == listed - elsewhere
 
 
 def test_the_settings_that_may_change_and_the_defaults_are_those_of_the_source() -> None:

@@ -55,19 +55,22 @@ MAY_IMPORT = {
     "jobs": "algorithms author axis batch columns cluster config data seeds runs training binding maths trace",
     "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
-    "environments": "errors extras author messages data rewards watchdog isolation",
+    "environments": "errors extras author messages data rewards watchdog isolation services.declare",
     "services.declare": "errors author",
-    "services": "services.declare",
+    "services.addresses": "errors services.declare",
+    "services": "errors deadline services.declare services.addresses watch watchdog",
+    "serving": "errors extras pretrained batch columns data rewards environments isolation training binding services.declare",
     "tasks": "",
     "watch": "errors extras process durable logs interfaces isolation",
-    "config": "errors author graph",
+    "config": "errors author graph services.declare services.addresses",
     "binding": "errors extras pretrained columns author axis batch graph trace execution data rewards environments training config",
     "memory.footprint": "errors graph placement config binding rewards memory.sizes",
     "memory.inputs": "errors placement plan passes.residency config binding memory memory.footprint",
     "runs": "errors extras pretrained columns author axis batch graph trace check placement plan passes passes.residency memory "
             "memory.sizes memory.footprint memory.inputs spans "
             "training execution data rewards environments tasks "
-            "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines",
+            "checkpoints watch config binding cluster explain durable logs watchdog seeds own_lines "
+            "services services.declare services.addresses",
     "bench": "errors author graph trace execution config runs watch durable logs watchdog checkpoints",
     "bench.child": "",
     "bench.peers": "",
@@ -76,7 +79,7 @@ MAY_IMPORT = {
     "bench.peers.dispatch": "axis batch bench.peers columns cluster execution runs",  # calls pools, with no flow around the call
     "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check placement explain plan rewards checkpoints watch config binding runs "
-           "memory memory.sizes watchdog bench durable algorithms environments launching",
+           "memory memory.sizes watchdog bench durable algorithms environments services services.declare serving launching",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",

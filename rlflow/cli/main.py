@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from rlflow.cli import serve
 from rlflow.errors import FlowError, PlanError, RunHeld, StageError
 from rlflow.watch import terminal
 from rlflow.watch.command_line import taken
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(serve.app)
 WITH_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 File = Annotated[str, typer.Argument(help="FILE, FILE::flow, or the name of an installed algorithm", show_default=False)]
 

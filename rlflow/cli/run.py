@@ -15,6 +15,7 @@ from rlflow.config.flags import parse_flags, read_toml
 from rlflow.config.folders import check_model_folders
 from rlflow.config.options import Options
 from rlflow.environments.spec import Bounds
+from rlflow.services.declare import ServiceSettings
 from rlflow.trace.arguments import role_names
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ def _run(flow: Flow, flags: dict[str, Any]) -> int:
     config, hp = resolve_config(flow, None, values)
     check_free(Path(config.options.out), config.options.name)
     check_model_folders(values)
-    reporter = make_reporter(quiet, as_json, config.options.track)
+    reporter = make_reporter(quiet, as_json, config.options.track, metrics_port=config.options.metrics_port)
 
     from rlflow.runs.prepare import prepare  # loads backends, which takes seconds
     from rlflow.runs.session import start_run
 
     if uses_packaged(values):
         reporter.note(packaged_note(flow.name, config.values, values))
-    context = prepare(flow, hp, config, reporter.note)
+    context = prepare(flow, hp, config, reporter.note, folder=Path(config.options.out))
     if context.prompts.data.worded:
         reporter.note(context.prompts.data.worded)
     result = start_run(context, reporter)
@@ -102,6 +103,8 @@ def help_text(file: str, flow: Flow) -> str:
               "  max_prompt TOKENS, split NAME  longer prompts are dropped; of a folder with several; other names are the task's", ""]
     lines += ["An environment (--env.NAME, or --ROLE.env.NAME beside --ROLE.env), with the settings of its own class",
               *_described("env.", Bounds), ""]  # fmt: skip
+    lines += ["A service beside the run (--service.NAME COMMAND, or --service.NAME.FIELD); its URL is {NAME} in other flags",
+              *_described("service.NAME.", ServiceSettings), ""]  # fmt: skip
     lines += [f"Each role: {', '.join(role_names(flow, 1))} (--ROLE.NAME; without ROLE: all)",
               "  --ROLE.model FOLDER  --ROLE.trainer BACKEND  --ROLE.generator BACKEND  --ROLE.reward REWARD",
               "  --ROLE.pool POOL  --ROLE.trainer.pool POOL  --ROLE.generator.pool POOL  with --pools: where it runs, whole or by half",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,6 +56,7 @@ class Worker:
         """``address``: the rendezvous of ranks on several machines."""
         guard(sys.stdout, sys.stderr)  # which Ray keeps in files
         remember(setup.config.values)
+        os.environ.update(setup.config.service_variables)
         torch.set_num_threads(setup.threads)
         self.setup = setup
         self.program = setup.program()

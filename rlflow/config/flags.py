@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from rlflow.config.options import Options
 from rlflow.config.sampling import addresses_call, repeatable, sampling_of
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES
+from rlflow.services.addresses import Address
+from rlflow.services.declare import HEAD, Service, in_place, nowhere, split_services
 
 SWITCHES = ("json", "quiet")
 REPEATED = ("data", "eval", "job.secret", "reward", "reward_env", "reward_write", "track")
@@ -152,6 +154,8 @@ class RunConfig:
     judges: tuple[str, ...] = ()  # rewards that judge a set of --eval alone, which are none of those of the options
     # role, or "" for whichever samples → the environment's settings by name, and its class under ""
     environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    services: tuple[Service, ...] = ()  # that the run has, whose URLs stand in everything above but ``values``
+    places: Mapping[str, Address] = field(default_factory=dict)  # service → where it listens; nothing where nothing is to be started
 
     def role(self, name: str) -> RoleConfig:
         """The settings of one role; a setting of its own goes before one for all roles."""
@@ -166,16 +170,29 @@ class RunConfig:
         return self.options.model or next((role["model"] for role in self.roles.values() if "model" in role), None)
 
     @property
+    def service_variables(self) -> dict[str, str]:
+        """The variables of the environment in which rewards and environments find the URLs of services."""
+        return {each.variable: self.places[each.name].url for each in self.services}
+
+    @property
     def judged_by_nothing(self) -> bool:
         """Whether scores are made up: the null backend's own, where no reward is named."""
         return self.options.backend == NULL and not self.options.reward
 
 
-def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any = None) -> RunConfig:
-    """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults. Raises PlanError for names that
+def sort_values(
+    values: Mapping[str, Any], roles: Iterable[str], settings: Any = None, urls: Callable[[Sequence[Service]], Mapping[str, str]] = nowhere
+) -> RunConfig:
+    """Sort a flat mapping of names by what they belong to. ``settings``: the flow's own, at their defaults; ``urls``: gives the URLs of
+    services by name, which settings of environments get in their own processes (``from_environment``). Raises PlanError for names that
     belong to nothing; names of backends' settings are judged where their backends are known (``setting_problems``)."""
-    own = {f.name for f in fields(Options)}
+    written = values
     roles = list(roles)
+    services, values = split_services(values)
+    if services:
+        there = urls(services)
+        values = {name: value if _of_environment(name, roles) else in_place(value, there) for name, value in values.items()}
+    own = {f.name for f in fields(Options)}
     options: dict[str, Any] = {}
     hp, data, every = {}, {}, {}
     by_role: dict[str, dict[str, Any]] = {}
@@ -211,8 +228,9 @@ def sort_values(values: Mapping[str, Any], roles: Iterable[str], settings: Any =
     rewards, judges = sort_rewards(options)
     if judges:
         options["reward"] = rewards
-    return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(values),
-                     tuple(f.name for f in fields(settings)) if is_dataclass(settings) else (), sampling, judges, environments)  # fmt: skip
+    names = tuple(f.name for f in fields(settings)) if is_dataclass(settings) else ()
+    return RunConfig(override(Options(), options, ""), hp, data, by_role, every, dict(written), names, sampling, judges, environments,
+                     services)  # fmt: skip
 
 
 def _of_environment(name: str, roles: Iterable[str]) -> tuple[str, str] | None:
@@ -247,7 +265,7 @@ def pool_flag_problems(roles: Iterable[str], config: RunConfig) -> list[Problem]
 
 
 def _nowhere(name: str, head: str, roles: list[str]) -> Problem:
-    known = ["hp", "data", *roles]
+    known = ["hp", "data", HEAD, *roles]
     return Problem("unknown-flag", f"--{name} belongs to nothing in this flow", found=head,
                    expected=f"one of {listed(known)} before the dot", nearest=nearest(head, known),
                    remedy="see --help for all flags of this flow")

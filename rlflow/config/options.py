@@ -37,6 +37,7 @@ class Options:
     max_mismatch: Annotated[float, Gt(1)] = 1.05  # factor by which trainer and sampler may differ on a token before the run warns
     canary: Annotated[int, Ge(0)] = 1  # compare trainer and generator of two backends on fixed tokens every N iterations; 0: never
     max_bad: Annotated[int, Ge(0)] = 3  # stop after N iterations in a row in which an update took no finite step; 0: never
+    metrics_port: Annotated[int, Ge(1), Le(65535)] | None = None  # serve the run's numbers to Prometheus at this port of loopback
     track: tuple[str, ...] = ()  # tensorboard, wandb, mlflow; several: repeat the flag
     seed: int = 0  # every draw is derived from it
     out: str = "runs"  # folder that holds run directories

@@ -23,6 +23,7 @@ from rlflow.messages import is_messages
 from rlflow.rewards import frames, values
 from rlflow.rewards.scorers import user_module
 from rlflow.rewards.worker import begun, line_of
+from rlflow.services.declare import from_environment
 from rlflow.watchdog import kin
 
 LONGEST = 1 << 17  # characters that an environment may say in a turn
@@ -75,7 +76,8 @@ class EnvironmentWorker:
     def _load(self, packed: Mapping[str, Any]) -> dict[str, Any]:
         try:
             kind = getattr(user_module(packed["file"], packed["source"], packed["module"]), packed["class"])
-            settings = {name: Path(value) if name in packed["paths"] else value for name, value in packed["settings"].items()}
+            settings = {name: Path(value) if name in packed["paths"] else from_environment(value)
+                        for name, value in packed["settings"].items()}  # fmt: skip
             self._make, self._later = lambda: kind(**settings), packed["later"]
         except BaseException as error:  # a user's file may raise anything, SystemExit included
             return {"failed": values.message(error), "line": line_of(error, packed["file"])}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "LANG", "LANGUAGE", "TZ", "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER")  # fmt: skip
-BEGINNINGS, ENDINGS = ("LC_",), ("_NUM_THREADS",)
+BEGINNINGS, ENDINGS = ("LC_", "RLFLOW_SERVICE_"), ("_NUM_THREADS",)  # URLs of the run's services too
 
 
 def environment(folder: str, extra: Iterable[str] = ()) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import threading
 from collections import Counter
@@ -142,9 +143,15 @@ class RemoteReward:
                 self._open.discard(connected)
 
 
+def headers() -> dict[str, str]:
+    """The headers of a request: with the token of `rlflow serve`, where this process has one in RLFLOW_SERVE_TOKEN."""
+    token = os.environ.get("RLFLOW_SERVE_TOKEN")
+    return {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+
+
 def _asked(connection: http.client.HTTPConnection, path: str, question: bytes) -> bytes:
     """The body of the answer. Raises Missing for one that is no success."""
-    connection.request("POST", path or "/", question, {"Content-Type": "application/json"})
+    connection.request("POST", path or "/", question, headers())
     response = connection.getresponse()
     body = response.read(ANSWER + 1)
     if response.status != http.client.OK:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,8 @@ from rlflow.runs.directory import check_free
 from rlflow.runs.packaged import packaged, uses_packaged
 from rlflow.runs.prepare import prepare
 from rlflow.runs.session import start_run
+from rlflow.services.addresses import Address, addresses
+from rlflow.services.declare import Service
 from rlflow.trace.arguments import role_names
 from rlflow.watch.reporter import make_reporter
 from rlflow.watch.secrets import remember
@@ -35,8 +38,8 @@ def run(flow: Flow | str, hp: Any = None, *, quiet: bool = True, **keywords: Any
     flow = load_flow(flow) if isinstance(flow, str) else flow
     config, hp = resolve_config(flow, hp, flat(keywords))
     check_free(Path(config.options.out), config.options.name)
-    reporter = make_reporter(quiet, track=config.options.track)
-    return start_run(prepare(flow, hp, config, reporter.note), reporter)
+    reporter = make_reporter(quiet, track=config.options.track, metrics_port=config.options.metrics_port)
+    return start_run(prepare(flow, hp, config, reporter.note, folder=Path(config.options.out)), reporter)
 
 
 def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_beneath: bool = True) -> tuple[RunConfig, Any]:
@@ -55,7 +58,14 @@ def resolve_config(flow: Flow, hp: Any, values: Mapping[str, Any], packaged_bene
             beneath = {name: value for name, value in beneath.items() if not name.startswith("hp.")}
         values = {**suitable_values(flow, names, beneath), **values}
     values = {name: tuple(map(named_reward, value)) if name == "reward" else value for name, value in values.items()}
-    config = sort_values({name: value for name, value in values.items() if name not in ("json", "quiet")}, names, flow.parameters.hp)
+    places: dict[str, Address] = {}
+
+    def urls(services: Sequence[Service]) -> dict[str, str]:
+        places.update(addresses(services))
+        return {name: place.url for name, place in places.items()}
+
+    written = {name: value for name, value in values.items() if name not in ("json", "quiet")}
+    config = replace(sort_values(written, names, flow.parameters.hp, urls), places=places)
     hp = hp if hp is not None else flow.parameters.hp
     if hp is None and config.hp:
         raise PlanError.of("unknown-setting", f"flow '{flow.name}' has no settings", place=flow.place, found=", ".join(config.hp),

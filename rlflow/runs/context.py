@@ -19,6 +19,7 @@ from rlflow.runs.canary import Canary
 from rlflow.runs.depends import Dependencies
 from rlflow.runs.evaluate import Accuracy, Evaluation, FlowEvaluation
 from rlflow.runs.recovery import Workers
+from rlflow.services.running import Services
 from rlflow.watchdog.beside import Watchdog
 
 
@@ -55,12 +56,14 @@ class RunContext:
     workers: Workers | None = None  # of pools, as far as recovery is concerned
     canary: Canary | None = None  # compares trainer and generator on fixed tokens
     heard_by: Callable[[Callable[[bytes], object]], object] = lambda hear: None  # hands on what rewards print
+    services: Services = field(default_factory=lambda: Services((), {}, {}, Path(), ""))  # processes beside the run
 
     def close(self) -> None:
         """End everything that was started."""
         try:
             self.stop()
         finally:
+            self.services.close()
             self.watchdog.close()
 
 

@@ -55,6 +55,7 @@ from rlflow.memory.mover import MemoryMover
 from rlflow.plan import Plan
 from rlflow.rewards.process import in_worker
 from rlflow.rewards.spec import readers
+from rlflow.runs.beside import reserved_gpus, services_of
 from rlflow.runs.canary import canary
 from rlflow.runs.context import RunContext, Runtime
 from rlflow.runs.depends import Dependencies, Sources, find_dependencies, named_rewards, unreadable
@@ -70,6 +71,7 @@ from rlflow.runs.planning import (
 )
 from rlflow.runs.screening import screen_records
 from rlflow.runs.trust import FILE_DIGEST, digest_of
+from rlflow.services.running import Services
 from rlflow.trace.compile import Program, TraceOptions, reads_prompt_id, trace, used_nodes
 from rlflow.watch.reporter import Quiet
 from rlflow.watch.secrets import redacted, telling
@@ -88,16 +90,17 @@ def accept(graph: Graph, dependencies: Dependencies) -> Dependencies:
 
 def prepare(
     flow: Flow, hp: Any, config: RunConfig, note: Callable[[str], None] = QUIET.note, judge: Judge | None = accept, begun: bool = False,
-    data: Dataset | None = None,
+    data: Dataset | None = None, folder: Path | None = None,
 ) -> RunContext:
     """Make everything that a run needs. ``note`` is told what takes long. ``judge`` is shown the graph and what the run depends on before
     any model is loaded, and may add digests that it knows; None where nothing will go on with the run. ``begun``: whether the run has begun
-    before, so that no record stops it. ``data``: in place of those that are named. Raises FlowError and PlanError, and what ``judge``
-    raises."""
+    before, so that no record stops it. ``data``: in place of those that are named. ``folder``: as of ``services_of``. Raises FlowError and
+    PlanError, and what ``judge`` raises."""
     if in_worker():
         raise PlanError.of("run-in-worker", "a reward's file starts a run when it is imported", found="a run inside a reward process",
                            expected="a file that only defines", remedy='put the run under: if __name__ == "__main__":')
     options = config.options
+    gpus = reserved_gpus(config)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     specs = environments_of(config.environments)
     report = check(flow, hp, first_options(options, config.sampling, specs), with_variants=False)
@@ -121,6 +124,7 @@ def prepare(
     for line in filter(None, (data.recognised, *placed.rewards.forms())):
         note(line)
     rewards, watchdog = bound.Rewards(placed.rewards, data, options, config.tokenizer_folder), Watchdog.start()
+    services = services_of(config, gpus, folder, watchdog, note)
     try:
         traced_with = trace_options(options, config.sampling, data, rewards, specs)
         program = compile_with_data(flow, hp, traced_with, note)
@@ -134,9 +138,10 @@ def prepare(
         held_out = HeldOut(kept_out, {name: replace(each, encoder=with_tools(each, tools)) for name, each in sets.items()})
         for line in amounts(prompts.data, options.prompts):
             note(line)
-        return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge, traced_with)
+        return _assemble(program, placed, config, prompts, held_out, rewards, watchdog, note, judge, traced_with, services)
     except BaseException:
         rewards.close()
+        services.close()
         watchdog.close()
         raise
 
@@ -188,7 +193,7 @@ def trace_options(
 
 def _assemble(
     program: Program, placed: PlacedRoles, config: RunConfig, prompts: Prompts, held_out: HeldOut, rewards: bound.Rewards,
-    watchdog: Watchdog, note: Callable[[str], None], judge: Judge | None, traced_with: TraceOptions,
+    watchdog: Watchdog, note: Callable[[str], None], judge: Judge | None, traced_with: TraceOptions, services: Services,
 ) -> RunContext:
     graph, options, training, roles = program.graph, config.options, prompts.data, placed.roles
     sets = held_out.judged(rewards) if graph.evaluation is None else ()
@@ -205,6 +210,7 @@ def _assemble(
             note(f"{folder} names Python code of its own, which is not run: {listed(code)}")
     asked = asking(graph, roles, config, traced_with.environments)
     single_rank(traced_with.environments, graph, {name: role.generator.can.tensor for name, role in roles.items()})
+    services.start()  # they get ready while models are loaded
     updates = {name: expected_steps(graph, role.use, options.prompts, options.iterations) for name, role in roles.items()}
     if options.pools:
         from rlflow.runs import pools  # needs Ray
@@ -233,10 +239,11 @@ def _assemble(
 
     runtime.engine.sampling, runtime.engine.iterations = config.sampling, options.iterations
     executor = Executor(runtime.engine, runtime.lanes)
+    services.ready()
     return RunContext(runtime.plan, runtime.engine, executor, prompts, options,
                       _evaluation(runtime.plan, placed, executor, held_out, sets), recorded_settings(program, config), files, inputs,
                       reasons, stop, watchdog, runtime.ahead, runtime.workers,
-                      canary(roles, runtime.engine, training, options), heard_by)  # fmt: skip
+                      canary(roles, runtime.engine, training, options), heard_by, services)  # fmt: skip
 
 
 def _evaluation(

@@ -30,12 +30,13 @@ from rlflow.runs.inputs import other_inputs, same_inputs
 from rlflow.runs.prepare import Judge, prepare
 from rlflow.runs.session import continue_run, new_folder
 from rlflow.runs.trust import check_trusted
+from rlflow.services.declare import HEAD, command_from, may_change
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 
-MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "reward_timeout", "reward_workers", "reward_env", "reward_write",
-              "reward_network", "reward_memory", "unsafe_scorers", "max_missing", "max_mismatch", "canary", "max_bad", "heartbeat",
-              "load_timeout", "wait_for_nodes", "commit_every", "interface", "insecure", "memory")
+MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "metrics_port", "reward_timeout", "reward_workers", "reward_env",
+              "reward_write", "reward_network", "reward_memory", "unsafe_scorers", "max_missing", "max_mismatch", "canary", "max_bad",
+              "heartbeat", "load_timeout", "wait_for_nodes", "commit_every", "interface", "insecure", "memory")
 PATHS = ("model", "data", "eval", "reward", "env")  # settings that may be paths, of the run and of a role
 
 
@@ -45,14 +46,15 @@ def resume(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: 
     reward or other settings changed, RunHeld where it runs."""
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
-    refused = [flag for flag in changes if flag not in MAY_CHANGE and flag not in masked_values(saved)]
+    refused = [flag for flag in changes if flag not in MAY_CHANGE and flag not in masked_values(saved)
+               and not may_change(flag, changes[flag], saved["values"])]
     if refused:
         raise PlanError.of("resume-setting", f"a resumed run keeps its settings, but --{refused[0]} is given", found=listed(refused),
-                           expected=f"changes to {listed(MAY_CHANGE)} only",
+                           expected=f"changes to {listed(MAY_CHANGE, 32)} and of services to all but their commands",
                            remedy="rlflow resume RUN --fork … starts a new run with others")
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
     with Lock(folder):
-        context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter))
+        context = prepare_again(saved, changes, reporter, partial(same_run, folder, name, saved, reporter), folder)
         try:
             start = restore_checkpoint(newest(folder, reporter), context, reporter)
             _something_left(folder, name, start, context, reporter)
@@ -67,7 +69,7 @@ def fork(folder: Path, changes: Mapping[str, Any], reporter: Reporter, trust: bo
     name, folder = shown(folder.absolute()), folder.absolute()
     saved = read_settings(folder)
     check_trusted(folder, saved, unchanged_settings(saved, changes), trust, reporter)
-    context = prepare_again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter))
+    context = prepare_again(saved, {"name": None, **changes}, reporter, partial(other_inputs, folder, reporter), folder.parent)
     try:
         start = restore_checkpoint(newest(folder, reporter), context, reporter)
         if not _same_evaluation(saved, context.options):
@@ -128,9 +130,10 @@ def masked_values(saved: Mapping[str, Any]) -> list[str]:
 
 
 def prepare_again(
-    saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Reporter, judge: Judge | None = None
+    saved: Mapping[str, Any], changes: Mapping[str, Any], reporter: Reporter, judge: Judge | None = None,
+    beside: Path | None = None,
 ) -> RunContext:
-    """Prepare a run as it was, with changes. Raises FlowError and PlanError."""
+    """Prepare a run as it was, with changes. ``beside``: as ``folder`` of ``prepare``. Raises FlowError and PlanError."""
     flow = load_flow(f"{saved['file']}::{saved['flow']}")
     missing = [name for name in masked_values(saved) if name not in changes]
     if missing:
@@ -140,13 +143,14 @@ def prepare_again(
     if not changes.get("pools", "as before"):
         recorded = {name: value for name, value in recorded.items() if not _of_pools(name)}
     config, hp = resolve_config(flow, None, {**recorded, **changes}, packaged_beneath=False)
-    return prepare(flow, hp, config, reporter.note, judge, begun=True)
+    return prepare(flow, hp, config, reporter.note, judge, begun=True, folder=beside)
 
 
 def anchor_paths(recorded: Mapping[str, Any], start: object) -> dict[str, Any]:
     """The settings, of which relative paths that lead nowhere from here lead from where the run was started."""
     if not isinstance(start, str):
         return dict(recorded)
+    recorded = {name: command_from(value, start) if name.startswith(f"{HEAD}.") else value for name, value in recorded.items()}
     paths = {name for name in recorded if not name.startswith(("hp.", "data."))
              and (name.rpartition(".")[2] in PATHS or "env" in name.split(".")[:-1])}  # an environment's settings may be paths
     anchored = {name: _anchored_data if name in ("data", "eval") else _anchored for name in paths}

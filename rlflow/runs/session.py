@@ -65,9 +65,13 @@ def continue_run(context: RunContext, folder: Path, reporter: Reporter, start: R
 
     signals = StopSignals(ask, context.watchdog.signals)
     try:
+        context.services.settle(folder)
         with terminal.steady(), signals:
-            return _continue(context, folder, reporter, start, signals)
+            result = _continue(context, folder, reporter, start, signals)
+        context.services.close(ended_well=True)
+        return result
     finally:
+        context.services.close()
         context.watchdog.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,24 +18,26 @@ from rlflow.errors import PlanError
 from rlflow.rewards.spec import parse_reward
 from rlflow.runs import identity
 from rlflow.runs.modules import meaning
+from rlflow.services.declare import HEAD, URLS
 from rlflow.watch.reporter import Reporter
 from rlflow.watch.secrets import MASK
 from rlflow.watchdog import private
 
 FILE_DIGEST = "file_sha256"  # of settings.json: what the flow's file said when the run was started
 REWARDS, ENVIRONMENTS = ("reward",), ("env",)  # settings, of the run or of a role, that may name Python files
+SERVE = ["rlflow", "serve"]
 BACKENDS = ("backend", "trainer", "generator")  # likewise
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """A file that would be executed, and why nothing vouches for it. Prints as a line."""
+    """A file or a service's command that would be executed, and why nothing vouches for it. Prints as a line."""
 
-    file: Path
+    what: Path | str
     why: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.why}"
+        return f"{self.what}: {self.why}"
 
 
 def check_trusted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any], trust: bool, reporter: Reporter) -> None:
@@ -56,6 +59,17 @@ def doubted(folder: Path, saved: Mapping[str, Any], values: Mapping[str, Any]) -
     for file in dict.fromkeys(named_files(saved, values)):
         if why := _doubt(file, folder.resolve(), saved.get("started_in"), recorded):
             yield Doubt(file, why)
+    for command in commands(values):
+        yield Doubt(command, "a service's command, which only you can vouch for: read it, or give the same command again")
+
+
+def commands(values: Mapping[str, Any]) -> Iterator[str]:
+    """The commands of services among the settings, but for those of `rlflow serve`, which executes what ``named_files`` gives alone."""
+    for name, value in values.items():
+        head, _, rest = name.partition(".")
+        commands = head == HEAD and rest.partition(".")[2] in ("", "run") and isinstance(value, str) and not value.startswith(URLS)
+        if commands and shlex.split(value)[:2] != SERVE:
+            yield value
 
 
 def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Path]:
@@ -73,6 +87,9 @@ def named_files(saved: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator
                 yield Path(reward.path).resolve()
             if last in ENVIRONMENTS and ".py:" in each:
                 yield Path(os.path.expanduser(each).rpartition(":")[0]).resolve()
+            if name.startswith(f"{HEAD}.") and each.startswith("rlflow serve "):
+                named = (word.partition(".py:")[0] + ".py" for word in shlex.split(each) if ".py:" in word)
+                yield from (Path(os.path.expanduser(file)).resolve() for file in named)
             if last in BACKENDS and each not in SHIPPED:
                 yield from _module_files(each, flow.parent)
 

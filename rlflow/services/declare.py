@@ -8,6 +8,7 @@ services itself, and a job on a cluster, where each is a task of its own.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -24,6 +25,7 @@ HEAD = "service"  # begins the flags: --service.NAME, --service.NAME.wait
 VARIABLE = "RLFLOW_SERVICE_"  # begins the variables in which rewards and environments find URLs
 PORT = "PORT"  # the variable in which a service finds its port, beside {port} in its command
 NAME = re.compile(r"[A-Za-z]\w*")
+URLS = ("http://", "https://")  # begin the URL of a service that others run
 RESERVED = ("port", "prompt")  # what {port} and --data.template's {prompt} mean elsewhere
 BRACED = re.compile(r"\{(\w+)\}")
 BEGINS_BRACED = re.compile(r"\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
@@ -31,7 +33,7 @@ BEGINS_BRACED = re.compile(r"\{(\w+)\}(?:/.*|:[\d.]+)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """What is said of a service. Every field is a flag, --service.NAME.FIELD, and a key of [service.NAME]; its comment is its help."""
+    """The settings of a service. Every field is a flag, --service.NAME.FIELD, and a key of [service.NAME]; its comment is its help."""
 
     run: str = ""  # its command, in which {port} is its port; or the URL of a service that others run, which is waited for only
     health: str = "/health"  # path that answers with status 200 once it serves; empty: it serves once it takes connections
@@ -51,7 +53,7 @@ class Service(ServiceSettings):
     @property
     def external(self) -> bool:
         """Whether others run it: its ``run`` is a URL."""
-        return self.run.startswith(("http://", "https://"))
+        return self.run.startswith(URLS)
 
     @property
     def variable(self) -> str:
@@ -87,7 +89,8 @@ def split_services(values: Mapping[str, Any]) -> tuple[tuple[Service, ...], dict
             services.append(_service(name, settings))
         except PlanError as error:
             problems += error.problems
-    problems += [*_alike(written), *_unknown(others, written), *(problem for each in services for problem in _commands(each, written))]
+    problems += [*_alike(written), *_unknown(others, written), *_of_flow(others, written)]
+    problems += [problem for each in services for problem in _commands(each, written)]
     if problems:
         raise PlanError(*problems)
     return tuple(services), others
@@ -100,6 +103,45 @@ def in_place(value: Any, urls: Mapping[str, str]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(in_place(each, urls) for each in value)
     return value
+
+
+def from_environment(value: Any) -> Any:
+    """A value with the URLs in place that this process's environment has of services. Settings of environments get theirs so, since a
+    flow's graph has them and must not differ from one start of a run to the next."""
+    return in_place(value, _FromEnvironment())
+
+
+class _FromEnvironment(dict[str, str]):
+    """The URLs of services by name, as variables of the environment have them."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The URL of a service; ``default`` for any other name."""
+        return os.environ.get(VARIABLE + name.upper(), default)
+
+
+def may_change(flag: str, value: Any, recorded: Mapping[str, Any]) -> bool:
+    """Whether a flag may be given to a run that goes on: of its services what does not decide on their answers, the same command again, and
+    another URL in place of a URL. ``recorded``: the flags with which the run was started."""
+    head, _, rest = flag.partition(".")
+    name, _, setting = rest.partition(".")
+    before = next((recorded[each] for each in (f"{HEAD}.{name}", f"{HEAD}.{name}.run") if each in recorded), None)
+    if head != HEAD or before is None:
+        return False
+    return setting not in ("", "run") or value == before or all(str(each).startswith(URLS) for each in (value, before))
+
+
+def command_from(value: Any, start: str) -> Any:
+    """A service's command in which relative paths that lead nowhere from here, but do from the folder ``start``, lead from there."""
+    words = shlex.split(value) if isinstance(value, str) and not value.startswith(URLS) else []
+    moved = [_moved(word, start) for word in words]
+    return shlex.join(moved) if moved != words else value
+
+
+def _moved(word: str, start: str) -> str:
+    path, function, rest = word.partition(".py:")  # as --reward FILE.py:function has it
+    whole = path + ".py" if function else path
+    lost = not os.path.isabs(whole) and not os.path.exists(whole) and os.path.exists(os.path.join(start, whole))
+    return os.path.join(start, word) if lost else word
 
 
 def nowhere(services: Iterable[Service]) -> dict[str, str]:
@@ -124,7 +166,7 @@ def _service(name: str, settings: Mapping[str, Any]) -> Service:
 
 def _check_run(service: Service) -> None:
     """Raises PlanError for a service without a command, one whose quotes do not end, and a URL that cannot be asked."""
-    flag, given = f"--{HEAD}.{service.name}", [entry.name for entry in dataclasses.fields(ServiceSettings) if entry.name != "run"]
+    flag, others = f"--{HEAD}.{service.name}", [entry.name for entry in dataclasses.fields(ServiceSettings) if entry.name != "run"]
     try:
         words = service.words
     except ValueError as error:
@@ -132,7 +174,7 @@ def _check_run(service: Service) -> None:
                            expected=f"words as a shell reads them ({error})", remedy="close the quotes") from None
     if not words:
         raise PlanError.of("service-run", f"service '{service.name}' has no command", found=f"no {flag}", nearest=None,
-                           expected=f"a command or a URL; {listed(given)} say more of it",
+                           expected=f"a command or a URL; {listed(others)} say more of it",
                            remedy=f'{flag} "rlflow serve retrieve corpus.jsonl", or run = "…" in [{HEAD}.{service.name}]')
     if service.external and (len(words) > 1 or not _askable(service.run)):
         raise PlanError.of("service-url", f"the URL of service '{service.name}' cannot be asked", expected="http://HOST:PORT, without a "
@@ -169,6 +211,15 @@ def _unknown(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
                     expected=f"one of {listed(f'{{{name}}}' for name in names)}" if names else f"a service: --{HEAD}.{match[1]} COMMAND",
                     nearest=nearest(match[1], names), remedy=f"declare it: --{HEAD}.{match[1]} COMMAND, or [{HEAD}.{match[1]}]")
             for flag, text in texts if (match := BEGINS_BRACED.fullmatch(text)) and match[1] not in names]  # fmt: skip
+
+
+def _of_flow(values: Mapping[str, Any], names: Iterable[str]) -> list[Problem]:
+    """Settings of the flow with a URL in them: its graph would differ at each start."""
+    return [Problem("service-hp", f"--{flag} has the URL of a service in it, and is part of the flow's graph", found=str(value),
+                    expected="a graph that is the same when the run goes on, and so no URL in it",
+                    remedy=f'read it in the stage that asks: os.environ["{VARIABLE}{name.upper()}"]')
+            for flag, value in values.items() if flag.startswith("hp.") and isinstance(value, str)
+            for name in BRACED.findall(value) if name in names]  # fmt: skip
 
 
 def _commands(service: Service, names: Iterable[str]) -> list[Problem]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rlflow import durable
 from rlflow.errors import listed, printable
+from rlflow.watch import served
 from rlflow.watch.chart import ALONE, chart
 from rlflow.watch.choosing import ListedRun
 from rlflow.watch.frame import OWN, Frame, figures, spoken
@@ -34,7 +35,7 @@ PARTS = 4  # most files of a model folder that are listed
 WORDS = 3  # last lines of bounds.txt, which say in words what bounded the run
 FILES = {
     "settings.json": "what it ran with", "identity.json": "what it depends on", "graph.txt": "one iteration",
-    "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print",
+    "metrics.jsonl": "all numbers", "samples.jsonl": "samples", "rewards.txt": "what rewards print", "services": "what services print",
     "answers.jsonl": "held-out answers before and after", "evaluations": "all held-out answers",
     "timeline.json": "times, for ui.perfetto.dev",
     "bounds.txt": "what bounded it", "bounds.json": "the same for tools", "weights.json": "what a sync moves", "final": "trained models",
@@ -91,7 +92,7 @@ def story(folder: Path) -> list[RenderableType]:
     problems += [f"metrics.jsonl: {history.damaged} lines cannot be read"] if history.damaged else []
     parts = [head, *(plain(line) for line in problems), settings(folder), learning(history), *curves(run), last(summary, folder),
              last_episode(folder)]
-    return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), files(folder)] if part is not None]
+    return [part for part in [*parts, bounds(folder), notes(folder), depends(folder), services(folder), files(folder)] if part is not None]
 
 
 def settings(folder: Path) -> RenderableType | None:
@@ -209,6 +210,12 @@ def notes(folder: Path) -> RenderableType | None:
         return None
     omitted = [f"… {len(lines) - 10} more in {NOTES}"] if len(lines) > 10 else []
     return plain("\n".join([*omitted, *lines[-10:]])) if lines else None
+
+
+def services(folder: Path) -> RenderableType | None:
+    """The services of the run, where it has any."""
+    lines = list(served.lines(folder))
+    return plain("\n".join(["services", *(f"  {line}" for line in lines)])) if lines else None
 
 
 def files(folder: Path) -> RenderableType:

@@ -19,6 +19,8 @@ ELSEWHERE = [  # (modules, the tests that judge them, why they have none of thei
     ("rlflow/data/records rlflow/data/rendering", "tests/data", "parts of a data set, which is judged whole"),
     ("rlflow/execution/surplus", "tests/runs/test_repeats.py", "what a repeat keeps for the next iteration"),
     ("rlflow/explain/layouts rlflow/explain/waves", "tests/explain/test_explanation.py", "parts of one explanation"),
+    ("rlflow/services/health rlflow/services/process rlflow/services/recipes", "tests/services/test_running.py", "what real services need"),
+    ("rlflow/serving/vectors", "tests/serving/test_retrieve.py", "ranks what the server answers"),
     ("rlflow/reshard/mailbox", "tests/cluster/weights/test_endpoints.py", "messages between the two ends of a transfer"),
     ("rlflow/reshard/verify", "tests/reshard/test_execute.py", "digests that a transfer compares"),
     ("rlflow/rewards/alone rlflow/rewards/hints rlflow/rewards/worker",

@@ -1,6 +1,7 @@
-"""Runs the code on standard input in this process, which can only compute.
+"""Runs code in this process, which can only compute.
 
-Run as ``python -m rlflow.environments.shipped.sandbox FOLDER MEGABYTES``.
+Run as ``python -m rlflow.environments.shipped.sandbox FOLDER MEGABYTES [FILE]``. With a file the code is in that, and standard input is the
+code's own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import resource
 import sys
 import traceback
+from pathlib import Path
 
 from rlflow.isolation import limits, walls
 from rlflow.watchdog import kin
@@ -18,7 +20,7 @@ def main() -> None:
     """Put up the walls, read the code, run it."""
     kin.die_with(os.getppid())
     folder, megabytes = sys.argv[1], int(sys.argv[2])
-    code = sys.stdin.read()
+    code = Path(sys.argv[3]).read_text() if sys.argv[3:] else sys.stdin.read()
     limits.take({resource.RLIMIT_DATA: megabytes << 20})
     walls.around_scorers(folder)
     walls.around_answers()

@@ -1,45 +1,52 @@
 """`--env search`: the model searches a corpus between its thoughts, as Search-R1 (Jin et al. 2025, arXiv:2503.09516) has it.
 
 ``<search>query</search>`` is answered with ``<information>passages</information>``; ``<answer>text</answer>`` ends the episode. The corpus
-is a JSON Lines file with the field ``text`` and, if wanted, ``title``; BM25 ranks it, in the process of the environment, by bm25s.
+is a JSON Lines file with the field ``text`` and, if wanted, ``title``, which BM25 ranks in the process of the environment; or a server
+that ranks passages is asked, such as `rlflow serve retrieve`.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import re
+import urllib.request
 from pathlib import Path
-from typing import Any
 
 from rlflow.author.turn import Turn
-from rlflow.extras import require
+from rlflow.environments.shipped.passages import BM25, Passages
 
 ASKED = re.compile(r"<search>(.*?)</search>", re.DOTALL)
 ANSWERED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class Corpus:
-    """Passages, ranked by BM25 (Robertson and Zaragoza 2009)."""
+    """Passages of a file, ranked by BM25."""
 
     def __init__(self, file: Path) -> None:
-        self.bm25s: Any = require("bm25s", extra="search")
-        self.passages = [_passage(json.loads(line)) for line in file.read_text("utf-8").splitlines() if line.strip()]
-        self.index = self.bm25s.BM25()
-        self.index.index(self.bm25s.tokenize(self.passages, show_progress=False), show_progress=False)
+        self.passages = Passages.of(file).texts
+        self.index = BM25(self.passages)
 
     def best(self, query: str, count: int) -> list[str]:
         """The passages that fit a query best, the best one first; none for a query without words."""
-        tokens = self.bm25s.tokenize(query, show_progress=False, return_ids=False)
-        if not tokens or not tokens[0]:
-            return []
-        places, scores = self.index.retrieve(tokens, k=min(count, len(self.passages)), show_progress=False)
-        return [self.passages[place] for place, score in zip(places[0].tolist(), scores[0].tolist(), strict=True) if score > 0]
+        return [self.passages[number] for number, _ in self.index.ranked(query, count)]
 
 
-def _passage(record: dict[str, Any]) -> str:
-    title = str(record.get("title") or "")
-    return f"{title}: {record['text']}" if title else str(record["text"])
+class Retriever:
+    """A server that ranks passages, such as `rlflow serve retrieve`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def best(self, query: str, count: int) -> list[str]:
+        """The passages that fit a query best, the best one first. Raises OSError and ValueError for a server that fails."""
+        token = os.environ.get("RLFLOW_SERVE_TOKEN")
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        asked = json.dumps({"queries": [query], "topk": count, "return_scores": True}).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url, asked, headers)) as answer:
+            (documents,) = json.load(answer)["result"]
+        return [str(each["document"]["contents"]) for each in documents]
 
 
 @functools.lru_cache(maxsize=4)
@@ -51,9 +58,16 @@ def corpus_of(file: Path) -> Corpus:
 class Search:
     """Answers searches. The answer is judged by the run's rewards, such as `task`, which read what stands between the tags."""
 
-    def __init__(self, *, corpus: Path, topk: int = 3, opens: str = " <information>", closes: str = "</information> ") -> None:
-        """corpus: the file of passages. topk: passages that a search gives. opens, closes: what stands around them."""
-        self.corpus, self.topk, self.opens, self.closes = corpus_of(corpus), topk, opens, closes
+    def __init__(
+        self, *, corpus: Path | None = None, retriever: str = "", topk: int = 3, opens: str = " <information>",
+        closes: str = "</information> ",
+    ) -> None:
+        """corpus: the file of passages. retriever: in its place the URL of a server, such as {search}/retrieve. topk: passages that a
+        search gives. opens, closes: what stands around them."""
+        if (corpus is None) == (not retriever):
+            raise ValueError("search needs either --env.corpus FILE or --env.retriever URL")
+        self.corpus: Corpus | Retriever = Retriever(retriever) if corpus is None else corpus_of(corpus)
+        self.topk, self.opens, self.closes = topk, opens, closes
         self.searches = 0
 
     def step(self, text: str) -> Turn:

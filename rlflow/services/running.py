@@ -1,0 +1,179 @@
+"""The services of a run, from their start to their end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rlflow.deadline import LOOK
+from rlflow.errors import PlanError, Problem
+from rlflow.services.addresses import Address
+from rlflow.services.declare import HEAD, PORT, Service
+from rlflow.services.health import unhealthy
+from rlflow.services.member import PROBE, Member, Note
+from rlflow.services.process import GRACE, last_lines
+from rlflow.services.recipes import recipes
+from rlflow.watch import served
+from rlflow.watch.secrets import masked
+from rlflow.watch.served import ServedProcess
+
+Gpus = Mapping[str, Sequence[Sequence[str]]]  # service → the GPUs of each of its processes
+
+
+class Services:
+    """Starts services, waits for them, keeps them up, and ends those that it has started."""
+
+    def __init__(
+        self, services: Sequence[Service], places: Mapping[str, Address], gpus: Gpus, logs: Path, run: str, note: Note = lambda text: None
+    ) -> None:
+        """places: service → its address; logs: the folder for what they print, which is made, and removed in the end unless ``settle``
+        moves what is in it; run: the name of the run in the mark of its processes."""
+        self.services, self._places, self._logs, self._note = tuple(services), places, logs, note
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._folder: Path | None = None  # the run's, once it is there
+        urls = {name: place.url for name, place in places.items()}
+        self._variables = {each.variable: urls[each.name] for each in services}
+        self._before = {name: os.environ.get(name) for name in self._variables}
+        self.members = [Member(recipe, logs / f"{recipe.name}.log", run, note, self._show)
+                        for each in services if not each.external
+                        for recipe in recipes(each, places[each.name], urls, gpus.get(each.name, ()), self._variables)]  # fmt: skip
+
+    def start(self) -> None:
+        """Start all processes, and let rewards and environments find them. Raises PlanError for a command that cannot be started; then none
+        is left."""
+        os.environ.update(self._variables)
+        try:
+            if self.members:
+                self._logs.mkdir(parents=True)
+            for member in self.members:
+                _start(member)
+        except BaseException:
+            self.close()
+            raise
+
+    def ready(self) -> None:
+        """Wait until all serve, and keep them up from then on. Raises PlanError with each that does not within its ``wait``."""
+        problems = [*filter(None, map(_unready, self.members)), *_elsewhere(self.services)]
+        if problems:
+            raise PlanError(*problems)
+        for member in self.members:
+            member.keep()
+
+    def settle(self, folder: Path) -> None:
+        """Move what the services print into the run's folder, and show them there from now on."""
+        own = folder / served.FOLDER
+        try:
+            for member in self.members:
+                own.mkdir(exist_ok=True)
+                member.move_log(own)
+            self._clear()
+        except OSError as error:
+            self._note(f"what services print cannot be moved into the run's folder: {error.strerror}")
+        self._folder = folder
+        self._show()
+
+    def close(self, ended_well: bool = False) -> None:
+        """End what was started: after a run that has ended well each after its ``delay``, else at once."""
+        waited = 0.0
+        try:
+            for delay in sorted({member.recipe.delay for member in self.members}) if ended_well else ():
+                self._closing.wait(delay - waited)
+                waited = delay
+                _end([member for member in self.members if member.recipe.delay == delay])
+        finally:
+            _end(self.members)
+            self._unpublish()
+            self._clear()
+
+    def _unpublish(self) -> None:
+        for name, value in self._before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
+
+    def _clear(self) -> None:
+        if self.members:
+            shutil.rmtree(self._logs, ignore_errors=True)
+
+    def _show(self) -> None:
+        """Write into the run's folder what there is. A disk that is full ends no service."""
+        with self._lock:
+            if self._folder is None or not self.services:
+                return
+            try:
+                served.write(self._folder, [*map(self._shown, self.members), *_shown_elsewhere(self.services)])
+            except OSError as error:
+                self._note(f"{served.FILE} cannot be written: {error.strerror}")
+
+    def _shown(self, member: Member) -> ServedProcess:
+        log = member.log if self._folder is None or not member.log.is_relative_to(self._folder) else member.log.relative_to(self._folder)
+        return ServedProcess(member.recipe.name, shlex.join(member.recipe.command), member.recipe.url, member.state, member.starts,
+                             member.process.pid if member.process else 0, str(log))  # fmt: skip
+
+
+def _shown_elsewhere(services: Iterable[Service]) -> list[ServedProcess]:
+    return [ServedProcess(each.name, each.run, each.run, "elsewhere") for each in services if each.external]
+
+
+def _start(member: Member) -> None:
+    try:
+        member.start()
+    except OSError as error:
+        name, command = member.recipe.service, member.recipe.command
+        raise PlanError.of("service-start", f"service '{name}' cannot be started: {masked(shlex.join(command))}",
+                           found=f"{error.strerror}: {error.filename or command[0]}", expected="a program that can be run",
+                           remedy=f"correct --{HEAD}.{name}; no shell reads it: for what a shell does write bash -c '…'") from error
+
+
+def _unready(member: Member) -> Problem | None:
+    """Why a service that this run starts does not serve; None where it does."""
+    why = member.awaited()
+    if not why:
+        return None
+    recipe = member.recipe
+    printed = "".join(f"\n    {line}" for line in masked(last_lines(member.log)).splitlines())
+    output = f"; it printed last:{printed}" if printed else "; it printed nothing"
+    return Problem("service-wait", f"service '{recipe.name}' does not serve: {masked(shlex.join(recipe.command))}", found=f"{why}{output}",
+                   expected=f"within {recipe.wait:g} s {_sign(recipe.url, recipe.health)}",
+                   remedy=f"let it listen at {{port}} of its command, or at the variable {PORT}; --{HEAD}.{recipe.service}.health PATH "
+                          f"and --{HEAD}.{recipe.service}.wait SECONDS say how it is awaited")  # fmt: skip
+
+
+def _sign(url: str, health: str) -> str:
+    """The sign that a service serves, in words."""
+    return f"status 200 from {url}{health}" if health else f"a connection at {url}"
+
+
+def _elsewhere(services: Iterable[Service]) -> Iterator[Problem]:
+    """The services that others run and that do not serve, each awaited."""
+    for each in services:
+        if each.external and (why := _awaited_elsewhere(each)):
+            yield Problem("service-wait", f"service '{each.name}', which others run, does not serve", found=why,
+                          expected=f"within {each.wait:g} s {_sign(each.run.rstrip('/'), each.health)}",
+                          remedy=f"start it, or correct --{HEAD}.{each.name} URL and --{HEAD}.{each.name}.health PATH")  # fmt: skip
+
+
+def _awaited_elsewhere(service: Service) -> str:
+    """Why a service does not serve within its ``wait``; empty where it does."""
+    limit, turn = time.monotonic() + service.wait, threading.Event()
+    while why := unhealthy(service.run.rstrip("/"), service.health, PROBE):
+        if time.monotonic() > limit:
+            return why
+        turn.wait(LOOK)
+    return ""
+
+
+def _end(members: Iterable[Member]) -> None:
+    """Ask processes to end, all at once, and see that they do."""
+    there = [member for member in members if not member.over]
+    for member in there:
+        member.ask_to_end()
+    limit = time.monotonic() + GRACE
+    for member in there:
+        member.end(max(limit - time.monotonic(), 0.0))

@@ -1,0 +1,149 @@
+"""`rlflow serve code`: runs Python that strangers or models wrote, in SandboxFusion's form.
+
+``POST /run_code`` with ``{"code": …, "language": "python", "stdin": …, "run_timeout": …, "memory_limit_MB": …, "files": {name: base64}}``
+gives ``{"status": "Success" | "Failed" | "SandboxError", "message": …, "run_result": {"status", "return_code", "stdout", "stderr",
+"execution_time"}, …}``. Each request has a process of its own behind the walls of scorers: no network, no program, no other process, no
+change of a file.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from pydantic import BaseModel
+
+from rlflow.errors import PlanError, listed
+from rlflow.isolation import limits, probe
+from rlflow.serving.server import application
+
+SANDBOX = "rlflow.environments.shipped.sandbox"
+LANGUAGES = ("python",)  # that are run
+SECONDS, LONGEST = 10.0, 60.0  # of a request that names none; the most that one may name
+MEGABYTES = 512  # of memory, likewise
+OUTPUT = 1 << 20  # most bytes of each stream that are given back; the rest is read and dropped
+
+
+class Code(BaseModel):
+    """A request."""
+
+    code: str
+    language: str = "python"
+    stdin: str | None = None
+    run_timeout: float = SECONDS
+    compile_timeout: float = SECONDS
+    memory_limit_MB: int = -1
+    files: dict[str, str | None] = {}
+    fetch_files: list[str] = []
+
+
+def runner(parallel: int, unsafe: bool = False) -> Any:
+    """The application that runs code, ``parallel`` processes at a time. ``unsafe``: also where this machine has not all walls. Raises
+    PlanError where it has not."""
+    lacks = probe.missing()
+    if lacks and not unsafe:
+        raise PlanError.of("serve-unsafe", "code of strangers cannot be isolated here", found=f"no wall around {listed(lacks)}",
+                           expected="all that rlflow doctor lists under isolation",
+                           remedy="a newer Linux, or --unsafe: in a container that holds nothing else")
+    turns = threading.BoundedSemaphore(parallel)
+    isolation = {name: name not in lacks for name in probe.WALLS}
+    app = application("code", lambda: {"isolation": isolation, "languages": list(LANGUAGES), "parallel": parallel})
+
+    def run_code(asked: Code) -> dict[str, Any]:
+        with turns:
+            return answered(asked)
+
+    app.add_api_route("/run_code", run_code, methods=["POST"])
+    return app
+
+
+def answered(asked: Code) -> dict[str, Any]:
+    """Run the code of a request; SandboxFusion's answer."""
+    refused = unsupported(asked)
+    if refused:
+        return _answer("SandboxError", refused, None)
+    with tempfile.TemporaryDirectory(prefix="rlflow-code-") as folder:
+        try:
+            _place(asked.files, Path(folder))
+        except (ValueError, OSError) as error:
+            return _answer("SandboxError", f"files: {error}", None)
+        result = _run(asked, folder)
+    good = result["status"] == "Finished" and result["return_code"] == 0
+    return _answer("Success" if good else "Failed", "", result)
+
+
+def unsupported(asked: Code) -> str:
+    """The part of a request that is not done here, in words; empty where all is."""
+    if asked.language not in LANGUAGES:
+        return f"language: found {asked.language}, expected one of {listed(LANGUAGES)}"
+    return "fetch_files: code may not write files, so there are none to fetch" if asked.fetch_files else ""
+
+
+def _answer(status: str, message: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"status": status, "message": message, "compile_result": None, "run_result": result, "executor_pod_name": None, "files": {}}
+
+
+def _place(files: Mapping[str, str | None], folder: Path) -> None:
+    """Write the files of a request. Raises ValueError and OSError for names that lead elsewhere and contents that are no base64."""
+    for name, content in files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise ValueError(f"found the name {name!r}, expected a path below the working folder")
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / path).write_bytes(base64.b64decode(content or "", validate=True))
+        except binascii.Error as error:
+            raise ValueError(f"{name!r} is no base64: {error}") from None
+
+
+def _run(asked: Code, folder: str) -> dict[str, Any]:
+    """Run code in a process of its own, which is killed at its deadline."""
+    memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else MEGABYTES
+    seconds = min(asked.run_timeout if asked.run_timeout > 0 else SECONDS, LONGEST)
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as code, tempfile.TemporaryFile() as stdin:
+        code.write(asked.code)
+        code.flush()
+        stdin.write((asked.stdin or "").encode())
+        stdin.seek(0)
+        command = [sys.executable, "-P", "-m", SANDBOX, folder, str(memory), code.name]
+        began = time.monotonic()
+        child = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder, start_new_session=True,
+                                 env=limits.environment(folder))  # fmt: skip
+        streams = [_Stream(stream) for stream in (child.stdout, child.stderr) if stream is not None]
+        try:
+            child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+        late = child.wait() == -signal.SIGKILL and time.monotonic() - began >= seconds
+        stdout, stderr = (stream.text() for stream in streams)
+    return {"status": "TimeLimitExceeded" if late else "Finished", "execution_time": round(time.monotonic() - began, 3),
+            "return_code": None if late else child.returncode, "stdout": stdout, "stderr": stderr}  # fmt: skip
+
+
+class _Stream:
+    """Reads a stream to its end in a thread, and keeps its beginning."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._kept, self._stream = bytearray(), stream
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream:
+            while data := self._stream.read1(1 << 16):  # type: ignore[attr-defined]
+                self._kept += data[: OUTPUT - len(self._kept)]
+
+    def text(self) -> str:
+        """The text that was kept, once the stream has ended."""
+        self._thread.join()
+        return self._kept.decode(errors="replace")

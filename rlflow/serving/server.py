@@ -1,0 +1,96 @@
+"""What all servers have in common: where they listen and who may ask, `/health`, and `/metrics` for Prometheus."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from rlflow.errors import PlanError
+from rlflow.extras import require
+from rlflow.services.declare import PORT
+
+TOKEN = "RLFLOW_SERVE_TOKEN"  # the variable with the token; no flag, since other users see the flags of processes
+DEFAULT_PORT = 8000
+EXTRA = "services"
+OPEN = ("/health",)  # paths that need no token
+
+
+def application(name: str, health: Callable[[], Mapping[str, Any]]) -> Any:
+    """A FastAPI application with `/health`, which says what ``health`` gives, and `/metrics`. Where the variable TOKEN is set, all but
+    `/health` wants it as ``Authorization: Bearer``. Raises PlanError where a package is missing."""
+    fastapi, prometheus = require("fastapi", EXTRA), require("prometheus_client", EXTRA)
+    require("fastapi.responses", EXTRA)
+    app = fastapi.FastAPI(title=f"rlflow serve {name}", docs_url=None, redoc_url=None)
+    registry = prometheus.CollectorRegistry()
+    asked = prometheus.Counter("rlflow_requests", "Requests, by path and status.", ("path", "status"), registry=registry)
+    seconds = prometheus.Histogram("rlflow_request_seconds", "Seconds of a request.", ("path",), registry=registry)
+    token = os.environ.get(TOKEN, "")
+
+    async def counted(request: Any, go_on: Callable[[Any], Awaitable[Any]]) -> Any:
+        began, path = time.perf_counter(), request.url.path
+        if path in OPEN or allowed(request.headers.get("authorization", ""), token):
+            answer = await go_on(request)
+        else:
+            answer = fastapi.responses.JSONResponse({"detail": f"the token of {TOKEN} is missing or wrong"}, 401)
+        known = path if path in paths else "other"
+        asked.labels(known, str(answer.status_code)).inc()
+        seconds.labels(known).observe(time.perf_counter() - began)
+        return answer
+
+    def healthy() -> dict[str, Any]:
+        return {"status": "ok", "server": name, **health()}
+
+    def metrics() -> Any:
+        return fastapi.Response(prometheus.generate_latest(registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    app.middleware("http")(counted)
+    app.add_api_route("/health", healthy, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"], response_model=None)
+    paths = _Paths(app)
+    return app
+
+
+class _Paths:
+    """The paths of an application, also of those that come later."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def __contains__(self, path: str) -> bool:
+        return any(getattr(route, "path", None) == path for route in self._app.routes)
+
+
+def allowed(header: str, token: str) -> bool:
+    """Whether a request with this Authorization header may be answered. An empty token wants none."""
+    return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+
+
+def check_host(host: str) -> None:
+    """Raises PlanError for an address that others than this machine may reach, where no token is asked for."""
+    try:
+        inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        inside = False
+    if not inside and not os.environ.get(TOKEN):
+        raise PlanError.of("serve-token", f"others could ask a server at {host}", found=f"no variable {TOKEN}",
+                           expected="an address of loopback, or a token that clients must send",
+                           remedy=f"leave out --host, or set {TOKEN}: clients send it as 'Authorization: Bearer …'")
+
+
+def chosen_port(port: int | None) -> int:
+    """The port that is named, else that of the variable PORT, as services of a run get it, else 8000. Raises PlanError for no port."""
+    written = os.environ.get(PORT, "")
+    if port is None and written and not (written.isdigit() and 0 < int(written) < 1 << 16):
+        raise PlanError.of("serve-port", f"the variable {PORT} is no port", found=written, expected="a number from 1 to 65535",
+                           remedy="--port NUMBER")
+    return port if port is not None else int(written or DEFAULT_PORT)
+
+
+def serve(app: Any, host: str, port: int) -> None:
+    """Answer requests until a signal ends the process."""
+    uvicorn = require("uvicorn", EXTRA)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2)

@@ -1,0 +1,86 @@
+"""Runs with services, as users start them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlflow
+from rlflow.cli.main import exit_code
+from rlflow.errors import PlanError
+from rlflow.runs import resume, trust
+from rlflow.watch.reporter import Quiet
+
+LITTLE = f"{sys.executable} {Path(__file__).parents[1] / 'services' / 'little.py'} {{port}}"
+FLAGS = {"backend": "null", "prompts": 4, "iterations": 2, "held_out": 0, "hp.samples": 2, "reward": "{judge}/get_reward", "save_every": 1}
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_has_its_reward_from_a_service_and_goes_on_with_another_port(tmp_path):
+    result = rlflow.run("grpo", out=str(tmp_path), **FLAGS, **{"service.judge": LITTLE})
+    values = json.loads((result.folder / "settings.json").read_text())["values"]
+    assert (values["reward"], values["service.judge"]) == (["{judge}/get_reward"], LITTLE)
+    first = json.loads((result.folder / "services.json").read_text())
+    assert [(each["name"], each["state"], each["log"]) for each in first] == [("judge", "ended", "services/judge.log")]
+    with pytest.raises(PlanError, match="a service's command, which only you can vouch for"):
+        resume.resume(result.folder, {"iterations": 3}, Quiet())
+    with pytest.raises(PlanError, match="changes to .* of services to all but their commands"):
+        resume.resume(result.folder, {"iterations": 3, "service.judge": "other"}, Quiet())
+    resume.resume(result.folder, {"iterations": 3, "service.judge": LITTLE, "service.judge.wait": 30}, Quiet())
+    assert [line["reward/mean"] for line in lines(result.folder)] == [1.0] * 3
+    assert {path.name for path in (result.folder / "services").iterdir()} == {"judge.log", "judge.2.log"}
+
+
+def test_a_service_that_does_not_serve_ends_the_command_before_there_is_a_folder(tmp_path, capfd):
+    flags = [word for name, value in FLAGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    code = exit_code(["run", "grpo", *flags, "--out", str(tmp_path / "runs"), "--service.judge", f"{LITTLE} --fails"])
+    assert code == 2
+    assert "it printed last:\n    the little service begins\n    it has no corpus" in capfd.readouterr().err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_declaration_is_judged_and_nothing_is_started(command, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [command, "grpo", "--backend", "null", "--reward", "{judge}/get_reward"]
+    assert exit_code([*words, "--service.judge", "no-such-program"]) == 0
+    assert exit_code([*words, "--service.judge", "serve", "--service.judge.wiat", "3"]) == 2
+    assert "nearest:  wait" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(PlanError, match="service 'judge' wants 1 GPU"):
+        rlflow.run("grpo", out=str(tmp_path), **FLAGS, **{"service.judge": LITTLE, "service.judge.gpus": 1})
+
+
+@pytest.mark.slow
+def test_workers_of_pools_find_services_too(tmp_path):
+    (tmp_path / "mine.py").write_text(REWARD)
+    flags = {**FLAGS, "reward": f"{tmp_path / 'mine.py'}:asks", "reward_network": True, "pools": "all=1"}
+    result = rlflow.run("grpo", out=str(tmp_path), **flags, **{"service.judge": LITTLE})
+    assert [line["reward/mean"] for line in lines(result.folder)] == [1.0] * 2
+
+
+REWARD = """
+import json, os, urllib.request
+
+def asks(prompt, completion):
+    body = json.dumps({"query": [completion]}).encode()
+    with urllib.request.urlopen(urllib.request.Request(os.environ["RLFLOW_SERVICE_JUDGE"] + "/get_reward", body)) as answer:
+        return json.load(answer)["rewards"][0]
+"""
+
+
+def test_what_a_service_of_a_strangers_run_would_execute_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text(REWARD)
+    saved = {"file": str(Path(rlflow.__file__).parents[1] / "algorithms" / "grpo.py"), "flow": "grpo"}
+    values = {"service.own": "python judge.py", "service.far.run": "http://far", "service.bm25": "rlflow serve retrieve corpus.jsonl",
+              "service.judge": f"rlflow serve reward --reward {tmp_path}/mine.py:asks", "service.own.wait": 3}
+    assert list(trust.commands(values)) == ["python judge.py"]
+    assert (tmp_path / "mine.py").resolve() in list(trust.named_files(saved, values))

@@ -1,0 +1,194 @@
+"""Services as real processes on loopback."""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from rlflow.errors import PlanError
+from rlflow.services.addresses import addresses
+from rlflow.services.declare import split_services
+from rlflow.services.running import Services
+from rlflow.watch import served
+from rlflow.watchdog import kin
+
+LITTLE = f"{sys.executable} {Path(__file__).parent / 'little.py'}"
+
+
+def asked(url, path="/health"):
+    with urllib.request.urlopen(url + path, timeout=10) as answer:
+        return json.load(answer)
+
+
+class Notes(list):
+    """What is noted, and a way to wait for it."""
+
+    def __init__(self):
+        self.came = threading.Condition()
+
+    def __call__(self, text):
+        with self.came:
+            self.append(text)
+            self.came.notify_all()
+
+    def awaited(self, word):
+        with self.came:
+            assert self.came.wait_for(lambda: any(word in text for text in self), 20), self
+
+
+@contextlib.contextmanager
+def running(tmp_path, **flags):
+    services, _ = split_services({f"service.{name.replace('__', '.')}": value for name, value in flags.items()})
+    places, notes, name = addresses(services), Notes(), secrets.token_hex(8)
+    run = Services(services, places, {}, tmp_path / "aside", name, notes)
+    run.name = name
+    try:
+        run.start()
+        run.ready()
+        yield run, {name: place.url for name, place in places.items()}, notes
+    finally:
+        run.close()
+        assert kin.marked(name) == []
+        assert not (tmp_path / "aside").exists()
+
+
+def until(holds):
+    limit = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def state(folder, name):
+    return {each.name: each.state for each in served.read(folder)}[name]
+
+
+def test_a_service_finds_its_port_and_others_find_the_service(tmp_path):
+    with running(tmp_path, judge=f"{LITTLE} {{port}} --asks {{search}}/retrieve", search=LITTLE, judge__cpus=2) as (_, urls, _):
+        assert asked(urls["judge"], "/words")[1:] == [urls["judge"].rpartition(":")[2], "--asks", f"{urls['search']}/retrieve"]
+        variables = asked(urls["judge"], "/variables")
+        assert variables["RLFLOW_SERVICE_SEARCH"] == urls["search"] == os.environ["RLFLOW_SERVICE_SEARCH"]
+        assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == ("2", "")
+        assert variables["PATH"].startswith(os.path.dirname(sys.executable))
+    assert "RLFLOW_SERVICE_SEARCH" not in os.environ
+
+
+def test_a_service_that_ends_is_said_with_its_command_and_last_lines(tmp_path):
+    with pytest.raises(PlanError) as error, running(tmp_path, search=f"{LITTLE} {{port}} --fails"):
+        pass
+    text = str(error.value)
+    assert f"service 'search' does not serve: {LITTLE}" in text
+    assert "it exited with code 1 after" in text
+    assert "    the little service begins\n    it has no corpus\n" in text
+
+
+def test_a_service_that_listens_elsewhere_is_not_waited_for_longer_than_said(tmp_path):
+    with pytest.raises(PlanError, match="no answer: Connection refused, 0.3 s after its start"), \
+         running(tmp_path, search=f"{sys.executable} -c 'import time; time.sleep(1000)'", search__wait=0.3):  # fmt: skip
+        pass
+
+
+def test_a_service_without_a_health_path_serves_once_it_takes_connections(tmp_path):
+    with pytest.raises(PlanError, match="status 404"), running(tmp_path, search=LITTLE, search__health="/ready", search__wait=0.5):
+        pass
+    with running(tmp_path, search=LITTLE, search__health="") as (_, urls, _):
+        assert asked(urls["search"]) > 0
+
+
+def test_a_command_that_is_not_there_leaves_nothing(tmp_path):
+    with pytest.raises(PlanError, match="service 'judge' cannot be started: no-such-program"), \
+         running(tmp_path, search=LITTLE, judge="no-such-program --port {port}"):  # fmt: skip
+        pass
+
+
+def test_a_service_of_others_is_waited_for_and_never_stopped(tmp_path):
+    with running(tmp_path, search=LITTLE) as (_, urls, _):
+        with running(tmp_path / "other", far=urls["search"]) as (other, far, _):
+            assert (far["far"], other.members) == (urls["search"], [])
+            assert os.environ["RLFLOW_SERVICE_FAR"] == urls["search"]
+            (tmp_path / "other").mkdir()
+            other.settle(tmp_path / "other")
+        assert list(served.lines(tmp_path / "other")) == [f"far at {urls['search']}, which others run"]
+        assert asked(urls["search"]) > 0
+    with pytest.raises(PlanError, match="service 'far', which others run, does not serve"), \
+         running(tmp_path, far=urls["search"], far__wait=0.2):  # fmt: skip
+        pass
+
+
+@pytest.mark.slow
+def test_a_death_is_followed_by_a_new_start_up_to_three_times(tmp_path):
+    with running(tmp_path, search=LITTLE) as (run, urls, notes):
+        run.settle(tmp_path)
+        (member,) = run.members
+        for number in (1, 2, 3):
+            until(lambda: state(tmp_path, "search") == "serving")
+            os.kill(asked(urls["search"]), signal.SIGKILL)
+            notes.awaited(f"started anew ({number} of 3)")
+        until(lambda: state(tmp_path, "search") == "serving")
+        os.kill(asked(urls["search"]), signal.SIGKILL)
+        notes.awaited("was killed by SIGKILL, and is started no more")
+        assert state(tmp_path, "search") == "dead"
+    (shown,) = served.lines(tmp_path)
+    assert shown.startswith(f"search at {urls['search']}: dead, started 4 times: {LITTLE} (prints into services/search.log)")
+    assert (tmp_path / "services" / "search.log").read_text().count("the little service begins") == 4
+
+
+@pytest.mark.slow
+def test_a_service_that_is_silent_and_idle_is_killed_and_started_anew(tmp_path):
+    with running(tmp_path, search=LITTLE, search__wait=1) as (_, urls, notes):
+        first = asked(urls["search"])
+        os.kill(first, signal.SIGSTOP)
+        notes.awaited("was silent and idle for 1 s")
+        until(lambda: _answers(urls["search"]))
+        assert asked(urls["search"]) != first
+
+
+def _answers(url):
+    try:
+        return asked(url)
+    except OSError:
+        return False
+
+
+def test_what_a_service_has_started_ends_with_it(tmp_path):
+    with running(tmp_path, search=f"{LITTLE} --child --stubborn") as (run, _, _):
+        assert len(kin.marked(run.name)) == 2
+        run.members[0].process.signal(signal.SIGKILL)  # running() sees that nothing is left
+
+
+def test_a_service_goes_on_for_its_delay_after_a_run_that_ended_well(tmp_path):
+    with running(tmp_path, long=LITTLE, short=LITTLE, long__delay=0.8) as (run, urls, _):
+        ended = threading.Thread(target=run.close, args=(True,))
+        ended.start()
+        until(lambda: not _answers(urls["short"]))
+        assert _answers(urls["long"])
+        ended.join()
+        assert not _answers(urls["long"])
+
+
+@pytest.mark.slow
+def test_replicas_have_one_url_and_one_of_them_may_die(tmp_path):
+    with running(tmp_path, judge=LITTLE, judge__replicas=2) as (run, urls, notes):
+        run.settle(tmp_path)
+        pids = {asked(urls["judge"]) for _ in range(4)}
+        assert pids == {member.process.pid for member in run.members[:2]}
+        died = "judge-1" if run.members[0].process.pid == min(pids) else "judge-2"
+        os.kill(min(pids), signal.SIGKILL)
+        assert all(asked(urls["judge"]) for _ in range(4))
+        notes.awaited(f"service '{died}'")
+    assert sorted(path.name for path in (tmp_path / "services").iterdir()) == ["judge-1.log", "judge-2.log", "judge.log"]
+
+
+def test_a_second_process_of_a_run_keeps_what_services_printed_before(tmp_path):
+    for _ in range(2):
+        with running(tmp_path, search=LITTLE) as (run, _, _):
+            run.settle(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "services").iterdir()) == ["search.2.log", "search.log"]

@@ -1,0 +1,61 @@
+"""The forms are those of verl's retrieval server and of SkyRL-gym's search tool."""
+
+import json
+from pathlib import Path
+
+import pytest
+from served import asking
+
+import rlflow
+from rlflow.environments.shipped.passages import Passages
+from rlflow.environments.shipped.search import Search
+from rlflow.errors import PlanError
+from rlflow.serving.retrieve import retriever
+
+MODEL = Path(rlflow.__file__).parent / "tasks" / "arithmetic_model"
+ROWS = [{"id": "7", "title": "Lund", "text": "Lund lies in Sweden."}, {"contents": "Rain falls in Bergen."}]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path / "corpus.jsonl"
+
+
+def test_both_clients_are_answered_and_the_search_environment_is_one(corpus):
+    with asking(retriever(corpus, None, 2)) as client:
+        status, answer = client.post("/retrieve", {"queries": ["rain", "Lund in Sweden"], "topk": 1, "return_scores": True})
+        assert status == 200
+        assert [[each["document"] for each in row] for row in answer["result"]] == [
+            [{"id": "1", "contents": "Rain falls in Bergen."}], [{"id": "7", "contents": "Lund: Lund lies in Sweden."}]]
+        assert all(row[0]["score"] > 0 for row in answer["result"])
+        assert client.post("/retrieve", {"query": "rain"}) == (200, {"result": [[{"id": "1", "contents": "Rain falls in Bergen."}]]})
+        assert client.post("/retrieve", {"query": "zebra"}) == (200, {"result": [[]]})
+        assert client.post("/retrieve", {"queries": ["rain"], "topk": 0})[0] == 422
+        assert client.get("/health")[1]["passages"] == 2
+        episode = Search(retriever=f"{client.url}/retrieve", topk=1)
+        assert episode.step("<search>rain</search>").says == " <information>Rain falls in Bergen.</information> "
+
+
+def test_search_wants_one_source_of_passages(corpus):
+    for settings in ({}, {"corpus": corpus, "retriever": "http://far/retrieve"}):
+        with pytest.raises(ValueError, match="either --env.corpus FILE or --env.retriever URL"):
+            Search(**settings)
+
+
+@pytest.mark.slow
+def test_an_encoder_ranks_by_its_vectors(corpus):
+    pytest.importorskip("faiss")
+    with asking(retriever(corpus, MODEL, 2)) as client:
+        _, answer = client.post("/retrieve", {"query": "Rain falls in Bergen.", "return_scores": True})
+    (best, other), = answer["result"]
+    assert best["document"]["contents"] == "Rain falls in Bergen."
+    assert best["score"] == pytest.approx(1.0, abs=1e-4)
+    assert other["score"] < best["score"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]\n", '{"title": "no text"}\n'])
+def test_a_file_that_is_no_corpus_is_said(tmp_path, text):
+    (tmp_path / "corpus.jsonl").write_text(text)
+    with pytest.raises(PlanError, match="corpus.jsonl' cannot be read"):
+        Passages.of(tmp_path / "corpus.jsonl")
