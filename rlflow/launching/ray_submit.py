@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 
-from rlflow.launching.target import TOKEN, Target
+from rlflow.launching.target import SERVE_TOKEN, TOKEN, Target
 
 
 def submission(target: Target) -> str:
     """The command, for a shell, which puts secrets in as it is typed. Services are started by the run itself, on the head's machine."""
     address = ["--address", shlex.quote(target.settings.address)] if target.settings.address else []
-    secrets = [name for name in target.secrets if name != TOKEN]  # which the command reads by itself
+    secrets = [name for name in target.secrets if name in target.settings.secret or name not in (TOKEN, SERVE_TOKEN)]  # the command
+    # reads Ray's token by itself, and services of the run listen on their machine alone
     words = ["ray job submit", *address, "--submission-id", f'"{target.name}-$(date +%s)"', "--working-dir .", *_environment(secrets)]
     return " ".join([*words, "--", target.command({}, started=True) + ("" if _joins(target) else " --ray-address auto")]) + "\n"
 

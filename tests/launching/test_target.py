@@ -124,9 +124,9 @@ def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
     line = printed(capsys, "many", "ray")
     shown = subprocess.run(["bash", "-c", f"ray() {{ printf '%s\\n' \"$@\"; }}; {line}"], capture_output=True, text=True, check=True,
                            env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_TOKEN": "it's \"secret\"",
-                                "WANDB_API_KEY": "w", "RLFLOW_SERVE_TOKEN": "s"}).stdout.splitlines()  # fmt: skip
+                                "WANDB_API_KEY": "w"}).stdout.splitlines()  # fmt: skip
     at = shown.index("--runtime-env-json")
-    assert json.loads(shown[at + 1]) == {"env_vars": {"HF_TOKEN": "it's \"secret\"", "WANDB_API_KEY": "w", "RLFLOW_SERVE_TOKEN": "s"}}
+    assert json.loads(shown[at + 1]) == {"env_vars": {"HF_TOKEN": "it's \"secret\"", "WANDB_API_KEY": "w"}}
     words = shown[shown.index("--") + 1 :]
     assert words[:3] == ["rlflow", "run", "ppo"]
     assert words[words.index("--service.search") + 1] == "rlflow serve retrieve corpus.jsonl"  # started by the run itself
