@@ -30,6 +30,8 @@ from rlflow.placement import GRAIN
 from rlflow.watchdog import private
 from rlflow.watchdog.beside import Watchdog
 
+IMPORTED = {"rlflow.execution.engine"}  # by the process of which ranks are forks: not Ray, which reads a rank's own environment as it comes
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -89,8 +91,7 @@ def start(terms: Terms, roles: Mapping[str, RoleStart], layouts: Sequence[Layout
     folder = launch.run_folder(watchdog.name, terms.address)
     watchdog.remove_in_the_end(folder)
     private.share(folder)
-    modules = {Member.__module__}
-    python = None if any(layout.bundle.gpus for layout in layouts) else servers.executable(folder, modules, terms.threads)
+    python = None if any(layout.bundle.gpus for layout in layouts) else servers.executable(folder, IMPORTED, terms.threads)
     with watchdog.marking():
         controllers = launch.start(terms.address, _processors(layouts), folder, terms.insecure)
     over.callback(launch.leave, controllers)
