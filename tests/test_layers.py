@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
                "memory copy_on_write process watch deadline watchdog interfaces own_lines messages",
     "launching": "errors author services.declare watch",
-    "jobs": "algorithms author axis batch columns cluster config data seeds runs training binding maths trace",
+    "jobs": "author axis batch columns cluster config data seeds runs training binding maths trace",
     "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "environments": "errors extras author messages data rewards watchdog isolation services.declare",

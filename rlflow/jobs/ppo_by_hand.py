@@ -8,12 +8,12 @@ to the scheduler stands here line by line: which calls wait for which. ``python 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlflow.algorithms import ppo
 from rlflow.batch import Batch
 from rlflow.binding.models import make_models
 from rlflow.binding.roles import Halves, bind_roles
@@ -26,6 +26,7 @@ from rlflow.trace.compile import TraceOptions, compile_flow
 from rlflow.training.protocols import Sampling
 
 Weights = dict[str, Tensor]
+ppo: Any = import_module("rlflow.algorithms.ppo")  # whose stages and losses are called here
 
 
 class Half:
@@ -50,7 +51,7 @@ class Half:
         columns: Batch = self.model.forward(batch, (want,))
         return columns
 
-    def update(self, batch: Batch, loss: str, seed: int, **settings: Any) -> dict[str, float]:
+    def update(self, batch: Batch, loss: str, seed: int, settings: Mapping[str, Any]) -> dict[str, float]:
         """Learn from all rows; metrics."""
         metrics: dict[str, float] = self.model.update(batch, getattr(ppo, loss), seed=seed, **settings)
         return metrics
@@ -105,11 +106,10 @@ def learn(flags: Mapping[str, Any], address: str | None = None) -> tuple[Weights
             batch |= ppo.charge_kl(batch, beta=hp.beta)
             batch |= gae(batch, gamma=hp.gamma, lam=hp.lam)
             batch |= ppo.normalise(batch)
-            learned = (
-                critic.call(Half.update, batch, "value_loss", seeds["critic.update"], clip=hp.value_clip, huber=hp.value_huber, **passes),
-                actor.call(Half.update, batch, "policy_loss", seeds["actor.update"], clip=hp.clip, high=hp.clip_high, dual=hp.dual_clip,
-                           **passes))  # fmt: skip
-            gather(*learned)
+            value = {"clip": hp.value_clip, "huber": hp.value_huber, **passes}
+            policy = {"clip": hp.clip, "high": hp.clip_high, "dual": hp.dual_clip, **passes}
+            gather(critic.call(Half.update, batch, "value_loss", seeds["critic.update"], value),
+                   actor.call(Half.update, batch, "policy_loss", seeds["actor.update"], policy))  # fmt: skip
             sampler.call(Half.receive, actor.call_rank0(Half.weights).result(), number + 1).result()
             print(f"{number}: mean score {torch.nanmean(batch['scores']):.3f}")
         return gather(actor.call_rank0(Half.weights), critic.call_rank0(Half.weights))

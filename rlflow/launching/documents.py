@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 
-class Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # the package has no types
     """Writes texts of several lines as blocks."""
 
 
