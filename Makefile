@@ -36,4 +36,5 @@ $(VENV)/ready-to-test: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --editable '.[tasks,dev]'
 	$(BIN)/python -m rlflow.backends.vllm.install
 	$(BIN)/python -m pip install --quiet --no-build-isolation deepspeed==0.19.8
+	$(BIN)/python tests/launching/install.py
 	touch $@

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from rlflow.columns import Kind, Level
 from rlflow.errors import PlanError, Problem, listed, nearest
 from rlflow.graph.model import HALVES, Graph, Node, Op
 
 GENERATORS, REST = "rollout", "train"  # two pools of these names need no flags
+GRAIN = 10_000  # parts in which Ray counts a device
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,25 @@ class Placement:
     trainers: Mapping[str, str] = field(default_factory=dict)  # role → pool, for the trainers that the graph uses
     generators: Mapping[str, str] = field(default_factory=dict)  # role → pool, for the generators that the graph uses
     parallel: Mapping[tuple[str, str], Parallel] = field(default_factory=dict)  # (role, half) → its layout
+    shares: Mapping[str, Fraction] = field(default_factory=dict)  # pool → its part of each of its devices; others have whole ones
+
+    def devices(self) -> list[tuple[str, ...]]:
+        """The pools in groups: rank k of each pool of a group lies on the group's k-th device. A pool with whole devices is a group of its
+        own; of pools with parts, in their order, each takes the first device that has room for it."""
+        groups: list[list[str]] = []
+        for name in self.pools:
+            part = self.shares.get(name, Fraction(1))
+            group = next((group for group in groups if sum(map(self._part, group)) + part <= 1
+                          and self.pools[group[0]] == self.pools[name]), None)
+            groups.append([name]) if group is None else group.append(name)
+        return [tuple(group) for group in groups]
+
+    def _part(self, pool: str) -> Fraction:
+        return self.shares.get(pool, Fraction(1))
+
+    def processors(self) -> int:
+        """The processors that a Ray of this machine needs, at least, for all ranks."""
+        return sum(self.pools.values())
 
     def pool_of(self, node: Node) -> str | None:
         """The pool whose model the node runs; None for what has none."""
@@ -54,15 +75,45 @@ class Placement:
 
 
 def parse_pools(text: str) -> dict[str, int]:
-    """``train=4,rollout=2`` → name → ranks. Raises PlanError."""
-    pools: dict[str, int] = {}
+    """``train=4,rollout=2@gpu0.5`` → name → ranks. Raises PlanError."""
+    return {name: ranks for name, (ranks, _, _) in _pools(text).items()}
+
+
+def parse_shares(text: str) -> dict[str, Fraction]:
+    """``actor=2@gpu0.5,critic=2@gpu0.5`` → name → its exact part of each of its devices, for pools that name one. Raises PlanError for
+    parts of several kinds of devices."""
+    pools = _pools(text)
+    kinds = sorted({kind for _, kind, _ in pools.values() if kind})
+    if len(kinds) > 1:
+        raise PlanError.of("pools", "pools share devices of several kinds", found=f"--pools {text}", expected="gpu for all, or cpu for all",
+                           remedy="ranks of a run are on one kind of device (--device)")
+    return {name: part for name, (_, kind, part) in pools.items() if kind}
+
+
+def shared_kind(text: str) -> str:
+    """The kind of device that pools share: gpu, cpu, or empty. Raises PlanError."""
+    return next((kind for _, kind, _ in _pools(text).values() if kind), "")
+
+
+POOL = re.compile(r"([A-Za-z][\w-]*)=([0-9]+)(?:@(gpu|cpu)s?=?([0-9]*\.?[0-9]+))?")
+
+
+def _pools(text: str) -> dict[str, tuple[int, str, Fraction]]:
+    """Name → (ranks, kind of device that is named, part of it)."""
+    pools: dict[str, tuple[int, str, Fraction]] = {}
     for item in text.split(","):
-        name, _, ranks = item.strip().partition("=")
-        if not re.fullmatch(r"[A-Za-z][\w-]*", name) or not ranks.isdigit() or int(ranks) < 1 or name in pools:
+        match = POOL.fullmatch(item.strip())
+        name = match[1] if match else ""
+        part = Fraction(match[4]) if match and match[4] else Fraction(1)
+        if match is None or int(match[2]) < 1 or name in pools:
             raise PlanError.of("pools", f"'{item.strip()}' names no pool", found=f"--pools {text}",
                                expected="NAME=RANKS, at least 1 rank, several with commas, each name once",
                                remedy="--pools all=2, or --pools train=4,rollout=4")
-        pools[name] = int(ranks)
+        if not 0 < part <= 1 or (part * GRAIN).denominator != 1:
+            raise PlanError.of("pools", f"'{item.strip()}' names no part of a device", found=f"--pools {text}",
+                               expected="more than 0 and at most 1, in ten-thousandths",
+                               remedy=f"{name}={match[2]}@{match[3]}0.5 has half of each of {match[2]} devices")
+        pools[name] = int(match[2]), match[3] or "", part
     return pools
 
 

@@ -51,6 +51,8 @@ MAY_IMPORT = {
     "backends": "errors extras pretrained columns author axis batch seeds training checkpoints reshard",
     "cluster": "errors columns dispatch author axis batch graph trace execution training data config binding placement spans reshard "
                "memory copy_on_write process watch deadline watchdog interfaces own_lines messages",
+    "launching": "errors author services.declare watch",
+    "jobs": "author axis batch columns cluster config data seeds runs training binding maths trace",
     "data": "errors columns extras axis batch pretrained isolation messages",
     "rewards": "errors columns extras axis batch data deadline watchdog isolation own_lines",
     "environments": "errors extras author messages data rewards watchdog isolation services.declare",
@@ -80,12 +82,13 @@ MAY_IMPORT = {
     "bench.peers.dispatch": "axis batch bench.peers columns cluster execution runs",  # calls pools, with no flow around the call
     "bench.suites": "tasks",
     "cli": "errors extras author data graph trace check proof placement explain plan rewards checkpoints watch config binding runs "
-           "memory memory.sizes watchdog bench durable algorithms environments services services.declare serving moving",
+           "memory memory.sizes watchdog bench durable algorithms environments services services.declare serving launching moving",
     "algorithms": "",
     "tasks.arithmetic": "data runs pretrained",
     "": "errors columns dispatch author",
 }  # fmt: skip
-VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", "")}  # said, recorded
+VERSION = {("cli.main", ""), ("runs.prepare", ""), ("runs.depends", ""), ("runs.pools", ""), ("cluster.setup", ""),
+           ("cluster.job.start", ""), ("cluster.job.member", "")}  # said, recorded
 WITHIN_FUNCTIONS = {  # what a call needs and an import of the module must not load
     ("author.flow", "execution.eager"): "calling a flow runs it",
     ("author.flow", "trace.compile"): "a flow gives its graph to notebooks",

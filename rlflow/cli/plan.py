@@ -14,7 +14,7 @@ from rich.table import Table
 from rlflow.author.load import load_flow
 from rlflow.cli.check import trace_options
 from rlflow.config.flags import RunConfig, parse_flags, read_toml
-from rlflow.explain.explanation import Explanation
+from rlflow.explain.explanation import Explanation, devices
 from rlflow.explain.sizes import LETTERS
 from rlflow.graph.model import HALVES
 from rlflow.memory.sizes import MemoryItem
@@ -56,6 +56,7 @@ def printed(explanation: Explanation) -> Iterator[RenderableType]:
     pools = explanation.placement.pools if explanation.placement else {}
     where = "pools " + ", ".join(f"{pool} ({ranks} rank{'s' * (ranks > 1)})" for pool, ranks in pools.items()) if pools else "one process"
     yield plain(f"flow {explanation.graph.name}: {explanation.assumed.prompts} prompts, {explanation.rows} rows an iteration; {where}")
+    yield from section("devices", [plain(f"  {line}") for line in shared_devices(explanation)])
     yield from section("nodes", nodes(explanation))
     yield from section("nodes of the evaluation", evaluation(explanation))
     yield from section("environments", [plain(f"  {line}") for line in environments(explanation)])
@@ -80,6 +81,16 @@ def services(config: RunConfig) -> Iterator[str]:
         several = f", {each.replicas} processes behind one URL" if each.replicas > 1 else ""
         gpus = f", {each.gpus} GPU{'s' * (each.gpus > 1)} each" if each.gpus else ""
         yield f"{each.name}: {each.run}" + (", run by others" if each.external else f"{several}{gpus}")
+
+
+def shared_devices(explanation: Explanation) -> Iterator[str]:
+    """A line for each set of devices that pools share: which part each has, what is left, and what overlaps there."""
+    for entry in devices(explanation.placement) if explanation.placement else ():
+        shares = ", ".join(f"{part:g} by {pool}" for pool, part in entry["parts"].items())
+        left = 1 - sum(map(explanation.placement.shares.__getitem__, entry["parts"])) if explanation.placement else 0
+        rest = f"; {float(left):g} of each is left over" if left else ""
+        yield (f"{entry['devices']} {'device is' if entry['devices'] == 1 else 'devices are'} used in parts: {shares}{rest}; "
+               "ranks of one number are processes on one device, whose nodes overlap")
 
 
 def environments(explanation: Explanation) -> Iterator[str]:

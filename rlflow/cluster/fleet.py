@@ -40,6 +40,7 @@ class Fleet:
     placement: Placement  # how halves lie on pools now
     placed: Callable[[Collection[str]], Placement]  # the placement where these pools are on several machines
     controllers: Controllers = field(default_factory=Controllers)
+    waiting: float = launch.PLACED_SECONDS  # how long a pool may wait for room in the cluster
     python: str | None = None  # the command that starts workers instead of Python (`rlflow.cluster.forking`)
     pools: dict[str, Pool[Worker]] = field(default_factory=dict)
     watched: list[WatchedWorker] = field(default_factory=list)  # all workers that were ever started
@@ -59,7 +60,7 @@ class Fleet:
         names = [lost, *self._begin_era(name for name in self.pools if name != lost)]
         for name in names:
             self._end(name)
-        launch.wait_for_room({name: self.groups[name] for name in names})
+        launch.wait_for_room({name: self.groups[name] for name in names}, self.waiting)
         self._remove_rendezvous_folders(names)
         self.rendezvous_points |= launch.rendezvous_points({name: self.groups[name] for name in names}, self.folder)
         self.placement = self.placed(launch.apart(self.groups))

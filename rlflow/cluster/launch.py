@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from rlflow.cluster.setup import Setup
 from rlflow.cluster.worker import Worker
 from rlflow.errors import Late, PlanError, RemoteError
 from rlflow.interfaces import refuse_public
+from rlflow.placement import Placement
 from rlflow.watchdog import launcher, private
 from rlflow.watchdog.signals import own_terminations
 
@@ -175,40 +178,63 @@ def reach(address: str) -> None:
         socket.create_connection((host, int(port)), REACH_SECONDS).close()
 
 
-def place_pools(pools: Mapping[str, int], gpus: bool) -> Groups:
-    """Make a placement group for each pool, with a bundle for each rank. Raises PlanError where the cluster has no room."""
+def place_pools(placement: Placement, gpus: bool, seconds: float = PLACED_SECONDS) -> Groups:
+    """Make a placement group for each pool, with a bundle for each rank; pools that share devices have one group together. Raises PlanError
+    where the cluster has no room within ``seconds``."""
     have = resources("cluster_resources")
-    kind, bundle = ("GPU", {"GPU": 1.0, "CPU": 1.0}) if gpus else ("CPU", {"CPU": 1.0})
-    need = sum(pools.values())
+    kind = "GPU" if gpus else "CPU"
+    bundles = {names: _bundle(placement, names, gpus) for names in placement.devices()}
+    need = sum(bundle[kind] * placement.pools[names[0]] for names, bundle in bundles.items())
     if have.get(kind, 0) < need:
-        raise PlanError.of("no-room", f"the pools need {need} {kind}s", found=f"{have.get(kind, 0):g} in the cluster",
-                           expected=", ".join(f"{name}: {ranks}" for name, ranks in pools.items()),
+        raise PlanError.of("no-room", f"the pools need {need:g} {kind}s", found=f"{have.get(kind, 0):g} in the cluster",
+                           expected=", ".join(f"{name}: {ranks}" for name, ranks in placement.pools.items()),
                            remedy="fewer ranks in --pools, or a larger cluster")
-    groups = {name: placement_group([dict(bundle) for _ in range(ranks)], strategy="PACK") for name, ranks in pools.items()}
+    groups = {names: placement_group([dict(bundle) for _ in range(placement.pools[names[0]])], strategy="PACK")
+              for names, bundle in bundles.items()}  # fmt: skip
+    return settled({name: groups[names] for name in placement.pools for names in groups if name in names}, seconds)
+
+
+def _bundle(placement: Placement, names: Sequence[str], gpus: bool) -> dict[str, float]:
+    """The resources that a rank of each of the pools needs together."""
+    needs = [rank_needs(placement, name, gpus) for name in names]
+    whole = {kind: sum(need.get(kind, 0.0) for need in needs) for kind in ("GPU", "CPU")}
+    return {kind: float(math.ceil(amount - 1e-9)) for kind, amount in whole.items() if amount}
+
+
+def rank_needs(placement: Placement, pool: str, gpus: bool) -> dict[str, float]:
+    """The resources of one rank of a pool: with GPUs its part of one beside a processor, else its part of a processor."""
+    part = float(placement.shares.get(pool, 1))
+    return {"GPU": part, "CPU": 1.0} if gpus else {"CPU": part}
+
+
+def settled(groups: Groups, seconds: float) -> Groups:
+    """The groups once all are placed. Raises PlanError where one is not placed in time; all are removed then."""
     try:
-        wait_for_room(groups)
-    except PlanError:
+        wait_for_room(groups, seconds)
+    except BaseException:
         for group in groups.values():
             remove_placement_group(group)
         raise
     return groups
 
 
-def wait_for_room(groups: Mapping[str, PlacementGroup]) -> None:
+def wait_for_room(groups: Mapping[str, PlacementGroup], seconds: float = PLACED_SECONDS) -> None:
     """Wait until all pools are placed, also anew after the loss of a node. Raises PlanError where one is not placed in time."""
+    limit = time.monotonic() + seconds
     for name, group in groups.items():
-        if not _placed(name, group):
+        if not _placed(name, group, max(limit - time.monotonic(), 0.0)):
             kind = "GPU" if "GPU" in group.bundle_specs[0] else "CPU"
-            raise PlanError.of("no-room", f"pool '{name}' found no room in {PLACED_SECONDS:g} s",
+            raise PlanError.of("no-room", f"pool '{name}' found no room in {seconds:g} s",
                                found=f"{resources('available_resources').get(kind, 0):g} {kind}s free",
-                               expected=f"{len(group.bundle_specs)} {kind}s", remedy="wait until other jobs end, or fewer ranks in --pools")
+                               expected=f"{len(group.bundle_specs)} {kind}s",
+                               remedy="wait until other jobs end (a run: --wait-for-nodes SECONDS), or fewer ranks")
 
 
-def _placed(name: str, group: PlacementGroup) -> bool:
+def _placed(name: str, group: PlacementGroup, seconds: float) -> bool:
     """Wait for the placement of a group. Gives whether it is placed. Raises PlanError where the cluster does not know the group any
     more."""
     try:
-        return bool(group.wait(PLACED_SECONDS))
+        return bool(group.wait(seconds))
     except Exception as error:  # Ray has no type for it
         raise PlanError.of("no-room", f"pool '{name}' has no place in the cluster any more", found=str(error).splitlines()[0],
                            expected="the cluster in which the run began", remedy="rlflow resume RUN, once the cluster is there") from error
@@ -229,9 +255,8 @@ def make_workers(
         environment["py_executable"] = python
     pools = {}
     for name, ranks in setups.items():
-        resources = {"num_cpus": 1, "runtime_env": environment}
-        if "GPU" in groups[name].bundle_specs[0]:
-            resources["num_gpus"] = 1
+        need = rank_needs(ranks[0].placement, name, "GPU" in groups[name].bundle_specs[0])
+        resources = {"num_cpus": need["CPU"], "runtime_env": environment, **({"num_gpus": need["GPU"]} if "GPU" in need else {})}
         options = ranks[0].config.options
         meet = (options.interface, options.insecure) if len(ranks) > 1 and not ranks[0].rendezvous.startswith("/") else None
         pools[name] = make_pool(name, Worker, len(ranks), partial(_setup_of, ranks), groups[name], meet, **resources)
@@ -272,10 +297,10 @@ def apart(groups: Mapping[str, PlacementGroup]) -> set[str]:
 
 
 def _is_apart(group: PlacementGroup) -> bool:
-    return len(set(_nodes(group).values())) > 1
+    return len(set(nodes_of(group).values())) > 1
 
 
-def _nodes(group: PlacementGroup) -> dict[int, str]:
+def nodes_of(group: PlacementGroup) -> dict[int, str]:
     """Rank → its node."""
     return dict(placement_group_table(group)["bundles_to_node_id"])
 
@@ -290,7 +315,7 @@ def ray_nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def stop(pools: Mapping[str, Pool[Worker]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]) -> None:
+def stop(pools: Mapping[str, Pool[Any]], groups: Mapping[str, PlacementGroup], watched: Sequence[WatchedWorker]) -> None:
     """End the processes of rewards, the workers and the placement groups. A worker that Ray cannot end is killed."""
     actors = [actor for pool in pools.values() for actor in pool.actors]
     for pool in pools.values():

@@ -18,7 +18,7 @@ from rlflow.services.addresses import Address
 from rlflow.services.declare import HEAD, Service, in_place, nowhere, split_services
 
 SWITCHES = ("json", "quiet")
-REPEATED = ("data", "eval", "reward", "reward_env", "reward_write", "track")
+REPEATED = ("data", "eval", "job.secret", "reward", "reward_env", "reward_write", "track")
 NULL = "null"  # the backend without models
 ELSEWHERE = {  # what other programs call a flag
     "learning_rate": "lr", "actor_learning_rate": "lr", "lr_scheduler_type": "schedule", "lr_scheduler": "schedule",

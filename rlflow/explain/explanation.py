@@ -66,7 +66,7 @@ class Explanation:
         halves = {"trainer": placed.trainers, "generator": placed.generators}
         roles = {role: {half: where.get(role) for half, where in halves.items()} for role in {**placed.trainers, **placed.generators}}
         return {
-            "flow": self.graph.name, "pools": dict(placed.pools), "roles": roles,
+            "flow": self.graph.name, "pools": dict(placed.pools), "roles": roles, "devices": devices(placed),
             "assumed": asdict(self.assumed) | {"response_tokens": self.response_tokens, "rows": self.rows},
             "lineage": [asdict(each) for each in self.lineage], "packed": [asdict(each) for each in self.packed],
             "nodes": [asdict(step) for step in self.steps], "evaluation": [asdict(step) for step in self.evaluation],
@@ -81,6 +81,12 @@ class Explanation:
                      "costs": {str(op): cost for op, cost in COST.items()}},
             "warnings": [{"code": warning.code, "text": str(warning)} for warning in self.warnings],
         }
+
+
+def devices(placement: Placement) -> list[dict[str, Any]]:
+    """Pools that share devices: how many devices, and which part of each a rank of each pool has. [] where none share."""
+    return [{"devices": placement.pools[names[0]], "parts": {name: float(placement.shares[name]) for name in names}}
+            for names in placement.devices() if placement.shares.keys() & set(names)]  # fmt: skip
 
 
 def here(halves: Mapping[str, tuple[bool, bool]]) -> Placement:

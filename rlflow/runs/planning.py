@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from rlflow.binding.backends import device_in
 from rlflow.binding.rewards import RewardNames
 from rlflow.binding.roles import Halves, Roles
 from rlflow.check.staleness import stale_problems
@@ -25,7 +26,7 @@ from rlflow.graph.model import Graph, Op
 from rlflow.memory.inputs import within_memory
 from rlflow.passes import plan
 from rlflow.passes.share import share
-from rlflow.placement import Placement, parse_pools, place
+from rlflow.placement import Placement, parse_pools, parse_shares, place, shared_kind
 from rlflow.plan import Plan
 from rlflow.runs.parallelism import with_parallelism
 from rlflow.runs.streaming import streaming
@@ -121,8 +122,21 @@ def _placed(program: Program, roles: Roles, rewards: RewardNames, options: Optio
 
 def _placement(program: Program, roles: Roles, options: Options, needs: Mapping[str, Halves]) -> Placement | None:
     flags: dict[str, Mapping[str, Any]] = {name: role.config.values for name, role in roles.items()}
-    placement = place(program.graph, needs, parse_pools(options.pools), flags) if options.pools else None
+    placement = None
+    if options.pools:
+        placement = replace(place(program.graph, needs, parse_pools(options.pools), flags), shares=parse_shares(options.pools))
+        if problems := list(share_problems(placement, shared_kind(options.pools), options)):
+            raise PlanError(*problems)
     return with_parallelism(placement, program.graph, roles, options)
+
+
+def share_problems(placement: Placement, kind: str, options: Options) -> Iterator[Problem]:
+    """Parts of devices of which a run uses none: ``kind`` is what ``--pools`` names, gpu or cpu."""
+    device = "gpu" if device_in(options.device) == "cuda" else "cpu"
+    if kind and device != kind:
+        yield Problem("pool-device", f"--pools shares a {kind} and the ranks compute on a {device}", found=f"--pools {options.pools}",
+                      expected=f"parts of a {device}, or --device {'cuda' if kind == 'gpu' else 'cpu'}",
+                      remedy=f"--pools {str(options.pools).replace(f'@{kind}', f'@{device}')}")
 
 
 def settle_evaluation(placed: PlacedRoles, program: Program, evaluated: str | None) -> PlacedRoles:

@@ -102,7 +102,7 @@ def on_pools(
             return _on(place_across_machines(placed, plan.program, spread))
 
         fleet = Fleet(folder, ranks, groups, rendezvous_points, threads, options.heartbeat, options.load_timeout,
-                      roles_of(placement), placement, placement_on, controllers, python)  # fmt: skip
+                      roles_of(placement), placement, placement_on, controllers, options.wait_for_nodes, python)  # fmt: skip
         started.callback(fleet.stop)
         who = ", ".join(f"{len(ranks[pool])} on '{pool}' ({names or 'no model'})" for pool, names in fleet.roles.items())
         note(f"pools: Ray is there after {time.monotonic() - began:.1f} s; workers start and load: {who}")
@@ -129,14 +129,14 @@ def _room(
     placed: PlacedRoles, folder: Path, started: ExitStack, watchdog: Watchdog, note: Callable[[str], None]
 ) -> tuple[launch.Groups, Controllers]:
     """Reserve the ranks of each pool on a Ray that is started or joined."""
-    options, pools = placed.options, _on(placed).pools
+    options = placed.options
     address = options.ray_address
     note(f"pools: {options.pools}: {f'joining the Ray at {address}' if address else 'starting a Ray of its own'}")
     memory = room_for_commits(placed.roles, options)
     with watchdog.marking():
-        controllers = launch.start(address, sum(pools.values()), folder, options.insecure, memory)
+        controllers = launch.start(address, _on(placed).processors(), folder, options.insecure, memory)
     started.callback(launch.leave, controllers)
-    return launch.place_pools(pools, device_in(options.device) == "cuda"), controllers
+    return launch.place_pools(_on(placed), device_in(options.device) == "cuda", options.wait_for_nodes), controllers
 
 
 def _runtime(plan: Plan, options: Options, prompts: Prompts, fleet: Fleet, started: ExitStack) -> Runtime:

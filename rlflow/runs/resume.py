@@ -38,7 +38,7 @@ from rlflow.watch.secrets import MASK
 
 MAY_CHANGE = ("iterations", "eval_every", "save_every", "keep", "track", "metrics_port", "reward_timeout", "reward_workers", "reward_env",
               "reward_write", "reward_network", "reward_memory", "unsafe_scorers", "max_missing", "max_mismatch", "canary", "max_bad",
-              "heartbeat", "load_timeout", "commit_every", "interface", "insecure", "memory")
+              "heartbeat", "load_timeout", "wait_for_nodes", "commit_every", "interface", "insecure", "memory")
 PATHS = ("model", "data", "eval", "reward", "env")  # settings that may be paths, of the run and of a role
 
 

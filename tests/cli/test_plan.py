@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rlflow import PlanError
 from rlflow.cli.main import main
+from rlflow.cli.plan import shared_devices
 
 NULL = ["--backend", "null"]
 LINEAGE = Path(__file__).parents[1] / "execution" / "lineage.py"
@@ -106,3 +108,14 @@ def test_rows_of_rows_are_counted_along_their_history(called):
     _, out, _ = called(f"{LINEAGE}::vine", *NULL, "--prompts", "6", "--json")
     assert [(each["node"], each["rows"], each["known"]) for each in json.loads(out)["lineage"]] == [
         ("actor.generate", 12, True), ("ask", 12, False), ("actor.generate#2", 36, False)]
+
+
+def test_a_plan_says_what_shares_a_device_and_that_its_nodes_overlap(planned_as):
+    explained = planned_as("ppo --pools a=2@cpu0.5,b=2@cpu0.25 --actor.pool a --reference.pool a --critic.pool b --device cpu")
+    assert explained.as_json()["devices"] == [{"devices": 2, "parts": {"a": 0.5, "b": 0.25}}]
+    assert list(shared_devices(explained)) == [
+        "2 devices are used in parts: 0.5 by a, 0.25 by b; 0.25 of each is left over; ranks of one number are processes on one device, "
+        "whose nodes overlap"]  # fmt: skip
+    assert any({pair.first, pair.second} == {"actor.logprobs", "critic.values"} and pair.lane is None for pair in explained.pairs)
+    with pytest.raises(PlanError, match="--pools shares a gpu and the ranks compute on a cpu"):
+        planned_as("ppo --pools a=2@gpu0.5,b=2@gpu0.5 --actor.pool a --critic.pool b --reference.pool a --device cpu")

@@ -4,6 +4,7 @@ used, and one that goes is named."""
 import json
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,3 +112,27 @@ def test_a_node_that_comes_is_used_and_one_that_goes_ends_the_run_on_it_and_no_o
     (folders[0] / "go").touch()
     said, _ = runs[0].communicate(timeout=SECONDS)
     assert runs[0].returncode == 0, said
+
+
+@pytest.mark.slow
+def test_a_run_waits_for_a_machine_in_the_place_of_one_that_is_lost_and_goes_on_by_itself(tmp_path, launch):
+    from ray.cluster_utils import Cluster
+
+    (tmp_path / "gate.py").write_text(GATE)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 128 << 20})
+    try:
+        node = cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
+        run = launch("grpo", pools="all=2", ray_address=cluster.address, reward=f"{tmp_path}/gate.py:gate", reward_write=tmp_path,
+                     wait_for_nodes=SECONDS, out=tmp_path / "runs", **SMALL)  # fmt: skip
+        until((tmp_path / "there").exists, run)
+        cluster.remove_node(node, allow_graceful=False)
+        cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
+        (tmp_path / "go").touch()
+        said, _ = run.communicate(timeout=2 * SECONDS)
+        assert run.returncode == 0, said
+    finally:
+        cluster.shutdown()
+    (folder,) = (tmp_path / "runs").iterdir()
+    whole = rlflow.run("grpo", reward=f"{tmp_path}/gate.py:gate", reward_write=str(tmp_path), out=str(tmp_path / "whole"), **SMALL)
+    for one, other in zip(told(whole), told(SimpleNamespace(folder=folder)), strict=True):
+        assert other == pytest.approx(one, rel=1e-6, nan_ok=True)

@@ -48,3 +48,30 @@ def test_the_forwards_and_the_reward_of_ppo_overlap_on_disjoint_pools_and_so_do_
     assert [*bounds.critical][0] == "actor.generate"
     assert len({*FORWARDS} & bounds.critical.keys()) == 1  # of those that ran beside one another the last to end
     assert bounds.busy["b"] >= (FORWARD + UPDATE) / bounds.seconds > bounds.busy["c"] > 0
+
+
+@pytest.mark.slow
+def test_pools_that_share_a_processor_overlap_there_and_lie_in_one_bundle(tmp_path, ray_address, monkeypatch):
+    from rlflow.cluster import launch
+
+    placed, place = [], launch.place_pools
+
+    def placing(*words):
+        placed.append(place(*words))
+        return placed[-1]
+
+    monkeypatch.setattr(launch, "place_pools", placing)
+    flags = {"backend": "null", "prompts": 4, "iterations": 1, "hp.max_tokens": 4, "actor.pool": "a", "reference.pool": "a",
+             "critic.pool": "b"}  # fmt: skip
+    alone = rlflow.run("ppo", out=str(tmp_path / "alone"), ray_address=ray_address, pools="a=2,b=2", **flags)
+    result = rlflow.run("ppo", out=str(tmp_path / "shared"), ray_address=ray_address, pools="a=2@cpu0.5,b=2@cpu0.5",
+                        forward_seconds=FORWARD, **flags)
+    assert placed[0]["a"] is not placed[0]["b"]
+    assert placed[1]["a"] is placed[1]["b"]
+    assert placed[1]["a"].bundle_specs == [{"CPU": 1.0}, {"CPU": 1.0}]
+    spans = slices(json.loads((result.folder / "timeline.json").read_text()), rank=True)
+    assert together(spans, ("actor.logprobs", "critic.values")), spans
+    numbers = [json.loads((each.folder / "metrics.jsonl").read_text().splitlines()[0]) for each in (alone, result)]
+    timed = ("seconds", "response/tokens_per_second")
+    first, second = ({name: value for name, value in each.items() if name not in timed} for each in numbers)
+    assert second == pytest.approx(first, rel=1e-9, nan_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
@@ -57,6 +58,18 @@ class Future(Generic[R]):
     ) -> None:
         self.what, self.at, self.refs, self.seconds, self._merge = what, tuple(at), tuple(refs), seconds, merge
         self._watcher, self._limit = watcher, limit or Deadline(seconds)
+
+    @staticmethod
+    def of_all(futures: Sequence[Future[Any]], seconds: float) -> Future[tuple[Any, ...]]:
+        """The answers of several calls as one, by a deadline of its own. At least one future, none of a short call."""
+        ends = list(itertools.accumulate(len(future.refs) for future in futures))
+
+        def merge(answers: list[Any]) -> tuple[Any, ...]:
+            return tuple(future._merge(answers[end - len(future.refs) : end]) for future, end in zip(futures, ends, strict=True))
+
+        at = [place for future in futures for place in future.at]
+        refs = [ref for future in futures for ref in future.refs]
+        return Future(", ".join(dict.fromkeys(future.what for future in futures)), at, refs, seconds, merge, futures[0]._watcher)
 
     def done(self) -> bool:
         """Whether all answers have come."""
@@ -276,19 +289,29 @@ class Pool(Generic[W]):
         Raises ValueError with the rank where a rank gives another number of rows than it got.
         """
         name = _name(method)
+        return self.spread(name, batch, lambda rank, *rows: self.actors[rank].do_batch.remote(name, *rows), by_group=by_group,
+                           seconds=seconds)
+
+    def spread(
+        self, what: str, batch: Batch, ask: Callable[[int, Parcel, bool], Any], *, by_group: bool = False, everyone: bool = False,
+        seconds: float = SECONDS,
+    ) -> Future[Batch]:
+        """Ask ranks with the rows of each, every row on exactly one. ``ask``: from rank, rows, and whether it shares memory with
+        this process, to the reference of the answer.
+        ``everyone``: ask ranks without rows too, since they compute together. Its result as that of ``call_batch``."""
         units = units_of_rows(batch.axis.slots if by_group else None, len(batch))
         split = balanced(units, row_tokens(batch.data, len(batch)), len(self))
-        used = [rank for rank in range(len(self)) if len(split[rank])] or [0]
-        parcels = {rank: self.post.parcel(batch, split[rank], shared=self.near(rank)) for rank in used}
-        refs = [(rank, self.actors[rank].do_batch.remote(name, parcel, self.near(rank))) for rank, parcel in parcels.items()]
+        used = [rank for rank in range(len(self)) if everyone or len(split[rank])] or [0]
 
         def merge(answers: list[Parcel]) -> Batch:
             with self.post.opened(answers) as parts:
-                check_counts([split[rank] for rank in used], [len(part) for part in parts])
+                rows_of = dict(zip(used, map(len, parts), strict=True))
+                check_counts(split, [rows_of.get(rank, 0) for rank in range(len(self))])
                 order = merge_order([split[rank] for rank in used])
                 return Batch(batch.axis, gathered([(part, None) for part in parts], list(parts[0].data), order).data)
 
-        return self.future(name, refs, seconds, merge)
+        parcels = {rank: self.post.parcel(batch, split[rank], shared=self.near(rank)) for rank in used}
+        return self.future(what, [(rank, ask(rank, parcel, self.near(rank))) for rank, parcel in parcels.items()], seconds, merge)
 
     def map(self, method: Callable[[W, S], R] | str, items: Iterable[S], *, seconds: float = SECONDS) -> Iterator[R]:
         """Call a method for each item, on one rank after another. Gives the results in the order of the items, each as soon as possible. At

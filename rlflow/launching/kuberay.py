@@ -1,0 +1,118 @@
+"""A RayJob of KubeRay: the run on a Ray cluster that is made for it and ends with it. Services are containers beside Ray's head, so that
+they end with it too; a Kubernetes Service gives each the name by which all pods reach it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rlflow.errors import PlanError
+from rlflow.launching.documents import joined
+from rlflow.launching.skypilot import command, task_of
+from rlflow.launching.target import HEAD, TOKEN, Target
+from rlflow.services.declare import PORT, Service
+
+API = "ray.io/v1"
+FOLDER = "/etc/rlflow"  # in which the head finds the algorithm's file
+IMAGE = "IMAGE"
+
+
+def ray_job(target: Target) -> str:
+    """The job as YAML, for ``kubectl create``. Raises PlanError without an image, and for a service that one container cannot be."""
+    if target.settings.image is None:
+        raise PlanError.of("job-image", "a pod needs an image in which rlflow is installed", found=f"no --{HEAD}.image",
+                           expected="an image of a registry", remedy=f"--{HEAD}.image REGISTRY/NAME:TAG")
+    for service in target.services:
+        if service.replicas > 1:
+            raise PlanError.of("job-replicas", f"service '{service.name}' is one container beside Ray's head",
+                               found=f"{service.replicas} replicas", expected="1",
+                               remedy="run it as a Deployment of your own, and name its URL: --service.NAME URL")
+    urls = {service.name: f"http://{target.name}-{task_of(service)}:{port}" for service, port in target.own}
+    documents = [*_file(target), _job(target, urls), *(_named(target, service, port) for service, port in target.own)]
+    keys = "".join(f' --from-literal={key_of(name)}="${name}"' for name in target.secrets)
+    secret = [f"kubectl create secret generic {secret_of(target)}{keys}"] if keys else []
+    return joined([*secret, "kubectl create -f FILE, where FILE holds this"], documents)
+
+
+def secret_of(target: Target) -> str:
+    """The name of the Kubernetes secret that holds the run's secrets."""
+    return f"{target.name}-secrets"
+
+
+def key_of(variable: str) -> str:
+    """The key of a variable in the secret: KubeRay reads Ray's token under a name of its own."""
+    return "auth_token" if variable == TOKEN else variable
+
+
+def _file(target: Target) -> list[dict[str, Any]]:
+    """The algorithm's file as a ConfigMap, where it is no shipped one."""
+    path = Path(target.file.partition("::")[0])
+    if not path.is_file():
+        return []
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{target.name}-file"}, "data": {path.name: path.read_text()}}]
+
+
+def _job(target: Target, urls: dict[str, str]) -> dict[str, Any]:
+    path, colon, flow = target.file.partition("::")
+    there = f"{FOLDER}/{Path(path).name}{colon}{flow}" if _file(target) else None
+    run = target.command(urls, there)
+    workers = {"workerGroupSpecs": [_workers(target, urls)]} if target.apart else {}
+    head = {"rayStartParams": {}, "template": {"metadata": {"labels": {"rlflow-run": target.name}}, "spec": _pod(target, urls, head=True)}}
+    secured = {"authOptions": {"mode": "token", "secretName": secret_of(target)}} if TOKEN in target.secrets else {}
+    spec = {"entrypoint": f"bash -c {shlex.quote(run)}", "shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": _delay(target),
+            "backoffLimit": 0, "rayClusterSpec": {**secured, "headGroupSpec": head, **workers}}  # fmt: skip
+    return {"apiVersion": API, "kind": "RayJob", "metadata": {"name": target.name}, "spec": spec}
+
+
+def _delay(target: Target) -> int:
+    return max([int(service.delay) for service, _ in target.own], default=0)
+
+
+def _pod(target: Target, urls: dict[str, str], head: bool) -> dict[str, Any]:
+    ray: dict[str, Any] = {"name": "ray", "image": target.settings.image, "env": [*_secrets(target), *_addresses(target, urls)]}
+    if needs := _resources(target.settings.cpus, target.accelerators[1]):
+        ray["resources"] = needs
+    containers, volumes = [ray], []
+    if head and _file(target):
+        ray["volumeMounts"] = [{"name": "algorithm", "mountPath": FOLDER}]
+        volumes = [{"name": "algorithm", "configMap": {"name": f"{target.name}-file"}}]
+    if head:
+        containers += [_container(target, service, port, urls) for service, port in target.own]
+    return {"containers": containers, **({"volumes": volumes} if volumes else {})}
+
+
+def _resources(cpus: int | None, gpus: int) -> dict[str, Any]:
+    limits = ({"nvidia.com/gpu": gpus} if gpus else {}) | ({"cpu": cpus} if cpus else {})
+    return {"limits": limits, "requests": dict(limits)} if limits else {}
+
+
+def _secrets(target: Target) -> list[dict[str, Any]]:
+    return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret_of(target), "key": key_of(name)}}}
+            for name in target.secrets if name != TOKEN]  # fmt: skip  # which KubeRay hands to Ray itself
+
+
+def _addresses(target: Target, urls: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"name": service.variable, "value": urls.get(service.name, service.run)} for service in target.services]
+
+
+def _container(target: Target, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
+    container: dict[str, Any] = {
+        "name": task_of(service), "image": target.settings.image, "command": ["bash", "-c", command(service, port, urls)],
+        "env": [*_secrets(target), {"name": PORT, "value": str(port)}], "ports": [{"containerPort": port}],
+    }  # fmt: skip
+    if needs := _resources(service.cpus, service.gpus):
+        container["resources"] = needs
+    return container
+
+
+def _named(target: Target, service: Service, port: int) -> dict[str, Any]:
+    """The name of a service, which leads to the pod of Ray's head."""
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": f"{target.name}-{task_of(service)}"},
+            "spec": {"selector": {"rlflow-run": target.name}, "ports": [{"port": port, "targetPort": port}]}}  # fmt: skip
+
+
+def _workers(target: Target, urls: dict[str, str]) -> dict[str, Any]:
+    count = target.settings.nodes - 1
+    sizes = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), count)
+    return {"groupName": "workers", **sizes, "rayStartParams": {}, "template": {"spec": _pod(target, urls, head=False)}}

@@ -1,0 +1,86 @@
+"""A SkyPilot job group: the run as primary task, Ray's other machines and each service as tasks of their own, which end after it.
+
+SkyPilot tells each task's name as a host: ``NAME-0.${SKYPILOT_JOBGROUP_NAME}``.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from rlflow.launching.documents import joined
+from rlflow.launching.target import RAY_PORT, TOKEN, Target
+from rlflow.services.declare import PORT, Service
+
+GROUP = "${SKYPILOT_JOBGROUP_NAME}"  # expanded by the shell of a task
+MAIN, WORKERS = "run", "workers"
+SETUP = "pip install 'rlflow-dag[{extras}]'"
+
+
+def job_group(target: Target) -> str:
+    """The group as YAML, for ``sky jobs launch``."""
+    urls = {service.name: f"http://{task_of(service)}-0.{GROUP}:{port}" for service, port in target.own}
+    delays = {task_of(service): f"{math.ceil(service.delay)}s" for service, _ in target.own}
+    header: dict[str, Any] = {"name": target.name, "execution": "parallel", "primary_tasks": [MAIN],
+                              "termination_delay": {"default": "0s", **delays}}
+    tasks = [_main(target, urls), *([_workers(target)] if target.apart else [])]
+    tasks += [_service(target, service, port, urls) for service, port in target.own]
+    secrets = "".join(f" --secret {name}" for name in target.secrets)
+    return joined([f"sky jobs launch{secrets} FILE, where FILE holds this"], [header, *tasks])
+
+
+def task_of(service: Service) -> str:
+    """The name of a service's task, which is part of a host's name."""
+    return service.name.replace("_", "-").lower()
+
+
+def _task(target: Target, name: str, run: Sequence[str], extras: str, nodes: int = 1, **resources: Any) -> dict[str, Any]:
+    image = {"image_id": f"docker:{target.settings.image}"} if target.settings.image else {}
+    needs = {key: value for key, value in resources.items() if value} | image
+    return {
+        "name": name, "num_nodes": nodes, **({"resources": needs} if needs else {}), "workdir": ".",
+        **({"secrets": dict.fromkeys(target.secrets)} if target.secrets else {}),
+        **({} if target.settings.image else {"setup": SETUP.format(extras=extras)}), "run": "\n".join(["set -e", *run]) + "\n",
+    }  # fmt: skip
+
+
+def _machine(target: Target) -> dict[str, Any]:
+    return {"accelerators": target.settings.accelerators, "cpus": f"{target.settings.cpus}+" if target.settings.cpus else None}
+
+
+def _main(target: Target, urls: dict[str, str]) -> dict[str, Any]:
+    exports = [f'export {service.variable}="{urls.get(service.name, service.run)}"' for service in target.services]
+    ray = [f"export RAY_AUTH_MODE=token  # {TOKEN} is a secret of the job", f"ray start --head --port={RAY_PORT} --disable-usage-stats"]
+    run = [*exports, *(ray if target.apart else []), *(_ray_waits(target) if target.apart else []), target.command(urls)]
+    return _task(target, MAIN, run, "tasks,cluster" if "pools" in target.flags else "tasks", **_machine(target))
+
+
+def _ray_waits(target: Target) -> list[str]:
+    """Wait until all machines have joined, since a run that finds too few is refused."""
+    code = f'import ray; ray.init(address="auto"); print(len([n for n in ray.nodes() if n["Alive"]]) >= {target.settings.nodes})'
+    return [f"until [ \"$(python -c {shlex.quote(code)} | tail -n 1)\" = True ]; do sleep 5; done"]
+
+
+def _workers(target: Target) -> dict[str, Any]:
+    head = f"{MAIN}-0.{GROUP}:{RAY_PORT}"
+    run = ["export RAY_AUTH_MODE=token", f'until ray start --address="{head}" --disable-usage-stats --block; do sleep 5; done']
+    return _task(target, WORKERS, run, "tasks,cluster", target.settings.nodes - 1, **_machine(target))
+
+
+def _service(target: Target, service: Service, port: int, urls: dict[str, str]) -> dict[str, Any]:
+    name, _ = target.accelerators
+    gpus = f"{name}:{service.gpus}" if service.gpus else None
+    run = [f"export {PORT}={port}", command(service, port, urls)]
+    return _task(target, task_of(service), run, "services,search", service.replicas, accelerators=gpus,
+                 cpus=f"{service.cpus}+" if service.cpus else None)  # fmt: skip
+
+
+def command(service: Service, port: int, urls: dict[str, str]) -> str:
+    """The command of a service for a shell, on all addresses of its machine: other machines ask it, with its token."""
+    words = service.command(port, urls)
+    serving = words[:2] == ["rlflow", "serve"] and "--host" not in words
+    return " ".join([*(f'"{word}"' if "${" in word else shlex.quote(word) for word in words), *(["--host", "0.0.0.0"] if serving else [])])
+
+

@@ -1,0 +1,145 @@
+"""What is to be started on a cluster: the command of the run, the machines, the services beside it, and the names of secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+
+from rlflow.author.settings import override
+from rlflow.errors import PlanError, listed
+from rlflow.services.declare import Service, in_place, split_services
+from rlflow.watch.secrets import masked, telling
+
+Kind = Literal["skypilot", "kuberay", "ray"]
+HEAD = "job"  # begins the flags of what is printed: --job.nodes
+FIRST_PORT = 8001  # of services, one after another
+RAY_PORT, RAY_JOBS = 6379, 8265  # of Ray's head, and of its job server
+TOKEN = "RAY_AUTH_TOKEN"  # all machines of a Ray have the same
+SERVE_TOKEN = "RLFLOW_SERVE_TOKEN"  # of `rlflow serve` on other addresses than the machine's own
+TRACKERS = {"wandb": ("WANDB_API_KEY",), "mlflow": ("MLFLOW_TRACKING_URI",)}  # what a tracker reads in the environment
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """Settings of the machines. Every field is a flag, --job.FIELD."""
+
+    nodes: Annotated[int, Ge(1)] = 1  # machines of the run; more than one join one Ray
+    accelerators: str | None = None  # of each machine, as H100:8; without, processors alone
+    cpus: Annotated[int, Ge(1)] | None = None  # cores of each machine, at least
+    image: str | None = None  # container image, in which rlflow is installed; without one, SkyPilot installs it
+    address: str | None = None  # of Ray's job server, http://HOST:8265, for --for ray; without, RAY_ADDRESS says it
+    secret: tuple[str, ...] = ()  # names of variables of the environment that hold secrets; several: repeat the flag
+
+
+@dataclass(frozen=True)
+class Target:
+    """A run to be started elsewhere."""
+
+    name: str
+    file: str  # the algorithm's file as the user wrote it, or the name of a shipped one
+    flags: Mapping[str, Any]  # of the run, without those of services
+    services: tuple[Service, ...]
+    settings: JobSettings
+    secrets: tuple[str, ...]  # names of variables
+
+    @property
+    def accelerators(self) -> tuple[str, int]:
+        """Name and number of a machine's accelerators."""
+        name, _, count = (self.settings.accelerators or "").partition(":")
+        return name, int(count or 1) if name else 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether the run spans several machines, which a Ray joins."""
+        return self.settings.nodes > 1
+
+    @property
+    def own(self) -> list[tuple[Service, int]]:
+        """The services that are started here, each with its port."""
+        return [(service, FIRST_PORT + number) for number, service in enumerate(each for each in self.services if not each.external)]
+
+    def command(self, urls: Mapping[str, str], file: str | None = None, started: bool = False) -> str:
+        """The command of the run, for a shell. ``urls``: service → URL, which the shell may expand; such services are waited for and not
+        started. ``file``: where the algorithm lies. ``started``: whether the run starts its services itself."""
+        known = {service.name: service.run for service in self.services if service.external} | dict(urls)
+        values = {flag: value if started else in_place(value, known) for flag, value in self.flags.items()}
+        words = ["rlflow", "run", shlex.quote(file or self.file)]
+        for flag, value in values.items():
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words += [f"--{flag}", _quoted(_text(each))]
+        for service in self.services:
+            words += _of_service(service, known.get(service.name), started)
+        return " ".join([*words, *(["--ray-address", "auto"] if self.apart and "ray_address" not in self.flags else [])])
+
+
+def _of_service(service: Service, url: str | None, started: bool) -> list[str]:
+    flag = f"--service.{service.name}"
+    words = [flag, _quoted(service.run if started or url is None else url), f"{flag}.wait", f"{service.wait:g}"]
+    words += [f"{flag}.health", shlex.quote(service.health)] if service.health != "/health" else []
+    if started and not service.external:
+        words += [f"{flag}.delay", f"{service.delay:g}", f"{flag}.replicas", str(service.replicas)]
+    return words
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """A word for a shell that expands ``${NAME}`` in it and nothing else."""
+    if "${" not in text:
+        return shlex.quote(text)
+    return '"' + re.sub(r'["\\`]|\$(?!\{)', lambda match: "\\" + match[0], text) + '"'
+
+
+def target_of(file: str, values: Mapping[str, Any]) -> tuple[Kind, Target]:
+    """The place and the run that the flags of `rlflow job` name. Raises PlanError for flags that name no place or no machines, and for a
+    secret among them, since what is printed gets around."""
+    flags = dict(values)
+    kind = flags.pop("for", None)
+    if kind not in ("skypilot", "kuberay", "ray"):
+        raise PlanError.of("job-for", "nothing says where the run is to start", found=str(kind or "no --for"),
+                           expected="skypilot, kuberay or ray", remedy="--for skypilot")
+    own = {flag.partition(".")[2]: flags.pop(flag) for flag in list(flags) if flag.startswith(f"{HEAD}.")}
+    settings = override(JobSettings(), {**own, **({"secret": _several(own["secret"])} if "secret" in own else {})}, f"{HEAD}.")
+    services, others = split_services(flags)
+    name = re.sub(r"[^a-z0-9-]+", "-", str(others.get("name") or Path(file.partition("::")[0]).stem).lower()).strip("-") or "run"
+    _check(settings, services, others)
+    return kind, Target(name, file, others, services, settings, _secrets(settings, services, others))
+
+
+def _several(value: Any) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (str(value),)
+
+
+def _secrets(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the variables that hold secrets: those that are named, those of trackers, and the tokens of Ray and of services."""
+    trackers = [name for tracker in _several(flags.get("track", ())) for name in TRACKERS.get(tracker, ())]
+    serving = [SERVE_TOKEN] if any(service.words[:2] == ["rlflow", "serve"] for service in services if not service.external) else []
+    return tuple(dict.fromkeys([*settings.secret, *trackers, *([TOKEN] if settings.nodes > 1 else []), *serving]))
+
+
+def _check(settings: JobSettings, services: Sequence[Service], flags: Mapping[str, Any]) -> None:
+    """Raises PlanError for secrets in flags, and for machines that no flag of the run can use."""
+    texts = {flag: str(value) for flag, value in flags.items()} | {f"service.{service.name}": service.run for service in services}
+    secret_flags = [flag for flag, text in texts.items() if (telling(flag.rpartition(".")[2]) and text) or masked(text) != text]
+    wrong = [name for name in settings.secret if not VARIABLE.fullmatch(name)]
+    if secret_flags or wrong:
+        where = listed(f"--{flag}" for flag in secret_flags) if secret_flags else f"--{HEAD}.secret with {len(wrong[0])} characters"
+        raise PlanError.of("job-secret", "a secret does not belong into what is printed", found=where,
+                           expected="names of variables of the environment", remedy=f"export NAME=…, and --{HEAD}.secret NAME")
+    if settings.nodes > 1 and "pools" not in flags:
+        raise PlanError.of("job-nodes", f"a run without pools uses one machine of {settings.nodes}",
+                           found=f"--{HEAD}.nodes {settings.nodes}", expected=f"--pools, or --{HEAD}.nodes 1",
+                           remedy="--pools train=8,rollout=8, or all=16")
+    if not re.fullmatch(r"([A-Za-z][\w.-]*(:[1-9][0-9]*)?)?", settings.accelerators or ""):
+        raise PlanError.of("job-accelerators", f"--{HEAD}.accelerators names no accelerators", found=str(settings.accelerators),
+                           expected="NAME:COUNT of each machine", remedy=f"--{HEAD}.accelerators H100:8")

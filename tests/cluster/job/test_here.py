@@ -1,0 +1,42 @@
+"""Where a rank is, and that nobody else is anywhere."""
+
+import os
+
+import pytest
+
+from rlflow import FlowError
+from rlflow.cluster.job import here as module
+from rlflow.cluster.job.here import Here, here, settle
+from rlflow.cluster.job.start import seated
+
+ALL = Here("mine", "actor", 0, 3, 0, 0, 0, 0, "10.0.0.1:29500")
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.setattr(module, "_here", [])
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_ranks_are_counted_on_each_node_and_nodes_in_the_order_of_ranks():
+    places = seated(ALL, ["b", "a", "b"])
+    assert [(place.rank, place.local_rank, place.local_ranks, place.node, place.nodes) for place in places] == [
+        (0, 0, 2, 0, 2), (1, 0, 1, 1, 2), (2, 1, 2, 0, 2)]  # fmt: skip
+    assert {place.meeting for place in places} == {"10.0.0.1:29500"}
+
+
+def test_outside_a_rank_there_is_no_place(alone):
+    with pytest.raises(FlowError, match="called outside a rank of a job") as refused:
+        here()
+    assert "test_here.py" in str(refused.value)
+
+
+def test_a_rank_of_torchs_group_has_what_torchrun_would_have_set(alone):
+    place = seated(ALL, ["b", "a", "b"])[2]
+    settle(place, distributed=True)
+    assert here() is place
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    assert [os.environ[name] for name in names] == ["2", "3", "1", "2", "0", "10.0.0.1", "29500"]

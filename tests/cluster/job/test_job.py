@@ -1,0 +1,190 @@
+"""A job on real Ray: what it does with rows, deadlines, deaths and ends, and what is said before anything is started."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from started import marked, until
+
+from rlflow import Batch, FlowError, PlanError
+from rlflow.cluster import Job, gather, here, wait
+from rlflow.errors import Dead, Late, RemoteError
+
+
+class Policy:
+    """A user's class: it knows where it is, computes, takes its time and dies when told to."""
+
+    def __init__(self, offset=0):
+        self.offset = offset
+
+    def place(self):
+        at = here()
+        return at.role, at.rank, at.ranks, at.local_rank, at.local_ranks, at.node, os.environ.get("A"), os.environ.get("B")
+
+    def add(self, batch: Batch, plus: int, *, times: int = 1) -> Batch:
+        import torch.distributed as dist
+
+        values = [(value + plus + self.offset) * times for value in batch["x"].tolist()]
+        if dist.is_initialized():
+            dist.barrier()  # all ranks are here, those without rows too
+        return Batch(batch.axis, batch.data | Batch.of(x=values).data) if values else batch
+
+    def summed(self, value: int) -> int:
+        import torch
+        import torch.distributed as dist
+
+        total = torch.tensor([value + here().rank])
+        dist.all_reduce(total)
+        return int(total)
+
+    def waits(self, seconds: float) -> str:
+        time.sleep(seconds)  # what a call that takes long does
+        return f"{here().role} {here().rank}"
+
+    def dies(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fails(self) -> None:
+        raise LookupError("no such file")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Critic(Policy):
+    def waits(self, seconds: float) -> str:
+        return super().waits(seconds)
+
+
+class Broken:
+    def __init__(self):
+        raise MemoryError("too large")
+
+
+def declared(address=None):
+    job = Job("mine", env={"A": "1"}, address=address)
+    actor = job.role("actor", Policy, ranks=4, distributed=True, cpus=0.5)
+    critic = job.role("critic", Critic, ranks=4, per_node=4, cpus=0.5, env={"B": "2"}, arguments={"offset": 100})
+    job.collocate(actor, critic)
+    return job, actor, critic
+
+
+def test_what_a_job_is_can_be_read_before_anything_is_started():
+    job, actor, critic = declared()
+    assert str(job).splitlines() == [
+        "job 'mine': 8 ranks of 2 roles",
+        "  actor: 4 ranks of Policy, each with 0.5 CPU, in torch's group, with A set",
+        "  critic: 4 ranks of Critic, each with 0.5 CPU, with A, B set",
+        "  actor and critic share: rank k of each lies in a bundle of 1 CPU",
+        "  nodes: 1, with 4 of actor and critic on each",
+        "  in all 4 CPUs, on this machine",
+    ]
+    assert (repr(actor), len(critic)) == ("Group(actor: 4 ranks of Policy)", 4)
+
+
+@pytest.mark.parametrize(("misuse", "told"), [
+    (lambda job, actor: actor.call(Policy.pid), "job 'mine' does not run"),
+    (lambda job, actor: job.role("actor", Policy), "'actor' names no new role"),
+    (lambda job, actor: job.role("other", Policy, arguments={"ofset": 1}), "unexpected keyword argument 'ofset'"),
+    (lambda job, actor: job.role("other", "Policy"), "role 'other' needs a class"),
+    (lambda job, actor: job.role("other", Policy, ranks=0), "role 'other' needs ranks"),
+    (lambda job, actor: job.role("other", Policy, env={"A": 1}), "a variable of the environment is no text"),
+    (lambda job, actor: job.collocate(actor), "these roles cannot be collocated"),
+    (lambda job, actor: job.collocate(actor, Job("second").role("critic", Policy)), "these roles cannot be collocated"),
+    (lambda job, actor: Job("empty").__enter__(), "job 'empty' cannot start"),
+])  # fmt: skip
+def test_misuse_is_an_error_at_its_line(misuse, told):
+    job = Job("mine")
+    actor = job.role("actor", Policy)
+    with pytest.raises(FlowError, match=told) as refused:
+        misuse(job, actor)
+    assert "test_job.py" in str(refused.value).partition("\n")[0]
+
+
+@pytest.mark.parametrize(("needs", "told"), [({"ranks": 2, "gpus": 1000}, "2000 GPUs"), ({"ranks": 2, "per_node": 1}, "1 on a node")])
+def test_what_cannot_fit_is_refused_before_anything_is_started(needs, told):
+    import ray
+
+    job = Job("large")
+    job.role("actor", Policy, **needs)
+    with pytest.raises(PlanError, match=told), job:
+        raise AssertionError("it has started")
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_job_on_a_real_ray(ray_address):
+    job, actor, critic = declared(ray_address)
+    lonely = job.role("lonely", Policy)
+    with job:
+        started, = gather(actor.call(Policy.pid), seconds=60)
+        places = actor.call(Policy.place).result() + critic.call(Critic.place).result()
+        assert places == [(role, rank, 4, rank, 4, 0, "1", {"actor": None, "critic": "2"}[role]) for role in ("actor", "critic")
+                          for rank in range(4)]  # fmt: skip
+        assert actor.call(Policy.summed, 1).result() == [10] * 4  # over torch's group
+        for rows in range(10):  # over 4 ranks in a group, 4 alone, and 1
+            batch = Batch.of(x=list(range(rows))) if rows else Batch.of(x=[0]).rows([])
+            both = gather(actor.call_batch(Policy.add, batch, 1), critic.call_batch(Critic.add, batch, 1, times=2),
+                          lonely.call_batch(Policy.add, batch, 1), seconds=60)  # fmt: skip
+            assert [each["x"].tolist() for each in both] == [[x + 1 for x in range(rows)], [2 * (x + 101) for x in range(rows)],
+                                                             [x + 1 for x in range(rows)]]  # fmt: skip
+        with pytest.raises(RemoteError, match=r"LookupError: no such file \(rank 0 of pool 'actor'\)"):
+            actor.call_rank0(Policy.fails).result()
+
+        quick, slow = lonely.call(Policy.waits, 0.0), critic.options(seconds=0.5).call_each(Critic.waits, [0.0, 30.0, 0.0, 30.0])
+        assert wait([slow, quick], seconds=60, count=1) == ([quick], [slow])
+        with pytest.raises(Late, match=r"no answer to 'waits' from rank 1 of pool 'critic', rank 3 of pool 'critic' after 0.5 s"
+                                       r"; rank 1 .*when last heard of it ran (waits|nothing)"):
+            slow.result()
+        actor.call_rank0(Policy.dies)
+        with pytest.raises(Dead, match=r"rank 0 of pool 'actor' \(pid \d+ on .*\) has died"):
+            lonely.options(seconds=60).call(Policy.waits, 60.0).result()
+    assert not any(alive(pid) for pid in started)
+    with pytest.raises(FlowError, match="job 'mine' does not run"):
+        actor.call(Policy.pid)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_an_object_that_cannot_be_made_is_named_and_a_killed_driver_leaves_nothing(tmp_path):
+    job = Job("broken")
+    job.role("actor", Broken)
+    with pytest.raises(PlanError, match=r"MemoryError: too large \(rank 0 of pool 'actor'\)"), job:
+        raise AssertionError("it has started")
+
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent("""
+        import time
+        from rlflow.cluster import Job
+
+        class Policy:
+            def name(self):
+                return "policy"
+
+        if __name__ == "__main__":
+            job = Job("killed", env={"JOB_MARK": "s-mark-of-this-test"})
+            actor = job.role("actor", Policy, ranks=2)
+            with job:
+                print(actor.call(Policy.name, seconds=60).result(), flush=True)
+                time.sleep(600)
+    """))
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "DRIVER_MARK": str(tmp_path)})  # fmt: skip
+    try:
+        assert process.stdout.readline() == "['policy', 'policy']\n"
+        assert len(marked(str(tmp_path).encode())) > 3  # the driver, Ray's processes and the ranks
+    finally:
+        process.kill()
+        process.communicate()
+    assert until(lambda: not marked(str(tmp_path).encode()), 30.0), marked(str(tmp_path).encode())

@@ -1,0 +1,31 @@
+"""PPO as a job of one's own and as a flow: the same parameters in the end, bit for bit."""
+
+import inspect
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rlflow
+from rlflow.jobs import ppo_by_hand
+
+FLAGS = {"iterations": 2, "prompts": 16, "held_out": 0, "threads": 1, "hp.minibatch": 8, "hp.epochs": 2, "hp.samples": 2}
+
+
+def test_it_stays_an_example():
+    assert len(inspect.getsource(ppo_by_hand).splitlines()) < 120
+
+
+@pytest.mark.slow
+def test_a_job_by_hand_ends_where_the_flow_does_bit_for_bit(ray_address, tmp_path):
+    threads = torch.get_num_threads()
+    try:
+        run = rlflow.run("ppo", out=str(tmp_path), **FLAGS)
+    finally:
+        torch.set_num_threads(threads)
+    learned = ppo_by_hand.learn(FLAGS, ray_address)
+    for role, weights in zip(("actor", "critic"), learned, strict=True):
+        kept = load_file(run.folder / "final" / role / "model.safetensors")
+        same = {name: weights[name] for name in kept if name in weights}
+        assert len(same) == len(weights) > 10
+        assert all(torch.equal(kept[name], tensor) for name, tensor in same.items()), role

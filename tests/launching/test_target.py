@@ -1,0 +1,194 @@
+"""What `rlflow job` prints, as golden files, and what it refuses. RLFLOW_WRITE_GOLDEN=1 writes them anew; read the difference."""
+
+import gzip
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from install import SKYPILOT
+
+from rlflow import PlanError
+from rlflow.cli.job import FORMS, print_job
+from rlflow.launching.documents import joined
+from rlflow.launching.kuberay import key_of
+from rlflow.launching.skypilot import task_of
+from rlflow.launching.target import TOKEN, target_of
+from rlflow.services.declare import Service
+
+HERE = Path(__file__).parent
+SEARCH = ["--service.search", "rlflow serve retrieve corpus.jsonl", "--service.search.wait", "300", "--service.search.cpus", "4",
+          "--service.search.delay", "30", "--service.judge_model", "python judge.py --port {port} --ask {search}",
+          "--service.judge_model.gpus", "1", "--service.wiki", "http://wiki.example:8000"]  # fmt: skip
+CASES = {
+    "one": ["grpo", "--prompts", "32", "--actor.lr", "1e-6", "--track", "wandb", "--job.accelerators", "H100:8",
+            "--job.image", "r.example/rl:1"],
+    "many": ["ppo", "--pools", "train=8,rollout=8", "--env", "search", "--env.url", "{search}/retrieve", "--hp.beta", "0.01", *SEARCH,
+             "--job.nodes", "2", "--job.accelerators", "H100:8", "--job.cpus", "32", "--job.image", "r.example/rl:1",
+             "--job.secret", "HF_TOKEN", "--job.secret", "WANDB_API_KEY"],
+}  # fmt: skip
+
+
+def printed(capsys, case, kind):
+    file, *flags = CASES[case]
+    assert print_job(file, [*flags, "--for", kind]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_printed_is_what_stands_in_the_golden_file(capsys, case, kind):
+    text, path = printed(capsys, case, kind), HERE / "golden" / f"{case}.{kind}.txt"
+    if os.environ.get("RLFLOW_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert path.is_file(), f"no {path.name}: run this test with RLFLOW_WRITE_GOLDEN=1"
+    assert text == path.read_text()
+
+
+def test_a_job_group_has_a_task_for_the_run_for_other_machines_and_for_each_service(capsys):
+    header, run, workers, search, judge = yaml.safe_load_all(printed(capsys, "many", "skypilot"))
+    assert header == {"name": "ppo", "execution": "parallel", "primary_tasks": ["run"],
+                      "termination_delay": {"default": "0s", "search": "30s", "judge-model": "0s"}}  # fmt: skip
+    assert [task["name"] for task in (run, workers, search, judge)] == ["run", "workers", "search", "judge-model"]
+    assert (run["num_nodes"], workers["num_nodes"]) == (1, 1)
+    assert dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "RAY_AUTH_TOKEN", "RLFLOW_SERVE_TOKEN")) == run["secrets"]
+    assert 'export RLFLOW_SERVICE_SEARCH="http://search-0.${SKYPILOT_JOBGROUP_NAME}:8001"' in run["run"]
+    assert 'export RLFLOW_SERVICE_WIKI="http://wiki.example:8000"' in run["run"]
+    assert judge["resources"]["accelerators"] == "H100:1"
+
+
+def test_the_shell_of_a_task_gives_the_run_the_urls_and_the_flags_as_they_were_meant(capsys):
+    run = list(yaml.safe_load_all(printed(capsys, "many", "skypilot")))[1]["run"]
+    command = next(line for line in run.splitlines() if line.startswith("rlflow run"))
+    shown = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], env={"SKYPILOT_JOBGROUP_NAME": "ppo-7", "PATH": os.environ["PATH"]},
+                           capture_output=True, text=True, check=True).stdout.splitlines()  # fmt: skip
+    assert shown[:5] == ["rlflow", "run", "ppo", "--pools", "train=8,rollout=8"]
+    given = dict(zip(shown[3::2], shown[4::2], strict=True))
+    assert given["--env.url"] == "http://search-0.ppo-7:8001/retrieve"
+    assert given["--service.search"] == "http://search-0.ppo-7:8001"
+    assert given["--service.wiki"] == "http://wiki.example:8000"
+    assert given["--service.search.wait"] == "300"
+    assert given["--ray-address"] == "auto"
+
+
+def rayjob_schema():
+    return json.loads(gzip.decompress((HERE / "crd" / "rayjob-v1.schema.json.gz").read_bytes()))
+
+
+def strict(schema):
+    """The schema with unknown fields refused, as the API server refuses them with strict validation."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: strict(each) for name, each in schema.items()}
+    free = schema.get("x-kubernetes-preserve-unknown-fields")
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object" and not free:
+        closed.setdefault("additionalProperties", False)
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+    return closed
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rayjob_is_valid_under_the_schema_of_its_resource(capsys, case):
+    documents = list(yaml.safe_load_all(printed(capsys, case, "kuberay")))
+    (job,) = [document for document in documents if document["kind"] == "RayJob"]
+    schema = strict(rayjob_schema())
+    schema["properties"]["metadata"] = {"type": "object", "required": ["name"]}
+    jsonschema.validate(job, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**job, "spec": {**job["spec"], "entrypont": ""}}, schema)
+    names = {document["metadata"]["name"] for document in documents if document["kind"] == "Service"}
+    assert names == ({"ppo-search", "ppo-judge-model"} if case == "many" else set())
+    text = json.dumps(job)
+    assert set(re.findall(r"http://(ppo-[a-z-]+):", text)) == names
+
+
+def test_an_algorithm_of_ones_own_goes_to_the_head_as_a_file(capsys, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("text of mine\n")
+    print_job(f"{file}::flow", ["--for", "kuberay", "--job.image", "r.example/rl:1"])
+    config, job = yaml.safe_load_all(capsys.readouterr().out)
+    assert config["data"] == {"mine.py": "text of mine\n"}
+    assert shlex.split(job["spec"]["entrypoint"]) == ["bash", "-c", "rlflow run /etc/rlflow/mine.py::flow"]
+
+
+def test_a_line_for_rays_job_server_carries_secrets_by_name(capsys):
+    line = printed(capsys, "many", "ray")
+    shown = subprocess.run(["bash", "-c", f"ray() {{ printf '%s\\n' \"$@\"; }}; {line}"], capture_output=True, text=True, check=True,
+                           env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_TOKEN": "it's \"secret\"",
+                                "WANDB_API_KEY": "w"}).stdout.splitlines()  # fmt: skip
+    at = shown.index("--runtime-env-json")
+    assert json.loads(shown[at + 1]) == {"env_vars": {"HF_TOKEN": "it's \"secret\"", "WANDB_API_KEY": "w"}}
+    words = shown[shown.index("--") + 1 :]
+    assert words[:3] == ["rlflow", "run", "ppo"]
+    assert words[words.index("--service.search") + 1] == "rlflow serve retrieve corpus.jsonl"  # started by the run itself
+    assert words[words.index("--env.url") + 1] == "{search}/retrieve"
+    assert words[-2:] == ["--ray-address", "auto"]
+
+
+@pytest.mark.parametrize(("flags", "told"), [
+    ([], "no --for"),
+    (["--for", "slurm"], "skypilot, kuberay or ray"),
+    (["--for", "ray", "--job.nodes", "2"], "a run without pools uses one machine of 2"),
+    (["--for", "ray", "--job.node", "2"], "job.node"),
+    (["--for", "ray", "--job.accelerators", "8xH100"], "names no accelerators"),
+    (["--for", "ray", "--tracker.api_key", "0123456789abcdef"], "--tracker.api_key"),
+    (["--for", "ray", "--service.s", "serve --token sk-0123456789abcdefghijklmn"], "--service.s"),
+    (["--for", "ray", "--job.secret", "HF_TOKEN=hf_x"], "--job.secret with 13 characters"),
+    (["--for", "kuberay"], "no --job.image"),
+    (["--for", "kuberay", "--job.image", "i", "--service.s", "serve", "--service.s.replicas", "2"], "2 replicas"),
+])  # fmt: skip
+def test_what_cannot_be_printed_is_refused(flags, told):
+    with pytest.raises(PlanError) as refused:
+        print_job("grpo", flags)
+    assert told in str(refused.value)
+    assert "0123456789abcdef" not in str(refused.value)
+
+
+def test_documents_are_read_as_they_were_and_lines_stand_as_lines():
+    documents = [{"b": 1, "a": "one\ntwo\n"}, {"c": ["x: y", "- z", "yes"]}]
+    text = joined(["a comment"], documents)
+    assert list(yaml.safe_load_all(text)) == documents
+    assert text.startswith("# a comment\nb: 1\na: |\n  one\n  two\n---\n")
+
+
+def test_names_are_those_of_hosts():
+    assert task_of(Service(name="Judge_2")) == "judge-2"
+    assert (key_of(TOKEN), key_of("HF_TOKEN")) == ("auth_token", "HF_TOKEN")
+    assert target_of("My File.py::x", {"for": "ray"})[1].name == "my-file"
+    assert target_of("grpo", {"for": "ray", "name": "Run_7"})[1].name == "run-7"
+
+
+PARSE = """
+import json, sys
+from sky.utils import dag_utils
+dag = dag_utils.load_job_group_from_yaml_str(sys.stdin.read(), secrets_overrides=[(name, "x") for name in sys.argv[1:]])
+tasks = [[task.name, task.num_nodes, sorted(task.secrets)] for task in dag.tasks]
+print(json.dumps([dag.name, dag.primary_tasks, dag.termination_delay, tasks]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_skypilot_itself_reads_the_job_group(capsys, case, lacking, tmp_path):
+    if not SKYPILOT.exists():
+        lacking("SkyPilot is not installed")
+    text = printed(capsys, case, "skypilot")
+    secrets = list(next(iter(list(yaml.safe_load_all(text))[1:]))["secrets"])
+    read = subprocess.run([str(SKYPILOT), "-c", PARSE, *secrets], input=text, capture_output=True, text=True,
+                          env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]}, check=False)  # fmt: skip
+    assert read.returncode == 0, read.stderr
+    name, primary, delays, tasks = json.loads(read.stdout.splitlines()[-1])
+    assert (name, primary) == ({"one": "grpo", "many": "ppo"}[case], ["run"])
+    assert delays["default"] == "0s"
+    assert [task[:2] for task in tasks] == ([["run", 1]] if case == "one" else
+                                            [["run", 1], ["workers", 1], ["search", 1], ["judge-model", 1]])  # fmt: skip
+    assert tasks[0][2] == sorted(secrets)
