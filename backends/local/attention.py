@@ -109,7 +109,7 @@ def attend(
     what packed rows cannot have."""
     if dropout or is_causal is False or position_bias is not None:
         raise ValueError("found dropout, a bias or no causal mask, expected plain causal attention over packed rows")
-    if torch.is_autocast_enabled(query.device.type):
+    if query.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     if query.device.type == "cpu" and value.shape[-1] == query.shape[-1]:
         return _Attention.apply(query, key, value, mask, scaling).transpose(1, 2)
