@@ -14,6 +14,7 @@ from rlflow.batch import Batch, Data
 from rlflow.cluster.job.futures import gather
 from rlflow.cluster.job.member import JobMember
 from rlflow.cluster.job.roles import Group
+from rlflow.cluster.rpc.parcels import Post
 from rlflow.columns import row
 from rlflow.errors import RemoteError
 
@@ -52,7 +53,7 @@ class JobHere:
     def __init__(self, ranks):
         members = [object.__new__(JobMember) for _ in range(ranks)]
         for member in members:
-            member.held = Policy()
+            member.held, member.post = Policy(), Post()
         self.ranks = PoolHere("actor", members)
 
     def pool(self, role):
