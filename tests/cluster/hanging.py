@@ -6,9 +6,12 @@ import signal
 import subprocess
 from dataclasses import dataclass
 
+import ray
 import torch
 
 from rlflow import flow, loss, stage
+
+IN_WORKER = bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ FAULTS = {
 
 
 def happen(here, fault, place, call, count):
-    if here != place or not fault:
+    if here != place or not fault or not IN_WORKER:  # `check` calls a loss on made rows, in the driver
         return
     file = os.open(count, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, b".")

@@ -135,9 +135,9 @@ def assert_nothing_left(run):
 @pytest.mark.timeout(900)  # a pool that is started anew loads its models, and here three times
 @pytest.mark.parametrize(("pools", "faults", "back"), [
     # in a collective; in the evaluation after two iterations
-    (TWO, {"update": [7], "generate": [16]}, ["iterations 0 to 1", "iterations 0 to 1"]),
+    (TWO, {"update": [6], "generate": [16]}, ["iterations 0 to 1", "iterations 0 to 1"]),
     # while iteration 1 trains, and while the rows of the next one are there or being sampled
-    (AHEAD, {"generate": [3], "update": [7]}, ["iterations? [01]", "iterations? [123]"]),
+    (AHEAD, {"generate": [3], "update": [6]}, ["iterations? [01]", "iterations? [123]"]),
 ], ids=["two ranks", "sampling ahead"])  # fmt: skip
 def test_a_run_whose_workers_died_ends_as_if_they_had_not(straight, tmp_path, ray_address, pools, faults, back):
     run = Ended(tmp_path / "died", faults, {"ray_address": ray_address, **pools})

@@ -18,7 +18,6 @@ from rlflow.watchdog import kin
 HANGING = str(Path(__file__).parents[1] / "hanging.py")
 HEARTBEAT = 3.0
 LINE = next(number for number, line in enumerate(Path(HANGING).read_text().splitlines(), 1) if '"hold": lambda' in line)
-CHECKED = {"judge": 0, "policy_loss": 1}  # calls before a run begins: check calls a loss on made rows
 SMALL = {"prompts": 6, "iterations": 3, "held_out": 0, "threads": 1, "save_every": 1, "pools": "all=2", "heartbeat": HEARTBEAT,
          "commit_every": 0}
 
@@ -48,7 +47,7 @@ def gone(text):
 ])
 def test_a_silent_worker_is_named_and_killed(tmp_path, ray_address, fault, place, said):
     backend = "local" if place == "policy_loss" else "null"
-    text, seconds = failing(tmp_path, ray_address, backend=backend, **{"hp.fault": fault, "hp.place": place, "hp.call": CHECKED[place] + 3})
+    text, seconds = failing(tmp_path, ray_address, backend=backend, **{"hp.fault": fault, "hp.place": place, "hp.call": 3})
     assert re.search(rf"rank [01] of pool 'all' \(pid \d+ on .*, actor\) {said}.*without an answer for \d s", text)
     assert fault == "stop" or f"hanging.py:{LINE} in <lambda>" in text  # its stack; of one that was stopped it may come too late
     assert "failed in iteration" in text
@@ -67,7 +66,7 @@ def test_a_stage_that_spins_is_alive_and_ends_at_its_own_deadline(tmp_path, ray_
 @pytest.mark.slow
 def test_a_run_whose_worker_died_goes_on_as_if_it_had_not(tmp_path, ray_address):
     """As the run in this process, of which one on a rank is bit-equal."""
-    one_rank = {"pools": "all=1", "hp.fault": "die", "hp.place": "policy_loss", "hp.call": CHECKED["policy_loss"] + 4}
+    one_rank = {"pools": "all=1", "hp.fault": "die", "hp.place": "policy_loss", "hp.call": 4}
     text, seconds = failing(tmp_path, ray_address, **one_rank)
     assert "has died" in text
     assert seconds < 10
