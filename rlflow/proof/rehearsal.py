@@ -159,6 +159,11 @@ class Rehearsals:
         return take
 
 
+def stretched(scoring: Scoring, factor: float) -> Scoring:
+    """Scores that are ``factor`` times those of ``scoring``."""
+    return lambda node, axis: scoring(node, axis) * factor
+
+
 def uneven(seed: int, only: str | None = None, base: int = 0) -> Scoring:
     """Seeded scores from 0 to 1, no two equal within a group, or over all rows where there are no groups, in an order of their own and with
     another mean in each. ``only``: the node whose scores have this seed, while those of others have the seed ``base``."""

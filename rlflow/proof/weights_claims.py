@@ -18,7 +18,7 @@ from rlflow.graph.model import Op
 from rlflow.proof.claims import Claim, judged
 from rlflow.proof.flow_claims import FlowClaims
 from rlflow.proof.pushes import Push, learned_rows, pushed
-from rlflow.proof.rehearsal import RecordedUpdate, uneven
+from rlflow.proof.rehearsal import RecordedUpdate, stretched, uneven
 from rlflow.training.objective import New
 from rlflow.training.protocols import Sampling
 
@@ -58,8 +58,8 @@ class WeightsClaims:
 
     def claims(self) -> Iterator[Claim]:
         """All claims; the models are put back after each."""
-        updates = [learned_rows(update) for update in self.flow.base.updates]
-        for update in updates:
+        own = self.flow.pushes(self.flow.base)
+        for update in [self.flow.telling(learned_rows(update), own)[0] for update in self.flow.base.updates]:
             if not len(update.batch) or not hasattr(self.engine.models[update.role].trainer, "restore"):
                 yield Claim("weights", update.node, "unproved", f"the backend of '{update.role}' has no weights, or there are no rows")
                 continue
@@ -190,7 +190,7 @@ class WeightsClaims:
 
     def again(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
         """Other scores move the real weights otherwise."""
-        record = self.flow.stage.rehearse(uneven(1))
+        record = self.flow.stage.rehearse(stretched(uneven(1), self.flow.factors.get(update.node, 1.0)))
         other = next((learned_rows(one) for one in record.updates if one.node == update.node), None)
         if not record.scored or other is None or not len(other.batch) or update.role not in self.flow.players:
             return
