@@ -27,7 +27,7 @@ from rlflow.cli.prove import whole
 from rlflow.errors import FlowError, PlanError, StageError
 from rlflow.proof.claims import Claim, summary
 from rlflow.proof.flow_claims import FlowClaims
-from rlflow.proof.pushes import Push, keys
+from rlflow.proof.pushes import Push, Row, keys
 from rlflow.proof.rehearsal import uneven
 from rlflow.runs.api import resolve_config
 from rlflow.runs.context import RunContext
@@ -51,11 +51,21 @@ def gradients(claims: FlowClaims) -> list[dict[str, Push]]:
     return [claims.pushes(claims.stage.rehearse(uneven(seed))) for seed in range(3)]
 
 
+def by_row(push: Push) -> dict[Row, torch.Tensor]:
+    """The push on each token of each row, float64 [tokens], or of a row's score [1]; equal rows are added."""
+    sums: dict[Row, torch.Tensor] = {}
+    for row, value in zip(keys(push.rows), push.main.double(), strict=True):
+        own = value[: len(row[1])] if value.dim() else value[None]
+        sums[row] = sums[row] + own if row in sums else own
+    return sums
+
+
 def cosine(one: Push, other: Push) -> float:
-    """The cosine of two pushes on the same rows; 0 where the rows differ."""
-    if keys(one.rows) != keys(other.rows) or one.main.shape != other.main.shape:
-        return 0.0
-    return float(torch.nn.functional.cosine_similarity(one.main.double().flatten(), other.main.double().flatten(), 0))
+    """The cosine of two pushes; on a row that only one of them has, the other is 0."""
+    left, right = by_row(one), by_row(other)
+    dot = sum(float((value * right[row]).sum()) for row, value in left.items() if row in right)
+    sizes = [sum(float(value.square().sum()) for value in values.values()) ** 0.5 for values in (left, right)]
+    return dot / (sizes[0] * sizes[1]) if all(sizes) else 0.0
 
 
 def harmful(sound: list[dict[str, Push]], broken: list[dict[str, Push]]) -> bool:

@@ -148,9 +148,9 @@ class FlowClaims:
 
     def locality(self, node: str, name: str, base: tuple[Record, Push], factor: float) -> Iterator[Claim]:
         """Change the scores of one group, or of two rows where there are no groups: the push has to change most there."""
-        axis = next(rows.batch.axis for rows in base[0].scored if rows.node == node)
-        own = set(axis.keys[_first(axis), 0].tolist())
-        if own == set(axis.keys[:, 0].tolist()) or name not in (pushes := self.pushed_by(_first_turned(node), factor)[1]):
+        axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
+        own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
+        if own == {place for axis in axes for place in axis.keys[:, 0].tolist()} or name not in (pushes := self.pushed_by(_first_turned(node), factor)[1]):
             return
         change: dict[int, float] = {}
         before, after = (_push_by_place(push) for push in (base[1], pushes[name]))
@@ -266,7 +266,10 @@ def _times(factor: float) -> str:
 def _about(update: RecordedUpdate, scored: list[ScoredRows]) -> bool:
     """Whether an update learns from the rows that were scored themselves, and not from others of the same prompts."""
     axis = update.batch.axis
-    return axis.parent is None or any(axis.took_from(rows.batch.axis) for rows in scored)
+    if any(step.step != "taken" for step in axis.line):
+        return any(axis.took_from(rows.batch.axis) for rows in scored)
+    known = {row for rows in scored for row in keys(rows.batch)}  # no axis says where joined rows are from
+    return not known.isdisjoint(keys(update.batch))
 
 
 def _by_row(scored: list[ScoredRows]) -> dict[Row, float]:
