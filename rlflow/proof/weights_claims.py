@@ -101,6 +101,7 @@ class WeightsClaims:
         yield from self.parameters(update, start, after)
         yield from self.others(update, frozen)
         yield from self.cuts(update, start, after)
+        yield from self.order(update, start, after)
         yield from self.again(update, start, after)
 
     def perturbed(self, role: str) -> State:
@@ -186,6 +187,18 @@ class WeightsClaims:
         apart = moments_apart(after, small)
         yield judged("micro-batches", update.node, apart < 1e-3, ("the gradient does not depend on micro-batches",
                      "the gradient depends on how rows are cut into micro-batches"), f"apart by {apart:.3g} of its size",
+                     self.flow.place(update.node))
+
+    def order(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
+        """A trainer gives equal gradients for the groups of rows in reverse order, in which other ranks compute them."""
+        slots = update.batch.axis.slots
+        if not any(name.startswith("exp_avg/") for name in after) or int(slots.max()) == 0:
+            yield Claim("row-order", update.node, "unproved", "the trainer's state shows no first moments, or there is one group of rows")
+            return
+        turned = self.updated(update, start, update.batch.rows(torch.argsort(-slots, stable=True)))
+        apart = moments_apart(after, turned)
+        yield judged("row-order", update.node, apart < 1e-3, ("the gradient does not depend on the order of rows and on which rank has them",
+                     "the gradient depends on the order of rows, or on which rank has them"), f"apart by {apart:.3g} of its size",
                      self.flow.place(update.node))
 
     def again(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:
