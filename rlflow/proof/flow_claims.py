@@ -150,7 +150,9 @@ class FlowClaims:
         """Change the scores of one group, or of two rows where there are no groups: the push has to change most there."""
         axes = [rows.batch.axis for rows in base[0].scored if rows.node == node]
         own = {place for axis in axes for place in axis.keys[_first(axis), 0].tolist()}
-        if own == {place for axis in axes for place in axis.keys[:, 0].tolist()} or name not in (pushes := self.pushed_by(_first_turned(node), factor)[1]):
+        if own == {place for axis in axes for place in axis.keys[:, 0].tolist()}:
+            return
+        if name not in (pushes := self.pushed_by(_first_turned(node), factor)[1]):
             return
         change: dict[int, float] = {}
         before, after = (_push_by_place(push) for push in (base[1], pushes[name]))

@@ -197,8 +197,9 @@ class WeightsClaims:
             return
         turned = self.updated(update, start, update.batch.rows(torch.argsort(-slots, stable=True)))
         apart = moments_apart(after, turned)
-        yield judged("row-order", update.node, apart < 1e-3, ("the gradient does not depend on the order of rows and on which rank has them",
-                     "the gradient depends on the order of rows, or on which rank has them"), f"apart by {apart:.3g} of its size",
+        yield judged("row-order", update.node, apart < 1e-3,
+                     ("the gradient does not depend on the order of rows, nor on which rank has them",
+                      "the gradient depends on the order of rows, or on which rank has them"), f"apart by {apart:.3g} of its size",
                      self.flow.place(update.node))
 
     def again(self, update: RecordedUpdate, start: State, after: State) -> Iterator[Claim]:

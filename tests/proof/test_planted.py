@@ -59,7 +59,7 @@ def test_a_threshold_far_from_the_made_scores_is_no_fault(tmp_path, proven, bar)
 
 
 def test_ranks_that_do_not_add_up_their_gradients_are_named():
-    command = [sys.executable, "-m", "rlflow", "prove", "grpo", "--pools", "all=2", "--actor.trainer", "planted_ranks.alone"]
+    command = [sys.executable, "-m", "rlflow.cli.main", "prove", "grpo", "--pools", "all=2", "--actor.trainer", "planted_ranks.alone"]
     small = ["--threads", "1", "--held_out", "0", "--hp.max_tokens", "6", "--hp.samples", "4"]
     ended = subprocess.run([*command, *small], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
